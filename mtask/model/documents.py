@@ -1,0 +1,197 @@
+"""The documents: what is stored, as pydantic models. The validator and the pure rules are made from these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictBool,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
+from mtask.model.options import WHOLE, TaskOption
+from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
+
+SCHEMA_VERSION = 1
+#: Raised whenever the validator or an index changes within one schema_version.
+SCHEMA_REVISION = 1
+DEFAULT_QUEUE = "default"
+
+_document = ConfigDict(extra="ignore", populate_by_name=True)
+#: A BSON date. Text that reads like one is a mistake: the server takes it for something else than Python would.
+Instant = Annotated[AwareDatetime, Strict()]
+#: BSON text, not bytes that could be read as text.
+Text = Annotated[str, Strict()]
+
+
+class Run(BaseModel):
+    """One worker's one try at a task: an entry of `worker_states`. All instants are the server's, in UTC."""
+
+    model_config = _document
+
+    run_id: Annotated[Text, Field(min_length=1)]
+    worker_id: Annotated[Text, Field(min_length=1)]
+    attempt: Annotated[int, Field(ge=1), WHOLE]
+    status: RunStatus
+    claim_time: Instant
+    ping_expire_time: Instant  #: the lease; it stays as it was once the run is closed
+    success_time: Instant | None = None
+    fail_time: Instant | None = None
+    fail_reason: str | None = None
+    returns: Any = None
+    #: On a failed or handed-back run: not before this instant is the task tried again.
+    retry_time: Instant | None = None
+    #: The run ended in a final failure.
+    final: StrictBool = False
+    #: The run belongs to a round before a retry or rerun: kept to be read, no longer counted.
+    past: StrictBool = False
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether it runs under a lease that has not lapsed at `now`."""
+        return self.status is RunStatus.RUNNING and self.ping_expire_time > now
+
+    def is_lapsed(self, now: datetime) -> bool:
+        """Whether it runs, but its lease has lapsed at `now`."""
+        return self.status is RunStatus.RUNNING and self.ping_expire_time <= now
+
+    @property
+    def end_time(self) -> datetime | None:
+        """When it was closed, or None while it runs."""
+        return self.success_time or self.fail_time
+
+
+class TaskState(BaseModel):
+    """Where a task stands."""
+
+    model_config = _document
+
+    status: TaskStatus
+    create_time: Instant
+    start_time: Instant | None = None
+    finish_time: Instant | None = None
+    next_preempt_time: Instant | None = None
+    failed_cnt: Annotated[int, Field(ge=0), WHOLE]
+    cancel_requested: StrictBool = False
+    worker_states: list[Run]
+
+
+class Task(BaseModel):
+    """A task: one document in the collection `tasks`."""
+
+    model_config = _document
+
+    id: Annotated[Text, Field(alias="_id")]
+    name: Annotated[Text, Field(pattern=NAME_PATTERN)]
+    key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+    queue: Annotated[Text, Field(min_length=1)]
+    params: Any = None
+    task_option: TaskOption
+    task_state: TaskState
+    expire_time: Instant | None = None
+    schema_version: Literal[1]
+
+    @model_validator(mode="after")
+    def _identity_holds(self) -> Self:
+        if self.id != task_id_of(check_name(self.name), check_key(self.key)):
+            raise ValueError(f"_id {self.id!r} is not name:key")
+        return self
+
+    @property
+    def status(self) -> TaskStatus:
+        """The task's status."""
+        return self.task_state.status
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that the document still holds, oldest first."""
+        return self.task_state.worker_states
+
+    @property
+    def fail_reason(self) -> str | None:
+        """The reason of the last run that ended without a SUCCESS, or None."""
+        return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
+
+    @property
+    def returns(self) -> Any:
+        """What the last successful run of this round returned, or None."""
+        return next((r.returns for r in reversed(self.runs) if r.status is RunStatus.SUCCESS and not r.past), None)
+
+
+class StoredTask(Task):
+    """A task as the engine takes it: with all that the server's rules read, which know no defaults."""
+
+    @field_validator("task_option", mode="before")
+    @classmethod
+    def _options_are_complete(cls, option: object) -> object:
+        missing = [name for name in TaskOption.model_fields if isinstance(option, Mapping) and name not in option]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return option
+
+    @field_validator("task_state")
+    @classmethod
+    def _can_be_met(cls, state: TaskState) -> TaskState:
+        if state.next_preempt_time is None and not state.status.is_final:
+            raise ValueError(f"it lacks next_preempt_time, and is {state.status}")
+        return state
+
+
+class WorkerControl(BaseModel):
+    """What a client asks of a worker."""
+
+    model_config = _document
+
+    stop: bool = False
+    concurrency: int | None = None
+
+
+class WorkerDocument(BaseModel):
+    """A worker process: one document in the collection `workers`."""
+
+    model_config = _document
+
+    id: Annotated[str, Field(alias="_id")]
+    incarnation: str  #: unique per process, so that a worker_id taken over is noticed
+    host: str
+    pid: int
+    pid_scope: str | None = None  #: boot and pid namespace, where the system tells
+    status: WorkerStatus
+    started_time: AwareDatetime
+    heartbeat_time: AwareDatetime
+    heartbeat_expire_time: AwareDatetime
+    queues: list[str]
+    names: list[str]
+    unserved_names: list[str] = Field(default_factory=list)  #: met in its queues, without a handler here
+    concurrency: int
+    running_cnt: int
+    version: str
+    control: WorkerControl = Field(default_factory=WorkerControl)
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's id."""
+        return self.id
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether it is there: not stopped, and heard of recently."""
+        return self.status is not WorkerStatus.STOPPED and self.heartbeat_expire_time > now
+
+
+def describe_validation(error: ValidationError) -> str:
+    """Return one line that names each field that is wrong, at most five."""
+    found = [
+        f"{'.'.join(str(part) for part in item['loc']) or 'document'}: {item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more

@@ -1,0 +1,155 @@
+"""Handlers: the function that runs a task, its defaults, and the check of params against its type hints."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+
+from mtask.errors import HandlerError, InvalidInput, InvalidParams
+from mtask.model.documents import DEFAULT_QUEUE, describe_validation
+from mtask.model.identity import check_name, check_text
+from mtask.model.options import build_option
+
+HANDLER_ATTRIBUTE = "__mtask_handler__"
+#: Set on the class that a handler's context parameter is annotated with.
+CONTEXT_MARK = "__mtask_context__"
+OnException = Literal["retry", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function registered under a task name."""
+
+    name: str
+    function: Callable[..., Any]
+    queue: str
+    options: Mapping[str, Any]
+    on_exception: OnException
+    is_async: bool
+    context_parameter: str | None
+    arguments: type[BaseModel]
+    #: The one parameter that takes params which are not a mapping, if there is just one.
+    sole_parameter: str | None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def bind(self, params: Any) -> dict[str, Any]:
+        """Return the keyword arguments that the params make; raise InvalidParams.
+
+        A mapping gives arguments by name, None gives none, anything else is the handler's only argument.
+        """
+        if params is None and self.sole_parameter is None:
+            params = {}
+        if not isinstance(params, Mapping):
+            if params is None:
+                params = {}
+            elif self.sole_parameter is None:
+                raise InvalidParams(self.name, f"give a mapping of {self._expected()}, not {type(params).__name__}")
+            else:
+                params = {self.sole_parameter: params}
+        try:
+            bound = self.arguments.model_validate(dict(params))
+        except ValidationError as error:
+            raise InvalidParams(self.name, f"{describe_validation(error)} (expected {self._expected()})") from None
+        given = bound.model_fields_set
+        arguments = {parameter: getattr(bound, name) for name, parameter in self.fields.items() if name in given}
+        return {**arguments, **(bound.model_extra or {})}
+
+    def _expected(self) -> str:
+        names = list(self.fields.values())
+        return ", ".join(names) if names else "no arguments"
+
+
+def make_handler(
+    function: Callable[..., Any],
+    *,
+    name: str | None,
+    queue: str | None,
+    on_exception: OnException,
+    options: Mapping[str, Any],
+) -> Handler:
+    """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
+    shown = getattr(function, "__qualname__", repr(function))
+    if not callable(function):
+        raise HandlerError(shown, "it is not callable")
+    if inspect.isclass(function):
+        raise HandlerError(shown, "it is a class: register a function, or an instance with __call__")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise HandlerError(shown, "it is a generator, which would never be run: return a value instead of yielding")
+    if name is None and getattr(function, "__name__", "") == "<lambda>":
+        raise HandlerError(shown, "a lambda has no name of its own: give one with name=...")
+    if on_exception not in ("retry", "fail"):
+        raise HandlerError(shown, f'on_exception is "retry" or "fail", not {on_exception!r}')
+    build_option(options)
+    try:
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(_hinted(function), include_extras=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise HandlerError(shown, f"its type hints cannot be read ({error}); import what they name") from error
+    fields: dict[str, str] = {}
+    definitions: dict[str, Any] = {}
+    context_parameter, takes_extra = None, False
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise HandlerError(shown, f"parameter {parameter.name!r} must be nameable: params come by name")
+        if _is_context(hint) or (hint is Any and parameter.name == "context"):
+            context_parameter = parameter.name
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_extra = True
+            continue
+        place = f"argument_{len(fields)}"
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[place] = parameter.name
+        definitions[place] = (hint, Field(default, alias=parameter.name))
+    settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
+    try:
+        arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)
+    except PydanticUserError as error:
+        raise HandlerError(shown, f"its arguments cannot be validated: {str(error).splitlines()[0]}") from error
+    return Handler(
+        name=check_name(name if name is not None else getattr(function, "__name__", "")),
+        function=function,
+        queue=check_text("queue", queue if queue is not None else DEFAULT_QUEUE),
+        options=dict(options),
+        on_exception=on_exception,
+        is_async=inspect.iscoroutinefunction(_hinted(function)),
+        context_parameter=context_parameter,
+        arguments=arguments,
+        sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
+        fields=fields,
+    )
+
+
+def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the type hints are on: the function behind a partial, the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    call: Callable[..., Any] = getattr(function, "__call__")  # noqa: B004,B009 its own, bound
+    return call
+
+
+def _is_context(hint: Any) -> bool:
+    candidates = [hint, *typing.get_args(hint)]
+    return any(getattr(candidate, CONTEXT_MARK, False) is True for candidate in candidates)
+
+
+def handler_of(task: object) -> Handler | None:
+    """Return the handler that a registered function or a Handler stands for; None for a name."""
+    if isinstance(task, str):
+        return None
+    found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)
+    if not isinstance(found, Handler):
+        raise InvalidInput(
+            f"{task!r} is no task: give its name, or a function registered with @app.task.", field="task"
+        )
+    return found

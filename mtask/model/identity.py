@@ -1,0 +1,73 @@
+"""Names, keys and the `_id` that they make."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import datetime
+
+from mtask.errors import InvalidInput, InvalidKey, InvalidName
+
+NAME_PATTERN = r"^[A-Za-z0-9_./-]{1,256}$"
+MAX_KEY_BYTES = 512
+MAX_TEXT_BYTES = 256
+
+_NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
+
+
+def check_name(name: object) -> str:
+    """Return the task name; raise InvalidName."""
+    if not isinstance(name, str):
+        raise InvalidName(name, f"it is {type(name).__name__}, not text")
+    if not _NAME.match(name):
+        raise InvalidName(name, "it is empty" if not name else "it is too long or holds another character")
+    return str(name)
+
+
+def check_key(key: object) -> str:
+    """Return the key; raise InvalidKey."""
+    if not isinstance(key, str):
+        raise InvalidKey(key, f"it is {type(key).__name__}, not text")
+    if not key:
+        raise InvalidKey(key, "it is empty")
+    try:
+        size = len(key.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidKey(key, "it holds a lone surrogate, which is not text") from None
+    if size > MAX_KEY_BYTES:
+        raise InvalidKey(key, f"it has {size} bytes")
+    return str(key)
+
+
+def check_text(field: str, text: object) -> str:
+    """Return a queue or worker_id: 1 to 256 bytes of printable text; raise InvalidInput."""
+    if not isinstance(text, str) or not text.strip() or not text.isprintable():
+        raise InvalidInput(f"{field} {text!r}: use non-empty printable text.", field=field)
+    if "," in text:
+        raise InvalidInput(f"{field} {text!r}: a comma separates entries and cannot be part of one.", field=field)
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
+        raise InvalidInput(f"{field} {text[:40]!r}...: at most {MAX_TEXT_BYTES} bytes.", field=field)
+    return str(text)
+
+
+def task_id_of(name: str, key: str) -> str:
+    """Return the `_id`: a name holds no colon, so no two tasks share one."""
+    return f"{name}:{key}"
+
+
+def split_task_id(task_id: str) -> tuple[str, str]:
+    """Return name and key of an `_id`; raise InvalidName where there is no colon."""
+    name, colon, key = task_id.partition(":")
+    if not colon:
+        raise InvalidName(task_id, "a task id is NAME:KEY")
+    return check_name(name), check_key(key)
+
+
+def fresh_key(now: datetime) -> str:
+    """Return a new key: 48 bits of time in ms, then 80 random bits, as 32 hex digits that sort by time."""
+    return f"{int(now.timestamp() * 1000):012x}{secrets.token_hex(10)}"
+
+
+def fresh_token() -> str:
+    """Return 96 random bits as hex: the stem of run_ids, and a worker's incarnation."""
+    return secrets.token_hex(12)

@@ -1,0 +1,167 @@
+"""Task options: how a task is retried, leased, shared and kept. One source for their names, ranges and defaults."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self, TypedDict
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from mtask.errors import InvalidOption, UnknownOption
+from mtask.model.identity import check_text
+
+#: Ten years: the longest duration an option takes, in ms.
+MAX_DURATION_MS = 315_360_000_000
+MAX_WORKERS_PER_TASK = 1000
+#: Closed runs kept in any case at most, successes aside: it bounds the document.
+MAX_COUNTED_RUNS = 1000
+
+
+def _as_integer(value: object) -> object:
+    # Other languages' drivers write large whole numbers as doubles; text and booleans are mistakes.
+    if isinstance(value, bool | str | bytes):
+        raise ValueError("use a whole number")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _as_milliseconds(value: object) -> object:
+    if isinstance(value, timedelta):
+        return round(value / timedelta(milliseconds=1))
+    return _as_integer(value)
+
+
+def _as_number(value: object) -> object:
+    if isinstance(value, bool | str | bytes):
+        raise ValueError("use a number")
+    return value
+
+
+def _unique_worker_ids(worker_ids: list[str]) -> list[str]:
+    for worker_id in worker_ids:
+        check_text("worker_id", worker_id)
+    if len(set(worker_ids)) != len(worker_ids):
+        raise ValueError("name each worker once")
+    return worker_ids
+
+
+# These stand last: a range that follows them is checked, but missing in the JSON Schema.
+WHOLE = BeforeValidator(_as_integer)
+_MILLISECONDS = BeforeValidator(_as_milliseconds)
+_NUMBER = BeforeValidator(_as_number)
+Duration = Annotated[int, Field(ge=0, le=MAX_DURATION_MS), _MILLISECONDS]
+PositiveDuration = Annotated[int, Field(ge=1, le=MAX_DURATION_MS), _MILLISECONDS]
+RetryScope = Literal["task", "worker"]
+
+
+class TaskOption(BaseModel):
+    """The options of a task, by their document names; durations are whole milliseconds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000), WHOLE] = 0
+    concurrent_worker_cnt: Annotated[int, Field(ge=1, le=MAX_WORKERS_PER_TASK), WHOLE] = 1
+    ping_interval_ms: PositiveDuration = 30_000
+    worker_timeout_ms: PositiveDuration = 60_000
+    specific_worker_ids: Annotated[
+        list[str], Field(max_length=MAX_WORKERS_PER_TASK), AfterValidator(_unique_worker_ids)
+    ] = Field(default_factory=list)
+    max_unexpected_retries: Annotated[int, Field(ge=-1, le=1_000_000), WHOLE] = 3
+    unexpected_retry_delay_ms: Duration = 10_000
+    retry_backoff: Annotated[float, Field(ge=1, le=1000), _NUMBER] = 1.0
+    retry_max_delay_ms: Duration | None = None
+    retry_scope: RetryScope = "task"
+    run_timeout_ms: PositiveDuration | None = None
+    retain_success_ms: Duration | None = None
+    retain_fail_ms: Duration | None = None
+
+    @model_validator(mode="after")
+    def _lease_outlasts_ping(self) -> Self:
+        if self.worker_timeout_ms <= self.ping_interval_ms:
+            raise ValueError(
+                f"worker_timeout_ms ({self.worker_timeout_ms}) must exceed ping_interval_ms "
+                f"({self.ping_interval_ms}), or every lease lapses before its first ping"
+            )
+        return self
+
+    @property
+    def has_retry_limit(self) -> bool:
+        """Whether failed and timed-out runs are limited at all."""
+        return self.max_unexpected_retries >= 0
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options as keyword arguments. Durations: whole milliseconds or a timedelta."""
+
+    priority: int
+    concurrent_worker_cnt: int
+    ping_interval_ms: int | timedelta
+    worker_timeout_ms: int | timedelta
+    specific_worker_ids: list[str]
+    max_unexpected_retries: int
+    unexpected_retry_delay_ms: int | timedelta
+    retry_backoff: float
+    retry_max_delay_ms: int | timedelta | None
+    retry_scope: RetryScope
+    run_timeout_ms: int | timedelta | None
+    retain_success_ms: int | timedelta | None
+    retain_fail_ms: int | timedelta | None
+
+
+OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)
+DEFAULT_OPTION = TaskOption()
+
+
+def check_option_names(options: Mapping[str, Any]) -> None:
+    """Raise UnknownOption, naming the nearest one, for the first name that is no option."""
+    for name in options:
+        if name not in TaskOption.model_fields:
+            nearest = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
+            raise UnknownOption(name, nearest[0] if nearest else None, OPTION_NAMES)
+
+
+def build_option(*layers: Mapping[str, Any]) -> TaskOption:
+    """Return the options that the layers make, the last one winning; raise UnknownOption or InvalidOption."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        if layer:
+            check_option_names(layer)
+            merged.update(layer)
+    if not merged:
+        return DEFAULT_OPTION
+    try:
+        option = TaskOption.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "worker_timeout_ms"
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            reason += f" (got {first['input']!r})"
+        raise InvalidOption(name, reason, first["input"]) from None
+    named = len(option.specific_worker_ids)
+    if 0 < named < option.concurrent_worker_cnt:
+        raise InvalidOption(
+            "concurrent_worker_cnt",
+            f"{option.concurrent_worker_cnt} workers must succeed, but specific_worker_ids allows only {named}",
+            option.concurrent_worker_cnt,
+        )
+    tries = (option.max_unexpected_retries + 1) * max(named, 1)
+    if option.retry_scope == "worker" and tries > MAX_COUNTED_RUNS:
+        raise InvalidOption(
+            "max_unexpected_retries",
+            f'with retry_scope "worker" every failed run stays in the document, and {tries} are more than the '
+            f"{MAX_COUNTED_RUNS} that fit; use a lower limit, fewer workers or -1",
+            option.max_unexpected_retries,
+        )
+    return option

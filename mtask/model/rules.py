@@ -1,0 +1,180 @@
+"""The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
+`mtask.store.expressions`; a property test holds the two together.
+
+For a task, with runs of earlier rounds (`past`) left out:
+S = workers with a SUCCESS, R = runs RUNNING with a live lease, F = failed_cnt plus runs RUNNING with a lapsed
+lease, k = concurrent_worker_cnt, m = max_unexpected_retries.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from mtask.model.documents import Run, Task
+from mtask.model.options import MAX_COUNTED_RUNS
+from mtask.model.status import RunStatus, TaskStatus
+
+#: Closed runs kept when there is no retry limit, and of earlier rounds.
+KEPT_RUNS = 20
+
+_COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
+
+
+def current_runs(task: Task) -> list[Run]:
+    """Return the runs of this round, oldest first."""
+    return [run for run in task.runs if not run.past]
+
+
+def succeeded_workers(task: Task) -> set[str]:
+    """Return S: the workers with a SUCCESS."""
+    return {run.worker_id for run in current_runs(task) if run.status is RunStatus.SUCCESS}
+
+
+def live_runs(task: Task, now: datetime) -> list[Run]:
+    """Return R: the runs whose lease is live."""
+    return [run for run in current_runs(task) if run.is_live(now)]
+
+
+def failures(task: Task, now: datetime) -> int:
+    """Return F: failed and timed-out runs, counting those whose lease has lapsed unnoticed."""
+    return task.task_state.failed_cnt + sum(run.is_lapsed(now) for run in current_runs(task))
+
+
+def worker_failures(task: Task, worker_id: str, now: datetime) -> int:
+    """Return one worker's own failed and timed-out runs of this round."""
+    return sum(
+        run.worker_id == worker_id and (run.status in _COUNTED or run.is_lapsed(now)) for run in current_runs(task)
+    )
+
+
+def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
+    """Whether this worker has used up its own limit, or ended in a final failure (retry_scope "worker")."""
+    option = task.task_option
+    if any(run.final and run.worker_id == worker_id for run in current_runs(task)):
+        return True
+    return option.has_retry_limit and worker_failures(task, worker_id, now) > option.max_unexpected_retries
+
+
+def is_exhausted(task: Task, now: datetime) -> bool:
+    """Whether the limit is used up, or a run ended in a final failure: no new run may begin.
+
+    With retry_scope "worker" every worker that specific_worker_ids names must have succeeded or used up its
+    own limit. Where it names none, any other worker may still come, so only a final failure ends the task.
+    """
+    option = task.task_option
+    if option.retry_scope == "worker" and option.specific_worker_ids:
+        succeeded = succeeded_workers(task)
+        return all(
+            worker_id in succeeded or is_worker_exhausted(task, worker_id, now)
+            for worker_id in option.specific_worker_ids
+        )
+    if any(run.final for run in current_runs(task)):
+        return True
+    if option.retry_scope == "worker":
+        return False
+    return option.has_retry_limit and failures(task, now) > option.max_unexpected_retries
+
+
+def status(task: Task, now: datetime) -> TaskStatus:
+    """Return what the task is at `now`. A final status stays."""
+    state = task.task_state
+    if state.status.is_final:
+        return state.status
+    if len(succeeded_workers(task)) >= task.task_option.concurrent_worker_cnt:
+        return TaskStatus.SUCCESS
+    if live_runs(task, now):
+        return TaskStatus.RUNNING
+    if state.cancel_requested:
+        return TaskStatus.CANCELED
+    if is_exhausted(task, now):
+        return TaskStatus.FAIL
+    return TaskStatus.INIT
+
+
+def has_free_place(task: Task, now: datetime) -> bool:
+    """Whether S + R < k."""
+    taken = len(succeeded_workers(task)) + len(live_runs(task, now))
+    return taken < task.task_option.concurrent_worker_cnt
+
+
+def is_admitted(task: Task, worker_id: str) -> bool:
+    """Whether specific_worker_ids allows this worker."""
+    allowed = task.task_option.specific_worker_ids
+    return not allowed or worker_id in allowed
+
+
+def _latest(*instants: datetime | None) -> datetime | None:
+    given = [instant for instant in instants if instant is not None]
+    return max(given) if given else None
+
+
+def due_time(task: Task) -> datetime:
+    """Return when the task itself is due: its start_time, else its creation."""
+    return task.task_state.start_time or task.task_state.create_time
+
+
+def retry_time(task: Task, worker_id: str) -> datetime | None:
+    """Return the end of the retry delay that binds this worker, or None. With retry_scope "worker": its own."""
+    own_only = task.task_option.retry_scope == "worker"
+    return _latest(*(run.retry_time for run in current_runs(task) if not own_only or run.worker_id == worker_id))
+
+
+def is_candidate(task: Task, worker_id: str, now: datetime) -> bool:
+    """Whether this worker could take the task if it is due: every condition but time and place."""
+    if not is_admitted(task, worker_id) or worker_id in succeeded_workers(task):
+        return False
+    if any(run.worker_id == worker_id for run in live_runs(task, now)):
+        return False
+    return not (task.task_option.retry_scope == "worker" and is_worker_exhausted(task, worker_id, now))
+
+
+def may_take(task: Task, worker_id: str, now: datetime) -> bool:
+    """Whether this worker may take the task at `now`."""
+    if status(task, now).is_final or task.task_state.cancel_requested or is_exhausted(task, now):
+        return False
+    if not has_free_place(task, now) or not is_candidate(task, worker_id, now):
+        return False
+    return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now
+
+
+def next_preempt_time(task: Task, now: datetime) -> datetime | None:
+    """Return the earliest moment at which someone could take the task or settle it; None if it is final."""
+    if status(task, now).is_final:
+        return None
+    moments = [run.ping_expire_time for run in live_runs(task, now)]
+    if not task.task_state.cancel_requested and not is_exhausted(task, now) and has_free_place(task, now):
+        moments += free_place_times(task, now)
+    return min(moments, default=due_time(task))
+
+
+def free_place_times(task: Task, now: datetime) -> list[datetime]:
+    """Return, for each worker that could take a free place, from when on; unnamed workers make one entry."""
+    option = task.task_option
+    due = due_time(task)
+    if option.specific_worker_ids:
+        candidates = [w for w in option.specific_worker_ids if is_candidate(task, w, now)]
+        return [max(due, retry_time(task, w) or due) for w in candidates]
+    if option.retry_scope == "worker":
+        return [due]  # a worker that nobody knows of yet could take it
+    return [max(due, retry_time(task, "") or due)]
+
+
+def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None:
+    """Return the earliest moment a claim by this worker can succeed, or None if it never can as things stand."""
+    thresholds = [now, due_time(task), *(run.ping_expire_time for run in live_runs(task, now))]
+    delayed_until = retry_time(task, worker_id)
+    if delayed_until is not None:
+        thresholds.append(delayed_until)
+    return next((m for m in sorted(thresholds) if m >= now and may_take(task, worker_id, m)), None)
+
+
+def kept_runs(task: Task) -> int:
+    """Return how many closed runs of this round stay in the document, successes aside."""
+    option = task.task_option
+    if not option.has_retry_limit:
+        return KEPT_RUNS
+    per_worker = option.max_unexpected_retries + 1
+    if option.retry_scope == "worker":
+        named = len(option.specific_worker_ids)
+        per_worker = per_worker * named if named else MAX_COUNTED_RUNS
+    return min(max(KEPT_RUNS, per_worker), MAX_COUNTED_RUNS)

@@ -1,0 +1,27 @@
+"""Values on their way into a document: params and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def storable(value: Any) -> Any:
+    """Return the value with pydantic models, dataclasses, enums, tuples and sets as what BSON holds."""
+    if value is None or (isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum)):
+        return value
+    if isinstance(value, BaseModel):
+        return storable(value.model_dump())
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: storable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [storable(item) for item in value]
+    return value
