@@ -1,0 +1,253 @@
+"""The engine's operations on tasks: find, claim, ping, finish, and read back what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.model.status import RunStatus
+from mtask.store import expressions as x
+from mtask.store import filters, pipelines
+from mtask.store.operation import Operation, tasks
+from mtask.store.pipelines import Outcome
+from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
+
+Document = dict[str, Any]
+
+_RUN_RULES = (
+    "run_id",
+    "worker_id",
+    "attempt",
+    "status",
+    "claim_time",
+    "ping_expire_time",
+    "retry_time",
+    "final",
+    "past",
+)
+
+#: What the rules need of a task, nothing that can be large, and the server's time.
+RULE_VIEW: Mapping[str, Any] = {
+    "name": 1,
+    "key": 1,
+    "queue": 1,
+    "task_option": 1,
+    "task_state.status": 1,
+    "task_state.create_time": 1,
+    "task_state.start_time": 1,
+    "task_state.finish_time": 1,
+    "task_state.next_preempt_time": 1,
+    "task_state.failed_cnt": 1,
+    "task_state.cancel_requested": 1,
+    **{f"task_state.worker_states.{field}": 1 for field in _RUN_RULES},
+    "schema_version": 1,
+    "now": x.NOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one batch query found."""
+
+    documents: list[Document]
+    server_time: datetime | None
+    is_complete: bool
+    #: Some of it is not yet due.
+    has_future: bool
+
+
+def scan(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int, limit: int) -> Operation[Scan]:
+    """Return what this worker could take within the horizon, highest priority first, then longest due."""
+    found = yield tasks(
+        "find",
+        filters.claimable(queues, names, worker_id, horizon_ms),
+        {"name": 1, "task_option.priority": 1, "task_state.next_preempt_time": 1, "now": x.NOW},
+        sort=[("task_option.priority", -1), ("task_state.next_preempt_time", 1)],
+        limit=limit,
+        batch_size=limit,
+        hint=DISCOVERY_INDEX,
+    )
+    now = found[0]["now"] if found else None
+    return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
+
+
+def _is_future(document: Document, now: datetime | None) -> bool:
+    moment = document["task_state"]["next_preempt_time"]
+    return isinstance(moment, datetime) and now is not None and moment > now
+
+
+def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return these tasks as the rules need them, each with the server's time as `now`."""
+    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), RULE_VIEW)
+    return found
+
+
+def claim(task_ids: Sequence[str], worker_id: str, token: str) -> Operation[list[Document]]:
+    """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
+
+    One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it.
+    """
+    guard = filters.due_tasks(task_ids)
+    pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
+    if len(task_ids) == 1:
+        document = yield tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
+        return [document] if document and run_of(document, f"{token}-0") else []
+    result = yield tasks("update_many", guard, pipeline)
+    if not result.modified_count:
+        return []
+    return (yield from claimed(task_ids, token))
+
+
+def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
+    """Return the run_id that a claim with this token gives to each task."""
+    return {task_id: f"{token}-{place}" for place, task_id in enumerate(task_ids)}
+
+
+def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
+    """Return those of these tasks that a claim with this token took: also the read-back after a lost reply."""
+    run_ids = list(run_ids_of(task_ids, token).values())
+    found: list[Document] = yield tasks("find", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
+    return found
+
+
+def run_of(document: Document, run_id: str) -> Document | None:
+    """Return the document's run with this run_id."""
+    return next((run for run in reversed(runs_in(document)) if run.get("run_id") == run_id), None)
+
+
+def runs_in(document: Document) -> list[Document]:
+    """Return what can be read as a run, the oldest first: the document may be malformed, and beside others."""
+    state = document.get("task_state")
+    runs = state.get("worker_states") if isinstance(state, dict) else None
+    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+
+
+def finish(outcomes: Sequence[Outcome]) -> Operation[set[str]]:
+    """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
+
+    Call it again after an error: what was finished stays finished, and is told so.
+    """
+    task_ids = [outcome.task_id for outcome in outcomes]
+    run_ids = [outcome.run_id for outcome in outcomes]
+    result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))
+    if result.matched_count == len(outcomes):
+        return set(run_ids)
+    return (yield from finished(outcomes))
+
+
+def finished(outcomes: Sequence[Outcome]) -> Operation[set[str]]:
+    """Return the run_ids whose run stands as the outcome says: the read-back after a miss or a lost reply."""
+    wanted = {outcome.run_id: outcome.status.value for outcome in outcomes}
+    states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted))
+    return {run_id for run_id, status in states.items() if status == wanted[run_id]}
+
+
+def run_statuses(task_ids: Sequence[str], run_ids: Sequence[str]) -> Operation[dict[str, str]]:
+    """Return the status of each of these runs that still exists."""
+    projection = {"task_state.worker_states.run_id": 1, "task_state.worker_states.status": 1}
+    found = yield tasks("find", filters.with_runs(task_ids, run_ids), projection)
+    wanted = set(run_ids)
+    return {
+        run["run_id"]: run["status"] for document in found for run in runs_in(document) if run.get("run_id") in wanted
+    }
+
+
+def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
+    """Close one run inside the caller's transaction; return whether it still held its lease."""
+    result = yield tasks(
+        "update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), pipelines.finish([outcome])
+    )
+    return bool(result.matched_count)
+
+
+def set_returns(task_id: str, run_id: str, returns: Any) -> Operation[None]:
+    """Add what a handler returned after its transaction had recorded the SUCCESS."""
+    fence = {"_id": task_id, filters.RUNS: {"$elemMatch": {"run_id": run_id, "status": RunStatus.SUCCESS.value}}}
+    yield tasks("update_one", fence, {"$set": {f"{filters.RUNS}.$.returns": returns}})
+
+
+HELD_VIEW = {
+    "task_option.ping_interval_ms": 1,
+    "task_option.specific_worker_ids": 1,
+    "task_state.cancel_requested": 1,
+    "task_state.worker_states.run_id": 1,
+    "task_state.worker_states.status": 1,
+    "task_state.worker_states.ping_expire_time": 1,
+    "now": x.NOW,
+}
+
+
+def ping(runs: Mapping[str, str], lease_ms: int) -> Operation[list[Document]]:
+    """Move the leases of these runs (run_id to task_id); return their tasks as they are after it.
+
+    A run that is not RUNNING in what comes back, or whose task is not there at all, has lost its lease.
+    """
+    task_ids, run_ids = list(runs.values()), list(runs)
+    guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms)
+    if len(runs) == 1:
+        document = yield tasks(
+            "find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER
+        )
+        return [document] if document else []
+    yield tasks("update_many", guard, pipeline)
+    return (yield from held(task_ids))
+
+
+def held(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return what a holder must know of its tasks: its run, whether it is still admitted, whether to stop."""
+    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW)
+    return found
+
+
+def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
+    """Return the tasks with runs that lapsed at least `grace_ms` ago and that nobody preempted."""
+    found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
+    return [document["_id"] for document in found]
+
+
+def settle(task_ids: Sequence[Any]) -> Operation[int]:
+    """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
+    result = yield tasks("update_many", filters.by_ids(task_ids), pipelines.settle())
+    return int(result.modified_count)
+
+
+def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
+    """Mark runs TIMEOUT that lapsed at least `grace_ms` ago and that nobody preempted; return how many tasks."""
+    task_ids = yield from lapsed(grace_ms, limit)
+    return (yield from settle(task_ids)) if task_ids else 0
+
+
+def undiscoverable(limit: int) -> Operation[list[Document]]:
+    """Return malformed tasks that no batch query finds."""
+    found: list[Document] = yield tasks("find", filters.undiscoverable(), {"_id": 1}, limit=limit)
+    return found
+
+
+def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
+    """Return at most so many names of waiting tasks in these queues that are not among `names`."""
+    unserved: list[str] = []
+    while len(unserved) < limit:
+        found = yield tasks(
+            "find", filters.unserved(queues, [*names, *unserved]), {"_id": 0, "name": 1}, limit=1, hint=DISCOVERY_INDEX
+        )
+        if not found:
+            break
+        unserved.append(found[0]["name"])
+    return unserved
+
+
+def read(task_ids: Sequence[Any]) -> Operation[list[Document]]:
+    """Return whole documents."""
+    found: list[Document] = yield tasks("find", {"_id": {"$in": list(task_ids)}})
+    return found
+
+
+def quarantine(document_id: Any, worker_id: str, reason: str) -> Operation[bool]:
+    """Mark a malformed document FAIL with the reason; return whether it was not so before."""
+    pipeline = pipelines.quarantine(str(document_id), worker_id, reason)
+    result = yield tasks("update_one", filters.not_quarantined(document_id), pipeline)
+    return bool(result.modified_count)

@@ -1,0 +1,225 @@
+"""What `mtask show` and `mtask doctor` ask of the database: reads, and one write that matches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from bson.timestamp import Timestamp
+
+from mtask.errors import OperationFailed, TaskNotFound
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.store import expressions as x
+from mtask.store import filters, workers
+from mtask.store.operation import Operation, command, tasks
+from mtask.store.schema import STATUS_INDEX, task_indexes, task_schema, task_validator, worker_indexes, worker_validator
+
+Document = dict[str, Any]
+
+#: A question that needs a look at every document is given up after this long.
+SCAN_MS = 5_000
+_NO_COLLECTION = 26
+
+
+def server_time() -> Operation[datetime]:
+    """Return the server's clock."""
+    hello = yield from greeting()
+    now: datetime = hello["localTime"]
+    return now
+
+
+def greeting() -> Operation[Document]:
+    """Return what the server says of itself."""
+    answer: Document = yield command("hello")
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A task's document as it is, the workers on record, and the server's time."""
+
+    document: Document
+    workers: list[Document]
+    now: datetime
+
+
+def inspect(task_id: str) -> Operation[Inspection]:
+    """Return all that tells what a task waits for; raise TaskNotFound. An ObjectId may be given as its text."""
+    wanted: list[Any] = [task_id, ObjectId(task_id)] if ObjectId.is_valid(task_id) else [task_id]
+    document = yield tasks("find_one", {"_id": {"$in": wanted}})
+    if document is None:
+        raise TaskNotFound(task_id)
+    on_record = yield from workers.every()
+    return Inspection(document, on_record, (yield from server_time()))
+
+
+def version() -> Operation[str]:
+    """Return the server's version."""
+    build = yield command("buildInfo")
+    return str(build["version"])
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """What serverStatus tells, where the user may ask it."""
+
+    storage_engine: str
+    uptime_s: float
+    ttl_passes: int | None
+    oplog_first: datetime | None
+    oplog_last: datetime | None
+
+
+def server_status() -> Operation[ServerStatus]:
+    """Return the server's status; raise AccessDenied without the role clusterMonitor."""
+    status = yield command("serverStatus", oplog=1)
+    oplog = status.get("oplog") or {}
+    return ServerStatus(
+        storage_engine=str(status.get("storageEngine", {}).get("name", "")),
+        uptime_s=float(status.get("uptime", 0)),
+        ttl_passes=status.get("metrics", {}).get("ttl", {}).get("passes"),
+        oplog_first=_instant(oplog.get("earliestOptime")),
+        oplog_last=_instant(oplog.get("latestOptime")),
+    )
+
+
+def _instant(timestamp: Any) -> datetime | None:
+    return timestamp.as_datetime() if isinstance(timestamp, Timestamp) and timestamp.time else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the user may do with the database; `actions` is None where the server does not control access."""
+
+    user: str | None
+    actions: frozenset[str] | None
+
+
+def rights(database: str) -> Operation[Rights]:
+    """Return the user's rights on the database's collections."""
+    status = yield command("connectionStatus", showPrivileges=True)
+    users = status["authInfo"].get("authenticatedUsers", [])
+    if not users:
+        return Rights(None, None)
+    actions: set[str] = set()
+    for privilege in status["authInfo"].get("authenticatedUserPrivileges", []):
+        resource = privilege.get("resource", {})
+        covers = resource.get("db") in ("", database) and resource.get("collection") in ("", "tasks")
+        if covers or resource.get("anyResource"):
+            actions |= set(privilege.get("actions", []))
+    return Rights(f"{users[0].get('user')}@{users[0].get('db')}", frozenset(actions))
+
+
+def try_read_and_write() -> Operation[None]:
+    """Read, and write where nothing matches; raise AccessDenied."""
+    yield tasks("find_one", {"_id": {"$in": []}})
+    yield tasks("update_one", {"_id": {"$in": []}}, {"$set": {"queue": "default"}})
+
+
+def collection_options() -> Operation[dict[str, Document]]:
+    """Return the options of those of our collections that exist."""
+    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}})
+    return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
+
+
+def wanted_validators() -> dict[str, Document]:
+    """Return the validators as this version makes them."""
+    return {"tasks": task_validator(), "workers": worker_validator()}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """Which of our indexes are not there, and which are there with other keys or options."""
+
+    missing: list[str]
+    differing: list[str]
+
+
+def index_state(collection: str) -> Operation[IndexState]:
+    """Compare a collection's indexes with those that this version makes."""
+    wanted = [index.document for index in (task_indexes() if collection == "tasks" else worker_indexes())]
+    try:
+        listed = yield command("listIndexes", collection)
+    except OperationFailed as error:
+        if error.code != _NO_COLLECTION:
+            raise
+        return IndexState([str(index["name"]) for index in wanted], [])
+    found = {index["name"]: index for index in listed["cursor"]["firstBatch"]}
+    missing = [str(index["name"]) for index in wanted if index["name"] not in found]
+    differing = [
+        str(index["name"])
+        for index in wanted
+        if index["name"] in found and _essence(found[index["name"]]) != _essence(index)
+    ]
+    return IndexState(missing, differing)
+
+
+def _essence(index: Mapping[str, Any]) -> Any:
+    keys = [(name, float(direction)) for name, direction in index["key"].items()]
+    return keys, index.get("partialFilterExpression"), index.get("expireAfterSeconds"), bool(index.get("unique"))
+
+
+def misfits(limit: int) -> Operation[list[Document]]:
+    """Return documents in `tasks` that break the schema; raise DatabaseUnavailable when that takes too long."""
+    texts = {"$and": [{"$eq": [{"$type": f"${field}"}, "string"]} for field in ("name", "key")]}
+    another_id = {"$cond": [texts, {"$ne": ["$_id", {"$concat": ["$name", ":", "$key"]}]}, False]}
+    broken = {"$or": [{"$nor": [{"$jsonSchema": task_schema()}]}, {"$expr": another_id}, filters.undiscoverable()]}
+    kept = {"schema_version": 1, "status": "$task_state.status"}
+    found: list[Document] = yield tasks("find", broken, kept, limit=limit, max_time_ms=SCAN_MS)
+    return found
+
+
+def is_newer(document: Mapping[str, Any]) -> bool:
+    """Whether a newer mtask wrote the document."""
+    version_found = document.get("schema_version")
+    return isinstance(version_found, int | float) and version_found > SCHEMA_VERSION
+
+
+def due_groups(limit: int) -> Operation[list[Document]]:
+    """Return the tasks that are due and held by nobody, as counts by queue, name and named workers."""
+    due = {
+        "task_state.status": "INIT",
+        filters.NEXT: {"$exists": True},
+        "$expr": {"$lte": [f"${filters.NEXT}", x.NOW]},
+    }
+    group = {
+        "_id": {"queue": "$queue", "name": "$name", "worker_ids": "$task_option.specific_worker_ids"},
+        "count": {"$sum": 1},
+        "oldest": {"$min": f"${filters.NEXT}"},
+        "task_id": {"$first": "$_id"},
+    }
+    stages = [{"$match": due}, {"$group": group}, {"$sort": {"oldest": 1}}, {"$limit": limit}]
+    found: list[Document] = yield tasks("rows", stages, hint=STATUS_INDEX, maxTimeMS=SCAN_MS, allowDiskUse=True)
+    return found
+
+
+def lapsed_tasks(grace_ms: int, limit: int) -> Operation[list[Document]]:
+    """Return tasks with a run that lapsed at least so long ago and that nobody preempted or settled."""
+    found: list[Document] = yield tasks("find", filters.lapsed(grace_ms), {"name": 1}, limit=limit, max_time_ms=SCAN_MS)
+    return found
+
+
+def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
+    """Return how many tasks each of these workers holds by an unfinished run."""
+    held = {"worker_id": {"$in": list(worker_ids)}, "status": "RUNNING"}
+    stages = [
+        {"$match": {"task_state.status": "RUNNING", filters.RUNS: {"$elemMatch": held}}},
+        {"$unwind": f"${filters.RUNS}"},
+        {"$match": {f"{filters.RUNS}.{field}": wanted for field, wanted in held.items()}},
+        {"$group": {"_id": f"${filters.RUNS}.worker_id", "count": {"$sum": 1}}},
+    ]
+    rows = yield tasks("rows", stages, maxTimeMS=SCAN_MS)
+    return {row["_id"]: row["count"] for row in rows}
+
+
+def overdue_expiry(grace_ms: int) -> Operation[int]:
+    """Return how many tasks (at most 1000) should have been removed by their retention so long ago."""
+    late = {
+        "expire_time": {"$exists": True},
+        "$expr": {"$lt": ["$expire_time", {"$subtract": [x.NOW, grace_ms]}]},
+    }
+    counted: int = yield tasks("count_documents", late, limit=1000, maxTimeMS=SCAN_MS)
+    return counted

@@ -1,0 +1,200 @@
+"""The stores: a database's collections with the engine's guarantees, and the loops that run operations on them.
+
+Write concern is majority with journaling, read concern majority, reads go to the primary: whatever the user's
+URI says, the engine is not weakened by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, timedelta
+from typing import Any, TypeVar
+
+import pymongo
+from bson import CodecOptions
+from bson.binary import UuidRepresentation
+from bson.codec_options import DatetimeConversion
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.errors import BulkWriteError, PyMongoError
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.synchronous.client_session import ClientSession
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.mongo_client import MongoClient
+from pymongo.write_concern import WriteConcern
+
+from mtask.store.operation import Call, Operation
+from mtask.store.translate import DUPLICATE_KEY, NOT_STORABLE, translated
+
+T = TypeVar("T")
+Document = dict[str, Any]
+
+TASKS = "tasks"
+WORKERS = "workers"
+
+#: How long one operation may take, server selection and retries included.
+OPERATION_TIMEOUT = timedelta(seconds=10)
+
+CODEC: CodecOptions[Document] = CodecOptions(
+    tz_aware=True,
+    tzinfo=UTC,
+    uuid_representation=UuidRepresentation.STANDARD,
+    # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+)
+_GUARANTEES: dict[str, Any] = {
+    "codec_options": CODEC,
+    "read_preference": ReadPreference.PRIMARY,
+    "write_concern": WriteConcern(w="majority", j=True),
+    "read_concern": ReadConcern("majority"),
+}
+
+
+@contextmanager
+def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[None]:
+    """Bound what runs inside (None: the client's own limits do), and translate the driver's errors."""
+    try:
+        with pymongo.timeout(timeout.total_seconds()) if timeout is not None else nullcontext():
+            yield
+    except (PyMongoError, *NOT_STORABLE) as error:
+        if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
+            raise  # the caller's transaction retries by this label
+        raise translated(error) from error
+
+
+def _duplicates(error: BulkWriteError) -> set[int]:
+    failed = error.details.get("writeErrors", [])
+    if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE_KEY for item in failed):
+        raise error
+    return {item["index"] for item in failed}
+
+
+def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
+    if call.target == "session":
+        return session
+    return store.database if call.target == "database" else store.collections[call.target]
+
+
+def _arguments(call: Call, session: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"codec_options": CODEC} if call.method == "command" else {}
+    if session is not None and call.target != "session":
+        own["session"] = session
+    return {**call.kwargs, **own}
+
+
+class SyncStore:
+    """Runs operations through a `pymongo.MongoClient`."""
+
+    def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
+        self.client = client
+        self.timeout = timeout
+        self.database = client.get_database(database, **_GUARANTEES)
+        self.collections: dict[str, Collection[Document]] = {
+            name: self.database.get_collection(name) for name in (TASKS, WORKERS)
+        }
+
+    @property
+    def tasks(self) -> Collection[Document]:
+        """The collection of tasks."""
+        return self.collections[TASKS]
+
+    def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
+        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    with bounded(call.timeout or self.timeout, session is not None):
+                        answer = self._answer(call, session)
+                except Exception as error:
+                    call = operation.throw(error)
+                else:
+                    call = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, call: Call, session: ClientSession | None) -> Any:
+        target = _target(self, call, session)
+        kwargs = _arguments(call, session)
+        if call.method == "find":
+            with target.find(*call.args, **kwargs) as cursor:
+                return cursor.to_list()
+        if call.method == "rows":
+            with target.aggregate(*call.args, **kwargs) as cursor:
+                return cursor.to_list()
+        if call.method == "insert_new":
+            try:
+                target.insert_many(*call.args, ordered=False, **kwargs)
+            except BulkWriteError as error:
+                return _duplicates(error)
+            return set()
+        if call.method == "upserted":
+            return set(target.bulk_write(*call.args, ordered=False, **kwargs).upserted_ids or {})
+        return getattr(target, call.method)(*call.args, **kwargs)
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()
+
+
+class AsyncStore:
+    """Runs operations through a `pymongo.AsyncMongoClient`."""
+
+    def __init__(
+        self, client: AsyncMongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT
+    ) -> None:
+        self.client = client
+        self.timeout = timeout
+        self.database = client.get_database(database, **_GUARANTEES)
+        self.collections: dict[str, AsyncCollection[Document]] = {
+            name: self.database.get_collection(name) for name in (TASKS, WORKERS)
+        }
+
+    @property
+    def tasks(self) -> AsyncCollection[Document]:
+        """The collection of tasks."""
+        return self.collections[TASKS]
+
+    async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
+        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    with bounded(call.timeout or self.timeout, session is not None):
+                        answer = await self._answer(call, session)
+                except Exception as error:
+                    call = operation.throw(error)
+                else:
+                    call = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
+        target = _target(self, call, session)
+        kwargs = _arguments(call, session)
+        if call.method == "find":
+            async with target.find(*call.args, **kwargs) as cursor:
+                return await cursor.to_list()
+        if call.method == "rows":
+            async with await target.aggregate(*call.args, **kwargs) as cursor:
+                return await cursor.to_list()
+        if call.method == "insert_new":
+            try:
+                await target.insert_many(*call.args, ordered=False, **kwargs)
+            except BulkWriteError as error:
+                return _duplicates(error)
+            return set()
+        if call.method == "upserted":
+            return set((await target.bulk_write(*call.args, ordered=False, **kwargs)).upserted_ids or {})
+        return await getattr(target, call.method)(*call.args, **kwargs)
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self.client.close()

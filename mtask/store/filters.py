@@ -1,0 +1,141 @@
+"""Filters: every predicate by which the engine and the clients select documents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.store import expressions as x
+
+Filter = dict[str, Any]
+
+NEXT = "task_state.next_preempt_time"
+RUNS = "task_state.worker_states"
+
+#: Without these two arrays an expression of the rules raises, and with it the whole query.
+_HAS_ARRAYS = {"$and": [{"$isArray": [x.RUNS]}, {"$isArray": [f"{x.OPTION}.specific_worker_ids"]}]}
+
+
+#: The last instant that every driver can read.
+LAST_TIME = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+
+
+def by_ids(task_ids: Sequence[str]) -> Filter:
+    """Match these tasks, by `_id`, so that a sharded collection can target them."""
+    return {"_id": task_ids[0]} if len(task_ids) == 1 else {"_id": {"$in": list(task_ids)}}
+
+
+def due_tasks(task_ids: Sequence[str]) -> Filter:
+    """Match those of these tasks that someone could take or settle now: the guard of a claim.
+
+    A status or a cancel_requested that is none would be derived anew, and nobody told: it is left to be met.
+    """
+    return {
+        **by_ids(task_ids),
+        NEXT: {"$exists": True},
+        "task_state.status": {"$in": [status.value for status in TaskStatus]},
+        "task_state.cancel_requested": {"$in": [True, False, None]},
+        "$expr": {"$lte": [f"${NEXT}", x.NOW]},
+    }
+
+
+def held_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
+    """Match the unfinished runs that this worker holds under a live lease: the fence of ping and finish."""
+    fence: Filter = {"run_id": run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}, "status": "RUNNING"}
+    held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(x.NOW)]})
+    return {**by_ids(task_ids), RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}
+
+
+def with_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
+    """Match the tasks that hold one of these runs, whatever became of it."""
+    return {**by_ids(task_ids), f"{RUNS}.run_id": {"$in": list(run_ids)}}
+
+
+def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int) -> Filter:
+    """Match what this worker could take within the horizon: the batch query's filter."""
+    mine = {"worker_id": worker_id, "status": {"$in": [RunStatus.RUNNING.value, RunStatus.SUCCESS.value]}}
+    until = x.add_ms(x.NOW, horizon_ms)
+    me = x.literal(worker_id)
+    is_mine_to_take = {"$and": [x.is_candidate(me, until), {"$lte": [x.ready_time(me), until]}]}
+    return {
+        # None: a malformed task without the field must be met by somebody.
+        "queue": {"$in": [*queues, None]},
+        "task_option.specific_worker_ids": {"$in": [[], None, worker_id]},
+        NEXT: {"$exists": True},
+        "$expr": {"$lte": [f"${NEXT}", until]},
+        "name": {"$in": [*names, None]},
+        "$or": [
+            {RUNS: {"$not": {"$elemMatch": mine}}, "task_option.retry_scope": {"$ne": "worker"}},
+            # Its own lapsed run, or a success of an earlier round, does not keep a worker from the task; with
+            # retry_scope "worker" its own limit and delay do. What is malformed must not break the query.
+            {"$expr": {"$or": [{"$not": [_HAS_ARRAYS]}, is_mine_to_take]}},
+        ],
+    }
+
+
+def lapsed(grace_ms: int) -> Filter:
+    """Match the tasks with a run whose lease lapsed at least so long ago, whoever may take them."""
+    before = {"$subtract": [x.NOW, grace_ms]}
+    return {
+        "task_state.status": TaskStatus.RUNNING.value,
+        NEXT: {"$exists": True},
+        "$expr": {
+            "$and": [
+                {"$lte": [f"${NEXT}", before]},
+                _HAS_ARRAYS,
+                {"$gt": [{"$size": x.runs_where(x.is_run_lapsed(before))}, 0]},
+            ]
+        },
+    }
+
+
+def undiscoverable() -> Filter:
+    """Match malformed tasks that no batch query finds: not final, and no next_preempt_time that can come."""
+    is_open = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
+    # Compared as an expression, so that types that sort behind dates are among them.
+    return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
+
+
+def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
+    """Match tasks in these queues under other names than these."""
+    return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {"$nin": [*names, None]}}
+
+
+def not_quarantined(document_id: Any) -> Filter:
+    """Match the malformed document unless it is a FAIL that no batch query finds any more."""
+    return {"_id": document_id, "$or": [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]}
+
+
+def not_running(task_id: str) -> Filter:
+    """Match the task unless a live run holds it."""
+    return {"_id": task_id, "$expr": {"$eq": [{"$size": x.live_runs(x.NOW)}, 0]}}
+
+
+def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
+    """Match the task if it ended in one of these."""
+    return {"_id": task_id, "task_state.status": {"$in": [status.value for status in statuses]}}
+
+
+def search(criteria: Mapping[str, Any]) -> Filter:
+    """Match by status, name, queue, key and worker_id; each a value or several, None = any."""
+    paths = {
+        "status": "task_state.status",
+        "name": "name",
+        "queue": "queue",
+        "key": "key",
+        "worker_id": f"{RUNS}.worker_id",
+    }
+    matched: Filter = {}
+    for field, wanted in criteria.items():
+        if wanted is None:
+            continue
+        several = [wanted] if isinstance(wanted, str) else list(wanted)
+        matched[paths[field]] = several[0] if len(several) == 1 else {"$in": several}
+    statuses = criteria.get("status")
+    asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
+    if asked and all(TaskStatus(status).is_final for status in asked):
+        # Finished tasks have none: said so, the index on status leads on to the name.
+        matched[NEXT] = None
+    return matched

@@ -1,0 +1,52 @@
+"""Operations: what to ask of the database, written once, run by a sync or an async driver.
+
+An operation is a generator that yields Calls and gets their results. The stores in `mtask.store.driver` run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+Target = Literal["tasks", "workers", "database", "session"]
+Operation = Generator["Call", Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One driver call. Four methods are the stores' own:
+
+    - `find` returns a list;
+    - `rows` is aggregate, returning a list;
+    - `insert_new` inserts many and returns the set of positions whose `_id` existed already;
+    - `upserted` is bulk_write, returning the set of positions that were inserted.
+    """
+
+    target: Target
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    #: How long it may take where that is more than an operation's usual time.
+    timeout: timedelta | None = None
+
+    def within(self, timeout: timedelta) -> Call:
+        """Return the same call with more time."""
+        return replace(self, timeout=timeout)
+
+
+def tasks(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of tasks."""
+    return Call("tasks", method, args, kwargs)
+
+
+def workers(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of workers."""
+    return Call("workers", method, args, kwargs)
+
+
+def command(name: str, value: Any = 1, **options: Any) -> Call:
+    """Return a database command."""
+    return Call("database", "command", ({name: value, **options},))

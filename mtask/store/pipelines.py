@@ -1,0 +1,323 @@
+"""Update pipelines: every change the engine makes to a task document.
+
+Each is: close what has lapsed, make the one change, derive. Status, failed_cnt, next_preempt_time, finish_time
+and expire_time are computed nowhere else, so they cannot drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.options import TaskOption
+from mtask.model.rules import KEPT_RUNS
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store import expressions as x
+
+Pipeline = list[dict[str, Any]]
+
+LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
+
+
+def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
+    """Mark lapsed runs TIMEOUT and count them."""
+    closed = {
+        "$mergeObjects": [
+            "$$run",
+            {"status": RunStatus.TIMEOUT.value, "fail_time": now, "fail_reason": LAPSED_REASON},
+        ]
+    }
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [x.is_run_lapsed(now), closed, "$$run"]}}}
+    return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]
+
+
+def derive(now: x.Expression = x.NOW) -> Pipeline:
+    """Compute what follows from the rest of the document."""
+    final = x.is_final()
+    retain = {
+        "$cond": [
+            {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},
+            f"{x.OPTION}.retain_success_ms",
+            f"{x.OPTION}.retain_fail_ms",
+        ]
+    }
+    finish_time = f"{x.STATE}.finish_time"
+    expire_time = {"$cond": [{"$and": [final, {"$ne": [{"$ifNull": [retain, None]}, None]}]}, retain, None]}
+    return [
+        {"$set": {"task_state.status": x.status(now)}},
+        {
+            "$set": {
+                "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
+                "task_state.finish_time": {"$cond": [final, {"$ifNull": [finish_time, now]}, "$$REMOVE"]},
+                "task_state.next_preempt_time": {"$ifNull": [x.next_preempt_time(now), "$$REMOVE"]},
+                "expire_time": {
+                    "$let": {
+                        "vars": {"retain": expire_time},
+                        "in": {
+                            "$cond": [
+                                {"$eq": ["$$retain", None]},
+                                "$$REMOVE",
+                                x.add_ms({"$ifNull": [finish_time, now]}, "$$retain"),
+                            ]
+                        },
+                    }
+                },
+            }
+        },
+    ]
+
+
+def _trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
+    """Drop the oldest closed runs beyond what the document keeps; successes of this round stay."""
+    current_failed = {"$and": [{"$in": ["$$run.status", ["FAIL", "TIMEOUT"]]}, {"$ne": ["$$run.past", True]}]}
+    current_canceled = {"$and": [{"$eq": ["$$run.status", "CANCELED"]}, {"$ne": ["$$run.past", True]}]}
+    past = {"$eq": ["$$run.past", True]}
+    groups = [(current_failed, x.kept_runs()), (current_canceled, KEPT_RUNS), (past, KEPT_RUNS)]
+
+    def surplus(condition: x.Expression, keep: x.Expression) -> x.Expression:
+        ids = {"$map": {"input": x.runs_where(condition, runs), "as": "run", "in": "$$run.run_id"}}
+        count = {"$max": [0, {"$subtract": [{"$size": "$$ids"}, keep]}]}
+        return {"$let": {"vars": {"ids": ids}, "in": {"$slice": ["$$ids", count]}}}
+
+    dropped = {"$concatArrays": [surplus(condition, keep) for condition, keep in groups]}
+    kept = {
+        "$let": {
+            "vars": {"dropped": dropped},
+            "in": x.runs_where({"$not": [{"$in": ["$$run.run_id", "$$dropped"]}]}, runs),
+        }
+    }
+    return {"$cond": [{"$gt": [{"$size": runs}, KEPT_RUNS]}, kept, runs]}
+
+
+def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
+    """Preempt: close lapsed runs, append this worker's run if the rules allow, derive."""
+    worker = x.literal(worker_id)
+    same_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, {"$eq": ["$$run.worker_id", worker]}, True]}
+    attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
+    run = {
+        "run_id": run_id,
+        "worker_id": worker,
+        "attempt": {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]},
+        "status": RunStatus.RUNNING.value,
+        "claim_time": now,
+        "ping_expire_time": x.add_ms(now, f"{x.OPTION}.worker_timeout_ms"),
+    }
+    runs = {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
+    return [*close_lapsed(now), {"$set": {"task_state.worker_states": runs}}, *derive(now)]
+
+
+def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
+    """Return the run_id of each task in a grouped claim: the group's random token and the task's place in it."""
+    if len(task_ids) == 1:
+        return x.literal(f"{token}-0")
+    return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ends, as the worker asks for it; the server's clock and rules do the rest."""
+
+    task_id: str
+    run_id: str
+    status: Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
+    returns: Any = None
+    reason: str | None = None
+    final: bool = False
+    #: Wait before the next try, in ms: None = by the task's options for a FAIL, none at all otherwise.
+    delay_ms: int | None = None
+    jitter: float = 0.0
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is merged into the run."""
+        if self.status is RunStatus.SUCCESS:
+            return {"status": self.status.value, "returns": self.returns}
+        merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
+        if self.final:
+            merged["final"] = True
+        return merged
+
+
+def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
+    """Close the runs that the outcomes name, each by its run_id, and derive.
+
+    One pipeline serves a group: each task looks its outcome up by `_id` in a literal array. The whole group
+    must be successes, or none of it, and holds one outcome per task.
+    """
+    ids = [outcome.task_id for outcome in outcomes]
+    place: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
+
+    def mine(values: list[Any]) -> x.Expression:
+        return {"$arrayElemAt": [x.literal(values), "$$place"]}
+
+    closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}
+    if outcomes[0].status is RunStatus.SUCCESS:
+        times: dict[str, Any] = {"success_time": now}
+    else:
+        delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), _failure_delay(outcomes, mine, now)]}
+        times = {"fail_time": now, "retry_time": x.add_ms(now, delay)}
+    closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times]}
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
+    change: dict[str, Any] = {
+        "task_state.worker_states": {
+            "$let": {
+                "vars": {"place": place},
+                "in": {"$let": {"vars": {"runId": mine([o.run_id for o in outcomes])}, "in": runs}},
+            }
+        }
+    }
+    if any(outcome.status is RunStatus.FAIL for outcome in outcomes):
+        counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
+        one = {"$let": {"vars": {"place": place}, "in": mine(counted)}}
+        change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
+    return [*close_lapsed(now), {"$set": change}, *derive(now)]
+
+
+def _failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
+    """Return the delay of a FAIL by the task's options; 0 for a run that is handed back."""
+    # Under a name of its own: inside the twin, $$run is each of the runs that it counts.
+    own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": x.worker_failures("$$workerId", now)}}
+    by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
+    delay = x.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
+    is_fail = mine([outcome.status is RunStatus.FAIL for outcome in outcomes])
+    return {"$cond": [is_fail, delay, 0]}
+
+
+def ping(run_ids: Sequence[str], lease_ms: int, now: x.Expression = x.NOW) -> Pipeline:
+    """Move the leases of these runs to `lease_ms` from now, never back, and derive."""
+    lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, lease_ms)]}
+    holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}
+    moved = {"$mergeObjects": ["$$run", {"ping_expire_time": lease}]}
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
+    return [{"$set": {"task_state.worker_states": runs}}, *derive(now)]
+
+
+def settle(now: x.Expression = x.NOW) -> Pipeline:
+    """Close lapsed runs and derive, taking nothing."""
+    return [*close_lapsed(now), *derive(now)]
+
+
+def cancel(now: x.Expression = x.NOW) -> Pipeline:
+    """Ask for the end: at once where nobody holds it, else through the worker that does."""
+    return [
+        *close_lapsed(now),
+        {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
+        *derive(now),
+    ]
+
+
+def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
+    """Open a finished task for a new round: closed runs become past; successes too if `everything`.
+
+    A finished task can have live runs, where concurrent_worker_cnt was lowered: they belong to the new round.
+    """
+    staying = [RunStatus.RUNNING.value, *([] if everything else [RunStatus.SUCCESS.value])]
+    aged = {"$cond": [{"$in": ["$$run.status", staying]}, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
+    return [
+        *close_lapsed(now),
+        {
+            "$set": {
+                "task_state.worker_states": {"$map": {"input": x.RUNS, "as": "run", "in": aged}},
+                "task_state.failed_cnt": 0,
+                "task_state.cancel_requested": False,
+                "task_state.status": TaskStatus.INIT.value,
+            }
+        },
+        {"$set": {"task_state.worker_states": _trimmed()}},
+        *derive(now),
+    ]
+
+
+def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
+    """Return a new task's document, or the expression that makes it.
+
+    `fixed` holds _id, name, key, queue, params and task_option; `start` is its start_time, None for at once.
+    """
+    state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
+    if start is not None:
+        state["start_time"] = start
+    state |= {
+        "next_preempt_time": now if start is None else start,
+        "failed_cnt": 0,
+        "cancel_requested": False,
+        "worker_states": [],
+    }
+    return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
+
+
+def _literals(fixed: Mapping[str, Any]) -> dict[str, x.Expression]:
+    return {name: x.literal(value) for name, value in fixed.items()}
+
+
+def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
+    """Insert the task if there is none; leave an existing one exactly as it is (an upsert by `_id`)."""
+    is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+    made = task_document(_literals(fixed), start, x.NOW)
+    return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
+
+
+def republish(
+    *,
+    replacement: Mapping[str, Any] | None,
+    start: x.Expression,
+    clean_failed: bool,
+    clean_success: bool,
+    now: x.Expression = x.NOW,
+) -> Pipeline:
+    """Change an existing task: replace queue, params, task_option and start_time, drop closed runs, derive."""
+    pipeline = close_lapsed(now)
+    if replacement is not None:
+        pipeline.append(
+            {"$set": {**_literals(replacement), "task_state.start_time": "$$REMOVE" if start is None else start}}
+        )
+    dropped = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value] if clean_failed else []
+    reopened = [TaskStatus.FAIL.value] if clean_failed else []
+    if clean_success:
+        dropped.append(RunStatus.SUCCESS.value)
+        reopened.append(TaskStatus.SUCCESS.value)
+    if dropped:
+        change: dict[str, Any] = {
+            "task_state.worker_states": x.runs_where({"$not": [{"$in": ["$$run.status", dropped]}]}),
+            "task_state.status": {"$cond": [{"$in": [x.STATUS, reopened]}, TaskStatus.INIT.value, x.STATUS]},
+        }
+        if clean_failed:
+            change["task_state.failed_cnt"] = 0
+        pipeline.append({"$set": change})
+    return [*pipeline, *derive(now)]
+
+
+def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the options and derive."""
+    return [{"$set": {"task_option": x.literal(option.model_dump())}}, *settle(now)]
+
+
+def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW) -> Pipeline:
+    """Turn a malformed document into a FAIL that says why, keeping all that can be read."""
+    run = {
+        "run_id": x.literal(f"malformed-{task_id}"),
+        "worker_id": x.literal(worker_id),
+        "attempt": 1,
+        "status": RunStatus.FAIL.value,
+        "claim_time": now,
+        "ping_expire_time": now,
+        "fail_time": now,
+        "fail_reason": x.literal(reason),
+        "final": True,
+    }
+    runs = {"$cond": [{"$isArray": [x.RUNS]}, {"$concatArrays": [x.RUNS, [run]]}, [run]]}
+    is_object = {"$eq": [{"$type": x.STATE}, "object"]}
+    changes = {
+        "status": TaskStatus.FAIL.value,
+        "finish_time": now,
+        "cancel_requested": False,
+        "failed_cnt": 1,
+        "worker_states": runs,
+    }
+    state = {
+        "$unsetField": {
+            "field": "next_preempt_time",
+            "input": {"$mergeObjects": [{"$cond": [is_object, x.STATE, {}]}, changes]},
+        }
+    }
+    return [{"$set": {"task_state": state}}]

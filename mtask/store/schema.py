@@ -1,0 +1,159 @@
+"""The `$jsonSchema` validators, made from the pydantic models, and the indexes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pymongo import ASCENDING, DESCENDING, IndexModel
+
+from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
+from mtask.store import expressions as x
+
+DISCOVERY_INDEX = "mtask_discovery"
+STATUS_INDEX = "mtask_status"
+EXPIRY_INDEX = "mtask_expiry"
+
+_BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
+_KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
+
+
+def schema_title(collection: str) -> str:
+    """Return the title by which a validator tells its version and revision."""
+    return f"mtask {collection}, schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
+
+
+def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Turn one node of pydantic's JSON Schema into MongoDB's dialect: bsonType, no $ref, no format."""
+    if "$ref" in node:
+        node = definitions[node["$ref"].rsplit("/", 1)[1]] | {k: v for k, v in node.items() if k == "description"}
+    made: dict[str, Any] = {}
+    if "anyOf" in node:
+        parts = [_bson_schema(part, definitions) for part in node["anyOf"]]
+        nullable = [part for part in parts if part.get("bsonType") != "null"]
+        if len(nullable) == 1 and len(nullable) < len(parts):
+            made = dict(nullable[0])
+            types = made.get("bsonType", [])
+            made["bsonType"] = [*([types] if isinstance(types, str) else types), "null"]
+            if "enum" in made:
+                made["enum"] = [*made["enum"], None]
+        else:
+            made["anyOf"] = parts
+        return made
+    if "const" in node:
+        return {"enum": [node["const"]]}
+    made |= {key: node[key] for key in _KEPT if key in node}
+    kind = node.get("type")
+    if kind == "integer":
+        # Drivers without an integer type of their own write whole numbers as doubles.
+        made |= {"bsonType": ["int", "long", "double"], "multipleOf": 1}
+    elif kind == "number":
+        made["bsonType"] = "number"
+    elif node.get("format") == "date-time":
+        made["bsonType"] = "date"
+    elif kind in _BSON_TYPES:
+        made["bsonType"] = _BSON_TYPES[kind]
+    if kind == "array" and "items" in node:
+        made["items"] = _bson_schema(node["items"], definitions)
+    if kind == "object" and "properties" in node:
+        made["properties"] = {key: _bson_schema(value, definitions) for key, value in node["properties"].items()}
+    return made
+
+
+def _model_schema(model: type[BaseModel], collection: str, required: dict[str, list[str]]) -> dict[str, Any]:
+    standard = model.model_json_schema(by_alias=True)
+    made = _bson_schema(standard, standard.get("$defs", {}))
+    for path, names in required.items():
+        node = made
+        for part in filter(None, path.split(".")):
+            node = node["properties"][part]
+            node = node.get("items", node)
+        node["required"] = names
+    return {"title": schema_title(collection), **made}
+
+
+def task_schema() -> dict[str, Any]:
+    """Return the `$jsonSchema` of a task."""
+    option = list(Task.model_fields["task_option"].annotation.model_fields)  # type: ignore[union-attr]
+    return _model_schema(
+        Task,
+        "tasks",
+        {
+            "": ["_id", "name", "key", "queue", "params", "task_option", "task_state", "schema_version"],
+            "task_option": option,
+            "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
+            "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
+        },
+    )
+
+
+def task_validator() -> dict[str, Any]:
+    """Return the validator of `tasks`: its schema, and what a schema alone cannot say."""
+    not_final_has_next = {
+        "$or": [
+            {"$in": ["$task_state.status", ["SUCCESS", "FAIL", "CANCELED"]]},
+            {"$eq": [{"$type": "$task_state.next_preempt_time"}, "date"]},
+        ]
+    }
+    return {
+        "$jsonSchema": task_schema(),
+        "$expr": {
+            "$and": [
+                {"$eq": ["$_id", {"$concat": ["$name", ":", "$key"]}]},
+                {"$lte": [{"$strLenBytes": "$key"}, 512]},
+                {"$gt": [f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"]},
+                not_final_has_next,
+            ]
+        },
+    }
+
+
+def worker_validator() -> dict[str, Any]:
+    """Return the validator of `workers`."""
+    required = ["_id", "incarnation", "host", "pid", "status", "heartbeat_expire_time", "queues", "names"]
+    return {"$jsonSchema": _model_schema(WorkerDocument, "workers", {"": required})}
+
+
+def task_indexes() -> list[IndexModel]:
+    """Return the indexes of `tasks`.
+
+    - discovery: the batch query, and nothing but what someone could still take. Empty specific_worker_ids are
+      one place in it, named workers others, so tasks for others are never looked at.
+    - status: searching, statistics, lapsed runs; finished tasks have no next_preempt_time, so for them it is
+      in effect (status, name, create_time).
+    - expiry: retention.
+    """
+    has_next = {"task_state.next_preempt_time": {"$exists": True}}
+    return [
+        IndexModel(
+            [
+                ("queue", ASCENDING),
+                ("task_option.specific_worker_ids", ASCENDING),
+                ("task_option.priority", DESCENDING),
+                ("task_state.next_preempt_time", ASCENDING),
+                ("name", ASCENDING),
+            ],
+            name=DISCOVERY_INDEX,
+            partialFilterExpression=has_next,
+        ),
+        IndexModel(
+            [
+                ("task_state.status", ASCENDING),
+                ("task_state.next_preempt_time", ASCENDING),
+                ("name", ASCENDING),
+                ("task_state.create_time", DESCENDING),
+            ],
+            name=STATUS_INDEX,
+        ),
+        IndexModel(
+            [("expire_time", ASCENDING)],
+            name=EXPIRY_INDEX,
+            expireAfterSeconds=0,
+            partialFilterExpression={"expire_time": {"$exists": True}},
+        ),
+    ]
+
+
+def worker_indexes() -> list[IndexModel]:
+    """Return the indexes of `workers`: documents of dead workers go a day after their last heartbeat."""
+    return [IndexModel([("heartbeat_expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=86_400)]

@@ -1,0 +1,210 @@
+"""The change stream: what a worker is woken for, and nothing else.
+
+One stream per worker process, over the database, on a client of its own. Its filter compares an event's own
+server time (`wallTime`) with what the event says, so it holds no instant that would age. No `updateLookup`:
+inserts carry what the queue needs, updates are hints that one batched read resolves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
+
+from mtask.model.status import FINAL_STATUSES
+from mtask.store import expressions as x
+from mtask.store.driver import TASKS, WORKERS, AsyncStore, bounded
+from mtask.store.filters import LAST_TIME
+
+Document = dict[str, Any]
+_OPEN_TIMEOUT = timedelta(seconds=10)
+_BATCH = 1000
+
+
+class EventKind(Enum):
+    """What an event is about."""
+
+    TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or malformed
+    TASK_CHANGED = "changed"  #: a task's preemption time moved inside the horizon, or a holder must look
+    CONTROL_CHANGED = "control"  #: something is asked of this worker
+    PEERS_CHANGED = "peers"  #: a worker came or went
+    COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event."""
+
+    kind: EventKind
+    task_id: Any = None
+    #: name, queue, priority and preempt_time of an inserted task, as far as it has them.
+    document: Document | None = None
+    #: The new preemption time of a changed task, if that is what changed.
+    preempt_time: datetime | None = None
+    #: Whether a holder must look: options changed, or the end is asked for.
+    concerns_holder: bool = False
+
+
+def _updated(path: str) -> x.Expression:
+    return {"$getField": {"field": {"$literal": path}, "input": "$updateDescription.updatedFields"}}
+
+
+def _is_soon(instant: x.Expression, horizon_ms: int) -> x.Expression:
+    return {
+        "$and": [
+            {"$eq": [{"$type": instant}, "date"]},
+            {"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},
+        ]
+    }
+
+
+def _updates_under(prefix: str) -> x.Expression:
+    """Whether an update touches this field or one below it; false for events of other kinds."""
+    updated = {"$map": {"input": {"$objectToArray": "$updateDescription.updatedFields"}, "as": "f", "in": "$$f.k"}}
+    truncated = {"$map": {"input": "$updateDescription.truncatedArrays", "as": "f", "in": "$$f.field"}}
+    names = {"$concatArrays": [{"$ifNull": [updated, []]}, {"$ifNull": [truncated, []]}]}
+    starts = {"$eq": [{"$indexOfBytes": ["$$name", prefix]}, 0]}
+    return {"$anyElementTrue": [{"$map": {"input": names, "as": "name", "in": starts}}]}
+
+
+def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+    document = "$fullDocument"
+    next_time = f"{document}.task_state.next_preempt_time"
+    named = f"{document}.task_option.specific_worker_ids"
+    is_mine = {
+        "$and": [
+            {"$in": [f"{document}.queue", x.literal(list(queues))]},
+            {
+                "$cond": [
+                    {"$isArray": [named]},
+                    {"$or": [{"$eq": [named, []]}, {"$in": [x.literal(worker_id), named]}]},
+                    True,
+                ]
+            },
+        ]
+    }
+    can_come = {"$and": [{"$eq": [{"$type": next_time}, "date"]}, {"$lte": [next_time, LAST_TIME]}]}
+    is_well_formed = {"$and": [can_come, {"$isArray": [named]}]}
+    is_final = {"$in": [f"{document}.task_state.status", [status.value for status in FINAL_STATUSES]]}
+    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}]}
+    is_due = {"$and": [_is_soon(next_time, horizon_ms), is_mine]}
+    moved = _is_soon(_updated("task_state.next_preempt_time"), horizon_ms)
+    asks_holder = {
+        "$or": [
+            {"$eq": [_updated("task_state.cancel_requested"), True]},
+            _updates_under("task_option"),
+            _updates_under("queue"),
+        ]
+    }
+    return {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
+                {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
+            ],
+            "default": True,
+        }
+    }
+
+
+def _worker_events(worker_id: str) -> x.Expression:
+    is_me = {"$eq": ["$documentKey._id", x.literal(worker_id)]}
+    asks_me = {"$and": [is_me, _updates_under("control")]}
+    left = {"$eq": [_updated("status"), "stopped"]}
+    resized = {"$ne": [{"$type": _updated("concurrency")}, "missing"]}
+    return {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized]}},
+            ],
+            "default": {"$not": [is_me]},
+        }
+    }
+
+
+def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Document]:
+    """Return the stream's pipeline for this worker."""
+    wanted = {
+        "$cond": [
+            {"$eq": ["$ns.coll", TASKS]},
+            _task_events(worker_id, queues, horizon_ms),
+            _worker_events(worker_id),
+        ]
+    }
+    return [
+        {"$match": {"ns.coll": {"$in": [TASKS, WORKERS]}, "$expr": wanted}},
+        {
+            "$project": {
+                "operationType": 1,
+                "ns.coll": 1,
+                "documentKey._id": 1,
+                "fullDocument.name": 1,
+                "fullDocument.queue": 1,
+                "fullDocument.task_option.priority": 1,
+                "fullDocument.task_state.next_preempt_time": 1,
+                "preempt_time": _updated("task_state.next_preempt_time"),
+                "concerns_holder": {
+                    "$or": [{"$eq": [_updated("task_state.cancel_requested"), True]}, _updates_under("task_option")]
+                },
+            }
+        },
+    ]
+
+
+class Stream:
+    """An open change stream. Any error means: close it, drop it, open a new one and scan again."""
+
+    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:
+        self._cursor = cursor
+
+    @classmethod
+    async def open(
+        cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int, max_await: timedelta
+    ) -> Stream:
+        """Open the stream from now on. Raises errors of DatabaseError."""
+        with bounded(_OPEN_TIMEOUT):
+            cursor = await store.database.watch(
+                pipeline(worker_id, queues, horizon_ms),
+                max_await_time_ms=int(max_await / timedelta(milliseconds=1)),
+                batch_size=_BATCH,
+            )
+        return cls(cursor)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more events can come."""
+        return self._cursor.alive
+
+    async def next(self) -> Event | None:
+        """Return the next event, or None where none came within the stream's max_await. Raises DatabaseError."""
+        with bounded(None):  # the stream's client has a socket timeout beyond max_await
+            change = await self._cursor.try_next()
+        return None if change is None else _event(change)
+
+    async def close(self) -> None:
+        """Close the cursor."""
+        with bounded(timedelta(seconds=2)):
+            await self._cursor.close()
+
+
+def _event(change: Any) -> Event:
+    kind = change["operationType"]
+    if kind in ("drop", "rename", "dropDatabase", "invalidate"):
+        return Event(EventKind.COLLECTION_LOST)
+    document_id = change.get("documentKey", {}).get("_id")
+    if change["ns"]["coll"] == WORKERS:
+        is_control = kind == "update"
+        return Event(EventKind.CONTROL_CHANGED if is_control else EventKind.PEERS_CHANGED, document_id)
+    if kind == "insert":
+        return Event(EventKind.TASK_INSERTED, document_id, change.get("fullDocument", {}))
+    return Event(
+        EventKind.TASK_CHANGED,
+        document_id,
+        preempt_time=change.get("preempt_time"),
+        concerns_holder=kind == "replace" or bool(change.get("concerns_holder")),
+    )

@@ -1,0 +1,166 @@
+"""The registry of workers: who is there, what they serve, and what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
+from mtask.model.status import WorkerStatus
+from mtask.store import expressions as x
+from mtask.store.operation import Operation, workers
+
+Document = dict[str, Any]
+_RACES = 5
+_STOPPED = WorkerStatus.STOPPED.value
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a worker tells of itself once."""
+
+    worker_id: str
+    incarnation: str
+    host: str
+    pid: int
+    pid_scope: str | None
+    queues: Sequence[str]
+    names: Sequence[str]
+    concurrency: int
+    version: str
+    heartbeat_timeout: timedelta
+
+
+def _expiry(timeout: timedelta) -> x.Expression:
+    return x.add_ms(x.NOW, int(timeout / timedelta(milliseconds=1)))
+
+
+def register(me: Registration, dead_incarnation: str | None = None) -> Operation[Document]:
+    """Take the worker_id; raise WorkerIdInUse while a live process has it.
+
+    `dead_incarnation` is one whose process the caller knows to be gone: its document may be taken over at once.
+    """
+    fresh = {
+        "_id": x.literal(me.worker_id),
+        "incarnation": me.incarnation,
+        "host": x.literal(me.host),
+        "pid": me.pid,
+        "pid_scope": x.literal(me.pid_scope),
+        "status": WorkerStatus.READY.value,
+        "started_time": x.NOW,
+        "heartbeat_time": x.NOW,
+        "heartbeat_expire_time": _expiry(me.heartbeat_timeout),
+        "queues": x.literal(list(me.queues)),
+        "names": x.literal(list(me.names)),
+        "unserved_names": [],
+        "concurrency": me.concurrency,
+        "running_cnt": 0,
+        "version": me.version,
+        "control": {"stop": False, "concurrency": x.literal(None)},
+    }
+    is_free = {
+        "$or": [
+            {"$eq": [{"$type": "$incarnation"}, "missing"]},
+            {"$eq": ["$status", _STOPPED]},
+            {"$lte": ["$heartbeat_expire_time", x.NOW]},
+            {"$eq": ["$incarnation", x.literal(dead_incarnation or "")]},
+        ]
+    }
+    pipeline = [{"$replaceWith": {"$cond": [is_free, fresh, "$$ROOT"]}}]
+    for _ in range(_RACES):
+        try:
+            document: Document = yield workers(
+                "find_one_and_update",
+                {"_id": me.worker_id},
+                pipeline,
+                upsert=True,
+                return_document=ReturnDocument.AFTER,
+                projection={"now": x.NOW, **dict.fromkeys(fresh, 1)},
+            )
+        except DuplicateKey:
+            continue
+        if document["incarnation"] == me.incarnation:
+            return document
+        raise _in_use(document)
+    found = yield workers("find_one", {"_id": me.worker_id}, {"now": x.NOW, **dict.fromkeys(fresh, 1)})
+    raise _in_use(found or {"_id": me.worker_id})
+
+
+def _in_use(document: Mapping[str, Any]) -> WorkerIdInUse:
+    now, expiry = document.get("now"), document.get("heartbeat_expire_time")
+    left = expiry - now if now and expiry else timedelta(0)
+    return WorkerIdInUse(document["_id"], str(document.get("host")), int(document.get("pid", 0)), left)
+
+
+def find(worker_id: str) -> Operation[Document | None]:
+    """Return a worker's document, or None."""
+    document: Document | None = yield workers("find_one", {"_id": worker_id})
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a worker tells of itself again and again."""
+
+    status: WorkerStatus
+    running_cnt: int
+    concurrency: int
+    unserved_names: Sequence[str]
+
+
+def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
+    """Tell that this worker lives; return its `control`, or None if its registration is no longer its own."""
+    change = {
+        "heartbeat_time": x.NOW,
+        "heartbeat_expire_time": _expiry(me.heartbeat_timeout),
+        "status": beat.status.value,
+        "running_cnt": beat.running_cnt,
+        "concurrency": beat.concurrency,
+        "unserved_names": x.literal(list(beat.unserved_names)),
+    }
+    document = yield workers(
+        "find_one_and_update",
+        {"_id": me.worker_id, "incarnation": me.incarnation},
+        [{"$set": change}],
+        return_document=ReturnDocument.AFTER,
+        projection={"control": 1},
+    )
+    return document["control"] if document else None
+
+
+def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
+    """Return the workers that are there, of one of the queues where given; each with the server's `now`."""
+    matched: dict[str, Any] = {
+        "status": {"$ne": _STOPPED},
+        "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]},
+    }
+    if queues is not None:
+        matched["queues"] = {"$in": list(queues)}
+    found: list[Document] = yield workers(
+        "rows", [{"$match": matched}, {"$sort": {"_id": 1}}, {"$set": {"now": x.NOW}}]
+    )
+    return found
+
+
+def every() -> Operation[list[Document]]:
+    """Return all workers on record, each with `is_live` as the server's clock sees it."""
+    is_live = {"$and": [{"$ne": ["$status", _STOPPED]}, {"$gt": ["$heartbeat_expire_time", x.NOW]}]}
+    found: list[Document] = yield workers("rows", [{"$set": {"is_live": is_live}}, {"$sort": {"_id": 1}}])
+    return found
+
+
+def control(worker_id: str, change: Mapping[str, Any]) -> Operation[Document]:
+    """Ask something of a live worker; return its document. Raises WorkerNotFound."""
+    document: Document | None = yield workers(
+        "find_one_and_update",
+        {"_id": worker_id, "status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}},
+        {"$set": {f"control.{name}": value for name, value in change.items()}},
+        return_document=ReturnDocument.AFTER,
+    )
+    if document is None:
+        raise WorkerNotFound(worker_id)
+    return document
