@@ -1,0 +1,300 @@
+"""The client for asyncio: the same as the sync one, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from mtask.client import doctor, explain, publication, requests, views
+from mtask.client.publication import TaskRef, TaskSpec
+from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.options import TaskOptions
+from mtask.settings import DEFAULT_DATABASE, read_settings
+from mtask.store import connect, diagnosis, setup, tasks
+from mtask.store.driver import AsyncStore, SyncStore
+from mtask.store.operation import Operation, T
+from mtask.store.publishing import IfExists, Published
+
+if TYPE_CHECKING:
+    from mtask.store.types import AsyncMongoClient
+
+
+class AsyncClient:
+    """Publish, query, cancel and retry tasks, from asyncio.
+
+    `source` is a MongoDB URI, or a `pymongo.AsyncMongoClient` or a Motor client that the service already has
+    (which stays the caller's to close); without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to
+    the URI's, else "mtask". The first call makes sure of the collections.
+    `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by default;
+    `server_timeout` the first one, where the server may not be there at all.
+    """
+
+    def __init__(
+        self,
+        source: str | AsyncMongoClient | Any = None,
+        *,
+        database: str | None = None,
+        check: bool = True,
+        timeout: timedelta | None = None,
+        server_timeout: timedelta | None = None,
+    ) -> None:
+        if source is None:
+            settings = read_settings()
+            source, database = settings.uri, database or settings.database
+        self._owns_client = isinstance(source, str)
+        store: AsyncStore | SyncStore
+        if isinstance(source, str):
+            named = connect.database_of(source, database, DEFAULT_DATABASE)
+            store = connect.async_store(source, named)
+        else:
+            store = connect.store_for(source, database, DEFAULT_DATABASE)
+            if isinstance(store, SyncStore) and not connect.is_motor(source):
+                raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
+        self._source: Any = source
+        self._store = store
+        if timeout is not None:
+            store.timeout = timeout
+        self._check = check
+        self._server_timeout = server_timeout
+        self._is_ready = False
+        self._setup = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, unless the client was the caller's."""
+        if self._owns_client and isinstance(self._store, AsyncStore):
+            await self._store.close()
+
+    @property
+    def tasks(self) -> Any:
+        """The collection itself: an AsyncCollection, or for a Motor client Motor's, with the same guarantees."""
+        own = self._store.tasks
+        if isinstance(self._store, AsyncStore):
+            return own
+        return self._source[self.database_name].get_collection(
+            own.name,
+            codec_options=own.codec_options,
+            read_preference=own.read_preference,
+            write_concern=own.write_concern,
+            read_concern=own.read_concern,
+        )
+
+    @property
+    def database_name(self) -> str:
+        """The database."""
+        return self._store.database.name
+
+    async def init(self, *, repair: bool = True) -> datetime:
+        """Make the collections, validators and indexes; return the server's time.
+
+        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
+        """
+        await self._reach()
+        now = await self._execute(setup.ensure(repair=repair), None)
+        self._is_ready = True
+        return now
+
+    async def _execute(self, operation: Operation[T], session: Any) -> T:
+        if isinstance(self._store, AsyncStore):
+            return await self._store.run(operation, session)
+        # Motor's own way: the driver's sync client, in threads.
+        return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
+
+    async def _reach(self) -> None:
+        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        if self._server_timeout is None:
+            return
+        usual, self._store.timeout = self._store.timeout, self._server_timeout
+        try:
+            await self._execute(diagnosis.greeting(), None)
+        finally:
+            self._store.timeout = usual
+        self._server_timeout = None
+
+    async def _run(self, operation: Operation[T], session: Any = None) -> T:
+        if not self._is_ready:
+            async with self._setup:
+                if not self._is_ready:
+                    if self._check:
+                        await self.init(repair=False)
+                    else:
+                        await self._reach()
+                        self._is_ready = True
+        return await self._execute(operation, session)
+
+    async def publish(
+        self,
+        task: TaskRef,
+        params: Any = None,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        start_time: datetime | None = None,
+        delay: timedelta | float | None = None,
+        if_exists: IfExists = "keep",
+        clean_failed: bool = False,
+        clean_success: bool = False,
+        not_update_running: bool = False,
+        session: Any = None,
+        **options: Unpack[TaskOptions],
+    ) -> Published:
+        """Publish a task once, whoever calls and however often.
+
+        `task` is a registered handler or its name; `key` the idempotency key (none: a fresh time-ordered one);
+        `delay` a timedelta or seconds, counted on the server's clock. An existing task is kept untouched, or
+        with if_exists="update" gets the new queue, params, task_option and start_time; "reject" raises
+        TaskExists. `clean_failed` and `clean_success` drop those workers' closed states, so that it runs again.
+        `not_update_running` raises TaskRunning while a live run holds it. `session`: inside that transaction
+        (an AsyncClientSession, or Motor's).
+
+        Raises InvalidInput in its kinds, TaskExists, TaskRunning, DatabaseError in its kinds.
+        """
+        spec = TaskSpec(task, params, key=key, queue=queue, start_time=start_time, delay=delay, **options)
+        policy = publication.policy(
+            if_exists,
+            clean_failed=clean_failed,
+            clean_success=clean_success,
+            not_update_running=not_update_running,
+        )
+        return await self._run(requests.publish(spec, policy), session)
+
+    async def publish_many(
+        self,
+        specs: Iterable[TaskSpec],
+        *,
+        if_exists: IfExists = "keep",
+        clean_failed: bool = False,
+        clean_success: bool = False,
+        not_update_running: bool = False,
+        session: Any = None,
+    ) -> list[Published | TaskError]:
+        """Publish many tasks; return for each, in order, what happened: a result, or TaskExists or TaskRunning.
+
+        A spec that is wrong raises before anything is published. Options as in `publish`.
+        """
+        policy = publication.policy(
+            if_exists,
+            clean_failed=clean_failed,
+            clean_success=clean_success,
+            not_update_running=not_update_running,
+        )
+        return await self._run(requests.publish_many(specs, policy, in_session=session is not None), session)
+
+    async def get(self, task: TaskRef, key: str) -> Task:
+        """Return a task; raise TaskNotFound or MalformedTask."""
+        return await self._run(requests.get(requests.identify(task, key)))
+
+    async def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        limit: int = 100,
+    ) -> list[Task]:
+        """Return tasks, newest first, at most `limit` (0: all)."""
+        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id)
+        return await self._run(requests.find(criteria, limit))
+
+    async def count(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+    ) -> int:
+        """Return how many tasks match."""
+        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+        return await self._run(tasks.count(criteria))
+
+    async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
+        """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
+
+        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile.
+        """
+        waiting = requests.waiting(requests.identify(task, key), timeout)
+        began = time.monotonic()
+        while True:
+            found = await self._run(requests.get(waiting.task_id))
+            if found.status.is_final:
+                return found
+            pause = waiting.next_pause(time.monotonic() - began)
+            if pause is None:
+                raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
+            await asyncio.sleep(pause)
+
+    async def cancel(self, task: TaskRef, key: str) -> Task:
+        """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""
+        return await self._run(requests.cancel(requests.identify(task, key)))
+
+    async def retry(self, task: TaskRef, key: str) -> Task:
+        """Let a FAIL or CANCELED task run again, its failures no longer counted; return it.
+
+        Raises TaskNotFound or TaskNotFinished.
+        """
+        return await self._run(requests.run_again(requests.identify(task, key), everything=False))
+
+    async def rerun(self, task: TaskRef, key: str) -> Task:
+        """Let a finished task run again from the start, successes included; return it.
+
+        Raises TaskNotFound or TaskNotFinished.
+        """
+        return await self._run(requests.run_again(requests.identify(task, key), everything=True))
+
+    async def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
+        """Change some of a task's options; return it. ping_interval_ms counts from the next ping, the rest
+        from the next claim; a worker that specific_worker_ids no longer admits is stopped at once."""
+        return await self._run(requests.update_option(requests.identify(task, key), dict(options)))
+
+    async def remove(self, task: TaskRef, key: str) -> bool:
+        """Remove a task, whatever its status; return whether it was there. A live run is ended."""
+        return await self._run(tasks.remove(requests.identify(task, key)))
+
+    async def stats(self) -> list[views.StatRow]:
+        """Return counts per queue, name and status."""
+        return await self._run(requests.stats())
+
+    async def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
+        """Return the workers that are there, or all on record."""
+        return await self._run(requests.list_workers(live_only=live_only))
+
+    async def stop_worker(self, worker_id: str) -> WorkerDocument:
+        """Ask a worker to stop gracefully; raise WorkerNotFound."""
+        return await self._run(requests.control_worker(worker_id, {"stop": True}))
+
+    async def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
+        """Change how many runs a worker holds at once: 0 pauses it, None restores what it started with.
+
+        Raises WorkerNotFound or InvalidInput.
+        """
+        return await self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+
+    async def server_time(self) -> datetime:
+        """Return the server's clock."""
+        return await self._run(diagnosis.server_time())
+
+    async def inspect(self, task_id: str) -> explain.Inspected:
+        """Return a task, or its malformed document, and what it waits for; raise TaskNotFound."""
+        return await self._run(explain.inspect(task_id))
+
+    async def diagnose(self, *, patience: timedelta = doctor.PATIENCE) -> list[doctor.Finding]:
+        """Examine server, collections, workers and tasks; nothing is changed, and no problem raises.
+
+        A due task that waits longer than `patience` is a problem, not a worry.
+        """
+        try:
+            await self._reach()
+        except DatabaseError as error:
+            return [doctor.unreachable(error)]
+        return await self._execute(doctor.examine(self.database_name, patience), None)

@@ -1,0 +1,53 @@
+"""What the doctor found, one line a check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "OK"
+    WARN = "WARN"  #: worth knowing; everything works
+    FAIL = "FAIL"  #: something does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check: what was seen, and what to do where that is not as it should be."""
+
+    check: str
+    level: Level
+    message: str
+    remedy: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ok(check: str, message: str, **fields: Any) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(check, Level.OK, message, None, fields)
+
+
+def warn(check: str, message: str, remedy: str, **fields: Any) -> Finding:
+    """Return a finding worth knowing."""
+    return Finding(check, Level.WARN, message, remedy, fields)
+
+
+def fail(check: str, message: str, remedy: str, **fields: Any) -> Finding:
+    """Return a finding of something that does not work."""
+    return Finding(check, Level.FAIL, message, remedy, fields)
+
+
+def rough(seconds: float) -> str:
+    """Return a length of time as one reads it: 850 ms, 12 s, 3 min, 5.2 h, 3 days."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            amount = seconds / unit
+            return f"{amount:.0f} {name}" if amount >= 9.95 else f"{amount:.1f} {name}"
+    return f"{seconds / 86_400:.0f} days"

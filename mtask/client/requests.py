@@ -1,0 +1,143 @@
+"""The clients' requests: each checks its arguments at once and returns the operation to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from mtask.client import views
+from mtask.client.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
+from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, NotStorable, OperationFailed
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.handlers import handler_of
+from mtask.model.identity import check_key, check_name, check_text, task_id_of
+from mtask.store import publishing, tasks, workers
+from mtask.store.operation import Operation
+from mtask.store.publishing import Policy, Published
+
+
+def identify(task: TaskRef, key: str) -> str:
+    """Return the task's id; raise InvalidName or InvalidKey."""
+    handler = handler_of(task)
+    return task_id_of(handler.name if handler else check_name(task), check_key(key))
+
+
+def publish(spec: TaskSpec, policy: Policy) -> Operation[Published]:
+    """Publish one task."""
+    prepared = spec.prepare()
+
+    def operation() -> Operation[Published]:
+        try:
+            return (yield from publishing.publish(prepared, policy))
+        except (NotStorable, DocumentTooLarge) as error:
+            raise explain_unstorable(error, prepared.name) from error
+
+    return operation()
+
+
+def publish_many(specs: Iterable[TaskSpec], policy: Policy, *, in_session: bool) -> Operation[list[Any]]:
+    """Publish many tasks."""
+    prepared = prepare_many(specs)
+
+    def operation() -> Operation[list[Any]]:
+        if not prepared:
+            return []
+        try:
+            return (yield from publishing.publish_many(prepared, policy, in_session=in_session))
+        except (NotStorable, DocumentTooLarge) as error:
+            reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
+            raise InvalidParams(
+                prepared[0].name, f"{reason}: {error.reason}. Tasks before it may be published; call again"
+            ) from error
+
+    return operation()
+
+
+def get(task_id: str) -> Operation[Task]:
+    """Return one task."""
+    return views.task_of((yield from tasks.get(task_id)))
+
+
+def find(criteria: Mapping[str, Any], limit: int) -> Operation[list[Task]]:
+    """Search, newest first."""
+    return views.tasks_of((yield from tasks.find(criteria, views.check_limit(limit))))
+
+
+def cancel(task_id: str) -> Operation[Task]:
+    """Cancel a task."""
+    return (yield from _changed(task_id, tasks.cancel(task_id)))
+
+
+def _changed(task_id: str, change: Operation[tasks.Document]) -> Operation[Task]:
+    """Make the change and return the task after it; raise MalformedTask where its document stood in the way."""
+    try:
+        return views.task_of((yield from change))
+    except (OperationFailed, KeyError, TypeError):
+        views.task_of((yield from tasks.get(task_id)))
+        raise
+
+
+def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
+    """Open a finished task for a new round."""
+    return (yield from _changed(task_id, tasks.run_again(task_id, everything=everything)))
+
+
+def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:
+    """Change options."""
+    if not changes:
+        raise InvalidInput("name at least one option to change.", field="option")
+    return (yield from _changed(task_id, tasks.update_option(task_id, changes)))
+
+
+def stats() -> Operation[list[views.StatRow]]:
+    """Count tasks."""
+    return views.stats_of((yield from tasks.statistics()))
+
+
+def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:
+    """Return workers on record."""
+    return views.workers_of((yield from workers.live() if live_only else workers.every()))
+
+
+def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[WorkerDocument]:
+    """Ask something of a worker."""
+    checked = check_text("worker_id", worker_id)
+    concurrency = change.get("concurrency")
+    if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
+        raise InvalidInput(f"concurrency {concurrency!r}: use a whole number, 0 to pause.", field="concurrency")
+    if concurrency is not None and not 0 <= concurrency <= 10_000:
+        raise InvalidInput(f"concurrency {concurrency}: use 0 (pause) to 10000.", field="concurrency")
+    document = yield from workers.control(checked, change)
+    return WorkerDocument.model_validate(document)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The pace of waiting for a task: reads by `_id`, from 10 ms apart to half a second."""
+
+    task_id: str
+    timeout: timedelta | None
+    pause: float = 0.01
+
+    def next_pause(self, elapsed: float) -> float | None:
+        """Return the seconds to wait before the next read, or None when time is up."""
+        pause, self.pause = self.pause, min(self.pause * 1.5, 0.5)
+        if self.timeout is None:
+            return pause
+        left = self.timeout.total_seconds() - elapsed
+        return None if left <= 0 else min(pause, left)
+
+
+def waiting(task_id: str, timeout: timedelta | float | None) -> Waiting:
+    """Return the pace of one wait; raise InvalidInput."""
+    if timeout is None:
+        return Waiting(task_id, None)
+    try:
+        wait = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    except (TypeError, ValueError, OverflowError):
+        wait = timedelta(-1)
+    if isinstance(timeout, bool) or wait < timedelta(0):
+        raise InvalidInput(f"timeout {timeout!r} is no length of time; None waits without end.", field="timeout")
+    return Waiting(task_id, wait)

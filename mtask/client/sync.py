@@ -1,0 +1,282 @@
+"""The client for sync code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from mtask.client import doctor, explain, publication, requests, views
+from mtask.client.publication import TaskRef, TaskSpec
+from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.options import TaskOptions
+from mtask.settings import DEFAULT_DATABASE, read_settings
+from mtask.store import connect, diagnosis, setup, tasks
+from mtask.store.driver import SyncStore
+from mtask.store.operation import Operation, T
+from mtask.store.publishing import IfExists, Published
+
+if TYPE_CHECKING:
+    from mtask.store.types import SyncCollection, SyncMongoClient, SyncSession
+
+
+class Client:
+    """Publish, query, cancel and retry tasks, from sync code. Safe to share between threads.
+
+    `source` is a MongoDB URI or a `pymongo.MongoClient` (which stays the caller's to close); without it,
+    MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
+    sure of the collections.
+    `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by default;
+    `server_timeout` the first one, where the server may not be there at all.
+    """
+
+    def __init__(
+        self,
+        source: str | SyncMongoClient | None = None,
+        *,
+        database: str | None = None,
+        check: bool = True,
+        timeout: timedelta | None = None,
+        server_timeout: timedelta | None = None,
+    ) -> None:
+        if source is None:
+            settings = read_settings()
+            source, database = settings.uri, database or settings.database
+        self._owns_client = isinstance(source, str)
+        store = (
+            connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
+            if isinstance(source, str)
+            else connect.store_for(source, database, DEFAULT_DATABASE)
+        )
+        if not isinstance(store, SyncStore) or connect.is_motor(source):
+            raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
+        self._store = store
+        if timeout is not None:
+            store.timeout = timeout
+        self._check = check
+        self._server_timeout = server_timeout
+        self._is_ready = False
+        self._setup = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, unless the client was the caller's."""
+        if self._owns_client:
+            self._store.close()
+
+    @property
+    def tasks(self) -> SyncCollection:
+        """The collection itself."""
+        return self._store.tasks
+
+    @property
+    def database_name(self) -> str:
+        """The database."""
+        return self._store.database.name
+
+    def init(self, *, repair: bool = True) -> datetime:
+        """Make the collections, validators and indexes; return the server's time.
+
+        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
+        """
+        self._reach()
+        now = self._store.run(setup.ensure(repair=repair))
+        self._is_ready = True
+        return now
+
+    def _reach(self) -> None:
+        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        if self._server_timeout is None:
+            return
+        usual, self._store.timeout = self._store.timeout, self._server_timeout
+        try:
+            self._store.run(diagnosis.greeting())
+        finally:
+            self._store.timeout = usual
+        self._server_timeout = None
+
+    def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
+        if not self._is_ready:
+            with self._setup:
+                if not self._is_ready:
+                    if self._check:
+                        self.init(repair=False)
+                    else:
+                        self._reach()
+                        self._is_ready = True
+        return self._store.run(operation, session)
+
+    def publish(
+        self,
+        task: TaskRef,
+        params: Any = None,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        start_time: datetime | None = None,
+        delay: timedelta | float | None = None,
+        if_exists: IfExists = "keep",
+        clean_failed: bool = False,
+        clean_success: bool = False,
+        not_update_running: bool = False,
+        session: SyncSession | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Published:
+        """Publish a task once, whoever calls and however often.
+
+        `task` is a registered handler or its name; `key` the idempotency key (none: a fresh time-ordered one);
+        `delay` a timedelta or seconds, counted on the server's clock. An existing task is kept untouched, or
+        with if_exists="update" gets the new queue, params, task_option and start_time; "reject" raises
+        TaskExists. `clean_failed` and `clean_success` drop those workers' closed states, so that it runs again.
+        `not_update_running` raises TaskRunning while a live run holds it. `session`: inside that transaction.
+
+        Raises InvalidInput in its kinds, TaskExists, TaskRunning, DatabaseError in its kinds.
+        """
+        spec = TaskSpec(task, params, key=key, queue=queue, start_time=start_time, delay=delay, **options)
+        policy = publication.policy(
+            if_exists,
+            clean_failed=clean_failed,
+            clean_success=clean_success,
+            not_update_running=not_update_running,
+        )
+        return self._run(requests.publish(spec, policy), session)
+
+    def publish_many(
+        self,
+        specs: Iterable[TaskSpec],
+        *,
+        if_exists: IfExists = "keep",
+        clean_failed: bool = False,
+        clean_success: bool = False,
+        not_update_running: bool = False,
+        session: SyncSession | None = None,
+    ) -> list[Published | TaskError]:
+        """Publish many tasks; return for each, in order, what happened: a result, or TaskExists or TaskRunning.
+
+        A spec that is wrong raises before anything is published. Options as in `publish`.
+        """
+        policy = publication.policy(
+            if_exists,
+            clean_failed=clean_failed,
+            clean_success=clean_success,
+            not_update_running=not_update_running,
+        )
+        return self._run(requests.publish_many(specs, policy, in_session=session is not None), session)
+
+    def get(self, task: TaskRef, key: str) -> Task:
+        """Return a task; raise TaskNotFound or MalformedTask."""
+        return self._run(requests.get(requests.identify(task, key)))
+
+    def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        limit: int = 100,
+    ) -> list[Task]:
+        """Return tasks, newest first, at most `limit` (0: all)."""
+        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id)
+        return self._run(requests.find(criteria, limit))
+
+    def count(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+    ) -> int:
+        """Return how many tasks match."""
+        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+        return self._run(tasks.count(criteria))
+
+    def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
+        """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
+
+        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile.
+        """
+        waiting = requests.waiting(requests.identify(task, key), timeout)
+        began = time.monotonic()
+        while True:
+            found = self._run(requests.get(waiting.task_id))
+            if found.status.is_final:
+                return found
+            pause = waiting.next_pause(time.monotonic() - began)
+            if pause is None:
+                raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
+            time.sleep(pause)
+
+    def cancel(self, task: TaskRef, key: str) -> Task:
+        """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""
+        return self._run(requests.cancel(requests.identify(task, key)))
+
+    def retry(self, task: TaskRef, key: str) -> Task:
+        """Let a FAIL or CANCELED task run again, its failures no longer counted; return it.
+
+        Raises TaskNotFound or TaskNotFinished.
+        """
+        return self._run(requests.run_again(requests.identify(task, key), everything=False))
+
+    def rerun(self, task: TaskRef, key: str) -> Task:
+        """Let a finished task run again from the start, successes included; return it.
+
+        Raises TaskNotFound or TaskNotFinished.
+        """
+        return self._run(requests.run_again(requests.identify(task, key), everything=True))
+
+    def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
+        """Change some of a task's options; return it. ping_interval_ms counts from the next ping, the rest
+        from the next claim; a worker that specific_worker_ids no longer admits is stopped at once."""
+        return self._run(requests.update_option(requests.identify(task, key), dict(options)))
+
+    def remove(self, task: TaskRef, key: str) -> bool:
+        """Remove a task, whatever its status; return whether it was there. A live run is ended."""
+        return self._run(tasks.remove(requests.identify(task, key)))
+
+    def stats(self) -> list[views.StatRow]:
+        """Return counts per queue, name and status."""
+        return self._run(requests.stats())
+
+    def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
+        """Return the workers that are there, or all on record."""
+        return self._run(requests.list_workers(live_only=live_only))
+
+    def stop_worker(self, worker_id: str) -> WorkerDocument:
+        """Ask a worker to stop gracefully; raise WorkerNotFound."""
+        return self._run(requests.control_worker(worker_id, {"stop": True}))
+
+    def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
+        """Change how many runs a worker holds at once: 0 pauses it, None restores what it started with.
+
+        Raises WorkerNotFound or InvalidInput.
+        """
+        return self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+
+    def server_time(self) -> datetime:
+        """Return the server's clock."""
+        return self._run(diagnosis.server_time())
+
+    def inspect(self, task_id: str) -> explain.Inspected:
+        """Return a task, or its malformed document, and what it waits for; raise TaskNotFound."""
+        return self._run(explain.inspect(task_id))
+
+    def diagnose(self, *, patience: timedelta = doctor.PATIENCE) -> list[doctor.Finding]:
+        """Examine server, collections, workers and tasks; nothing is changed, and no problem raises.
+
+        A due task that waits longer than `patience` is a problem, not a worry.
+        """
+        try:
+            self._reach()
+        except DatabaseError as error:
+            return [doctor.unreachable(error)]
+        return self._store.run(doctor.examine(self.database_name, patience))
