@@ -1,0 +1,1 @@
+"""Recurring publication and maintenance, on APScheduler's triggers: the place kept for schedules."""

@@ -1,0 +1,280 @@
+"""The claimer: takes what is due, as many as there are free slots, in groups. The claim is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError
+from mtask.model import rules
+from mtask.model.documents import StoredTask
+from mtask.model.handlers import Handler
+from mtask.model.identity import fresh_token
+from mtask.model.status import RunStatus
+from mtask.store import claims
+from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
+from mtask.store.pipelines import Outcome
+from mtask.worker.log import fields, logger
+from mtask.worker.quarantine import Quarantine
+from mtask.worker.queue import PreemptionQueue
+from mtask.worker.run import HeldRun
+
+if TYPE_CHECKING:
+    from mtask.worker.hints import Hints
+
+MAX_GROUP = 200
+MAX_IN_FLIGHT = 4
+#: A further group is begun beside others only when it is worth it.
+_MIN_FURTHER = 50
+#: A group is waited for so long, in seconds: one that takes longer, behind someone's open transaction, say, holds back
+#: none of the others.
+_MAX_GATHER = 0.2
+_PAUSE, _MAX_PAUSE = 0.05, 0.5
+#: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
+#: yet by the majority, which is all that may be run.
+_LOOKS_AGAIN = (0.05, 0.2, 0.5)
+#: After this long, a claim whose reply was lost cannot come true any more.
+_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
+_RECENT, _MAX_RECENT = 60.0, 4000
+
+
+class Claimer:
+    """Claims due tasks and starts their runs."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        queue: PreemptionQueue,
+        handlers: Mapping[str, Handler],
+        worker_id: str,
+        concurrency: int,
+        *,
+        hints: Hints,
+        quarantine: Quarantine,
+        start: Callable[[HeldRun], None],
+        is_backed_up: Callable[[], bool],
+        on_landed: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._handlers = handlers
+        self._worker_id = worker_id
+        self._start = start
+        self._hints = hints
+        self._quarantine = quarantine
+        self._is_backed_up = is_backed_up
+        self._on_landed = on_landed
+        self._concurrency = concurrency
+        self._claiming = 0
+        self._running = 0
+        self._wake = asyncio.Event()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._launched_at = 0.0
+        self._recoveries: set[asyncio.Task[None]] = set()
+        self._stopped = asyncio.Event()
+        self._forgotten_at = 0.0
+        self.busy: set[str] = set()  #: tasks whose claim is under way
+        self.recent: dict[str, float] = {}  #: when a task was last claimed here, monotonic seconds
+        self.won_cnt = 0
+        self.lost_cnt = 0
+
+    @property
+    def concurrency(self) -> int:
+        """How many runs are held at once."""
+        return self._concurrency
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Hold that many at once from now on; 0 pauses. What runs goes on."""
+        self._concurrency = concurrency
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look at the queue again: something came in, or a slot is free."""
+        self._wake.set()
+
+    def free_slot(self) -> None:
+        """Take back the slot of a run that has really ended."""
+        self._running -= 1
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Claim until `stop`. Woken by `wake`, by a task's time and by a landed group; bounded by free slots."""
+        while not self._stopped.is_set():
+            self._wake.clear()
+            pause = self._launch()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+        for under_way in (self._in_flight, self._recoveries):
+            while under_way:
+                await asyncio.wait(under_way)
+
+    def stop(self) -> None:
+        """Claim nothing more. `run` returns when what is under way has landed."""
+        self._stopped.set()
+        self._wake.set()
+
+    def _launch(self) -> float | None:
+        """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
+        while not self._stopped.is_set():
+            free = self._concurrency - self._claiming - self._running
+            if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
+                return None
+            if self._is_backed_up():
+                return _PAUSE
+            now = monotonic()
+            pause = self._queue.next_ready(now)
+            if pause is None or pause > 0:
+                return pause
+            waited = now - self._launched_at
+            if self._in_flight and min(free, len(self._queue)) < _MIN_FURTHER and waited < _MAX_GATHER:
+                return _MAX_GATHER - waited  # the next group gathers; the one under way wakes us
+            entries = self._queue.take(min(free, MAX_GROUP), now)
+            if entries:
+                task_ids = [entry.task_id for entry in entries]
+                self._claiming += len(task_ids)
+                self.busy.update(task_ids)
+                job = asyncio.get_running_loop().create_task(self._claim(task_ids, look_first=entries[0].rank > 0))
+                self._in_flight.add(job)
+                self._launched_at = now
+                job.add_done_callback(self._landed)
+        return None
+
+    def _landed(self, job: asyncio.Task[None]) -> None:
+        self._in_flight.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("claimer failed and goes on", exc_info=job.exception())
+        self._wake.set()
+
+    async def _claim(self, task_ids: list[str], *, look_first: bool) -> None:
+        try:
+            wanted = await self._store.run(self._hints.still_due(task_ids)) if look_first else task_ids
+            if wanted:
+                await self._claim_group(wanted)
+        except DatabaseError as error:
+            logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
+            await asyncio.sleep(_PAUSE)
+            self._hints.look_again(task_ids)
+        finally:
+            self.busy.difference_update(task_ids)
+            self._claiming -= len(task_ids)
+            self._hints.landed(task_ids)
+            self._on_landed()
+
+    async def _claim_group(self, task_ids: list[str]) -> None:
+        """Claim these tasks and start the runs won."""
+        token, sent = fresh_token(), monotonic()
+        try:
+            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token))
+        except DatabaseUnavailable as error:
+            logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
+            await self._recover(task_ids, token, sent, _LOOKS_AGAIN)
+        except MtaskError as error:
+            # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
+            left = await self._recover(task_ids, token, sent)
+            if len(task_ids) == 1:
+                await self._quarantine.examine(left, error)
+            else:
+                for task_id in left:
+                    await self._claim_group([task_id])
+        else:
+            won = {document["_id"] for document in documents}
+            self.won_cnt += len(won)
+            self.lost_cnt += len(task_ids) - len(won)
+            await self._adopt(documents, task_ids, token, sent)
+            self._hints.look_again(task_id for task_id in task_ids if task_id not in won)
+
+    async def _adopt(
+        self, documents: Sequence[dict[str, Any]], task_ids: Sequence[str], token: str, sent: float
+    ) -> None:
+        """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
+        run_ids = claims.run_ids_of(task_ids, token)
+        refused: list[tuple[dict[str, Any], Exception]] = []
+        now = monotonic()
+        for document in documents:
+            task_id = document["_id"]
+            self.recent[task_id] = now
+            try:
+                task = StoredTask.model_validate(document)
+                own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
+                run = HeldRun(task, own, self._handlers[task.name], sent)
+            except (ValidationError, StopIteration, KeyError) as error:
+                refused.append((document, error))
+                continue
+            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
+                self._running += 1
+                self._start(run)
+                if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
+                    self._hints.look_at_holder(task_id)
+        self._forget_old(now)
+        for document, problem in refused:
+            await self._quarantine.end(document, run_ids[document["_id"]], problem)
+
+    def _forget_old(self, now: float) -> None:
+        if len(self.recent) > _MAX_RECENT and now - self._forgotten_at > 1.0:
+            self._forgotten_at = now
+            self.recent = {task_id: when for task_id, when in self.recent.items() if when > now - _RECENT}
+
+    async def _recover(
+        self, task_ids: list[str], token: str, sent: float, looks_again: Sequence[float] = ()
+    ) -> list[str]:
+        """Read back what a claim took that was not answered as it should be, and start that; return the rest.
+
+        What comes true only after the last of these reads is handed back.
+        """
+        known: set[str] = set()
+        for pause in (0.0, *looks_again):
+            if len(known) == len(task_ids) or (pause and self._stopped.is_set()):
+                break
+            await asyncio.sleep(pause)
+            documents = await self._read_back(task_ids, token, sent)
+            if documents is None:
+                return []
+            found = [document for document in documents if document["_id"] not in known]
+            known.update(document["_id"] for document in found)
+            self.won_cnt += len(found)
+            await self._adopt(found, task_ids, token, sent)
+        doubtful = [task_id for task_id in task_ids if task_id not in known]
+        self._hints.look_again(doubtful)
+        if doubtful and monotonic() < sent + _SETTLED:
+            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, sent))
+            self._recoveries.add(job)
+            job.add_done_callback(self._recoveries.discard)
+        return doubtful
+
+    async def _read_back(self, task_ids: list[str], token: str, sent: float) -> list[dict[str, Any]] | None:
+        """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
+        pause = _PAUSE
+        while True:
+            try:
+                return await self._store.run(claims.claimed(task_ids, token))
+            except DatabaseUnavailable:
+                if self._stopped.is_set() and monotonic() > sent + _SETTLED:
+                    return None
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _MAX_PAUSE)
+
+    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, sent: float) -> None:
+        """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
+        run_ids = claims.run_ids_of(task_ids, token)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, sent + _SETTLED - monotonic())):
+                await self._stopped.wait()
+        try:
+            states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
+            late = [t for t in doubtful if states.get(run_ids[t]) == RunStatus.RUNNING]
+            if late:
+                logger.warning("late claims handed back", extra=fields(tasks=len(late)))
+                await self._store.run(claims.finish([_handed_back(t, run_ids[t]) for t in late]))
+        except MtaskError as error:
+            logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
+
+
+def _handed_back(task_id: str, run_id: str) -> Outcome:
+    return Outcome(task_id, run_id, RunStatus.CANCELED, reason="handed back: the claim's reply was lost")

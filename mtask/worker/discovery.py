@@ -1,0 +1,235 @@
+"""Discovery: the change stream first, then the batch query. Both are repeated after any break, so there is no gap."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+
+from mtask.errors import MtaskError, OperationFailed
+from mtask.store import claims, setup, workers
+from mtask.store.driver import AsyncStore
+from mtask.store.watch import Event, EventKind, Stream
+from mtask.worker.clock import ServerClock
+from mtask.worker.hints import HORIZON, MAX_UNSERVED, Hints
+from mtask.worker.log import fields, logger
+from mtask.worker.queue import PreemptionQueue
+from mtask.worker.runner import Runner
+
+#: A lapsed lease that nobody preempted for this long is settled by whoever scans.
+_SETTLE_GRACE_MS = 2_000
+_SETTLE_LIMIT = 500
+_MAX_AWAIT = timedelta(seconds=10)
+_PAUSE, _MAX_PAUSE = 0.1, 2.0
+_MALFORMED_LIMIT = 1000
+#: Between scans that were asked for because the queue had drained, in seconds at least.
+_REFILL_PAUSE = 0.05
+
+
+class Discovery:
+    """Finds what is due, or soon will be, and tells `Hints` of it."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        stream_store: AsyncStore,
+        worker_id: str,
+        queues: Sequence[str],
+        names: Sequence[str],
+        *,
+        hints: Hints,
+        queue: PreemptionQueue,
+        clock: ServerClock,
+        runner: Runner,
+        on_control: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._stream_store = stream_store
+        self._worker_id = worker_id
+        self._queues = list(queues)
+        self._names = list(names)
+        self._hints = hints
+        self._queue = queue
+        self._clock = clock
+        self._runner = runner
+        self._on_control = on_control
+        self._wake_scan = asyncio.Event()
+        self._is_full_scan_due = True
+        self._are_peers_due = True
+        self._is_setup_due = False
+        self._scanned_own = 0
+        self._scanned_at = 0.0
+        self._is_stopping = False
+        self._stream_task: asyncio.Task[None] | None = None
+        self.is_ready = asyncio.Event()
+        self.scan_cnt = 0
+        self.event_cnt = 0
+
+    async def stop(self) -> None:
+        """Stop all loops. The stream's wait is cut short: its client is its own, and closes with it."""
+        self._is_stopping = True
+        self._hints.stop()
+        self._wake_scan.set()
+        if self._stream_task is not None:
+            self._stream_task.cancel()
+
+    # --- the stream -------------------------------------------------------------------------------------
+
+    async def run_stream(self) -> None:
+        """Follow the change stream until `stop`; after any break open a new one and scan again."""
+        self._stream_task = asyncio.current_task()
+        pause = _PAUSE
+        while not self._is_stopping:
+            try:
+                await self._follow()
+                pause = _PAUSE
+            except asyncio.CancelledError:
+                if not self._is_stopping:
+                    raise
+            except MtaskError as error:
+                if not self._is_stopping:
+                    logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
+            if not self._is_stopping:
+                self._ask_full_scan()  # until it opens, scans are all there is
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause = min(pause * 2, _MAX_PAUSE)
+
+    async def _follow(self) -> None:
+        """Open a stream and take its events until it breaks or ends."""
+        stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON), _MAX_AWAIT)
+        self._ask_full_scan()
+        try:
+            while stream.is_open and not self._is_stopping:
+                event = await stream.next()
+                if event is not None and not self._take(event):
+                    return
+        finally:
+            with suppress(Exception):
+                await stream.close()
+
+    def _take(self, event: Event) -> bool:
+        """Take one event, without any call to the database; return False where the stream must be opened anew."""
+        self.event_cnt += 1
+        if event.kind is EventKind.TASK_INSERTED:
+            self._hints.push(event.task_id, event.document or {})
+        elif event.kind is EventKind.TASK_CHANGED:
+            self._hints.push_changed(event.task_id, event.preempt_time, concerns_holder=event.concerns_holder)
+        elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._worker_id:
+            self._on_control()
+        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
+            self._are_peers_due = True
+            self._wake_scan.set()
+        elif event.kind is EventKind.COLLECTION_LOST:
+            logger.warning("the collection was dropped or renamed, starting over")
+            self._is_setup_due = True
+            return False
+        return True
+
+    # --- scans ------------------------------------------------------------------------------------------
+
+    def _ask_full_scan(self) -> None:
+        self._is_full_scan_due = True
+        self._are_peers_due = True  # workers that came while there was no stream were not heard of either
+        self._wake_scan.set()
+
+    def refill(self) -> None:
+        """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
+        is_drained = self._queue.own_count * 4 <= self._scanned_own
+        if self._queue.has_more and is_drained and monotonic() - self._scanned_at > _REFILL_PAUSE:
+            self._queue.has_more = False
+            self._wake_scan.set()
+
+    async def run_scans(self) -> None:
+        """Scan every half horizon until `stop`, and at once after a break or when a drained queue has more."""
+        pause = _PAUSE
+        next_regular = 0.0
+        regular_cnt = 0
+        while not self._is_stopping:
+            try:
+                is_regular = monotonic() >= next_regular
+                await self._scan()
+                if is_regular or self._is_full_scan_due:
+                    next_regular = monotonic() + HORIZON.total_seconds() / 2
+                    await self._upkeep(regular_cnt)
+                    regular_cnt += 1
+                pause = _PAUSE
+                self.is_ready.set()
+            except MtaskError as error:
+                logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
+                # An index that the scan relies on may be gone, with the collection or by hand.
+                self._is_setup_due |= isinstance(error, OperationFailed)
+                self._wake_scan.clear()
+                await self._wait_scan(pause * (0.5 + random.random()))
+                pause = min(pause * 2, _MAX_PAUSE)
+                continue
+            await self._wait_scan(next_regular - monotonic())
+
+    async def _wait_scan(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._wake_scan.wait()
+
+    async def _scan(self) -> None:
+        self._wake_scan.clear()
+        if self._is_setup_due:
+            await self._store.run(setup.ensure())
+            self._is_setup_due = False
+        if self._are_peers_due:
+            await self._refresh_peers()
+        found = await self._scan_within(HORIZON)
+        if not found.is_complete:
+            self._queue.has_more = True
+            if found.has_future:
+                # What is not yet due fills the batch: it must not stand before what is.
+                await self._scan_within(timedelta(0))
+        self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
+
+    async def _scan_within(self, horizon: timedelta) -> claims.Scan:
+        sent = monotonic()
+        found = await self._store.run(
+            claims.scan(self._queues, self._names, self._worker_id, _ms(horizon), self._queue.capacity)
+        )
+        self.scan_cnt += 1
+        if found.server_time is not None:
+            self._clock.observe(found.server_time, sent, monotonic())
+        for document in found.documents:
+            self._hints.push_found(document, sent)
+        return found
+
+    async def _upkeep(self, count: int) -> None:
+        if self._is_full_scan_due:
+            self._is_full_scan_due = False
+            for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
+                self._hints.note_unserved(str(name))
+        if count % 4 == 0:
+            self._hints.look_again(d["_id"] for d in await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT)))
+        if count % 2 == 0:
+            await self._settle_lapsed()
+        else:
+            self._are_peers_due = True
+        await self._hints.look_at_held([run.task_id for run in self._runner.runs])
+
+    async def _settle_lapsed(self) -> None:
+        task_ids = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        if not task_ids:
+            return
+        try:
+            await self._store.run(claims.settle(task_ids))
+        except OperationFailed:
+            # One malformed document fails the whole batch: a look finds out which, and the next turn does the rest.
+            self._hints.look_again(task_ids)
+
+    async def _refresh_peers(self) -> None:
+        self._are_peers_due = False
+        sent = monotonic()
+        live = await self._store.run(workers.live(self._queues))
+        if live:  # this worker's own document is there as a rule: an idle worker's clock is read by it, too
+            self._clock.observe(live[0]["now"], sent, monotonic())
+        self._hints.take_peers(live)
+
+
+def _ms(duration: timedelta) -> int:
+    return int(duration / timedelta(milliseconds=1))

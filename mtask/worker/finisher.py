@@ -1,0 +1,191 @@
+"""The finisher: writes how runs end, in groups. While groups are under way, the next one gathers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+
+from mtask.errors import DatabaseUnavailable, DocumentTooLarge, MtaskError, NotStorable, OperationFailed
+from mtask.model.status import RunStatus
+from mtask.store import claims
+from mtask.store.driver import AsyncStore
+from mtask.store.pipelines import Outcome
+from mtask.store.translate import VALIDATION
+from mtask.worker.log import fields, logger
+from mtask.worker.pinger import Pinger
+from mtask.worker.run import HeldRun
+
+MAX_GROUP = 200
+MAX_IN_FLIGHT = 4
+#: A further group is begun beside others only when it is worth it.
+_MIN_FURTHER = 50
+_MAX_GROUP_BYTES = 4 * 1024 * 1024
+_PAUSE, _MAX_PAUSE = 0.05, 1.0
+#: After so many answers that are no outage, the outcome itself is taken to be what the server refuses.
+_MAX_REFUSALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An outcome on its way to the database."""
+
+    run: HeldRun
+    outcome: Outcome
+    size: int
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it is a SUCCESS: these go in groups of their own."""
+        return self.outcome.status is RunStatus.SUCCESS
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Outcomes that may share a group, and the groups of them under way."""
+
+    waiting: deque[Ending] = field(default_factory=deque)
+    in_flight: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Finisher:
+    """Takes outcomes and sees that they are written, or that their lease is lost."""
+
+    def __init__(self, store: AsyncStore, pinger: Pinger) -> None:
+        self._store = store
+        self._pinger = pinger
+        # A lane each, so that failures and hand-backs are written however many successes flow.
+        self._successes, self._others = _Lane(), _Lane()
+        self._lanes = (self._others, self._successes)
+        self._pending = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.finished_cnt = 0
+        self.lost_cnt = 0
+
+    @property
+    def pending(self) -> int:
+        """How many outcomes are not yet written."""
+        return self._pending
+
+    def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
+        """Write this outcome soon. The run's lease is kept until it is written."""
+        run.is_finishing = True
+        self._pending += 1
+        self._idle.clear()
+        ending = Ending(run, outcome, size)
+        (self._successes if ending.is_success else self._others).waiting.append(ending)
+        self._launch()
+
+    async def drain(self) -> None:
+        """Wait until every outcome is written, or its lease lost."""
+        await self._idle.wait()
+
+    def _launch(self) -> None:
+        for lane in self._lanes:
+            while lane.waiting and len(lane.in_flight) < MAX_IN_FLIGHT:
+                if lane.in_flight and len(lane.waiting) < _MIN_FURTHER:
+                    break
+                # Started by the loop, so what is submitted in this very turn still joins the group.
+                task = asyncio.get_running_loop().create_task(self._flush_next(lane))
+                lane.in_flight.add(task)
+                task.add_done_callback(partial(self._landed, lane))
+                if len(lane.waiting) <= MAX_GROUP:
+                    break
+
+    def _landed(self, lane: _Lane, task: asyncio.Task[None]) -> None:
+        lane.in_flight.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("finisher failed and goes on", exc_info=task.exception())
+        self._launch()
+
+    async def _flush_next(self, lane: _Lane) -> None:
+        group = self._gather(lane.waiting)
+        if group:
+            await self._flush(group)
+
+    @staticmethod
+    def _gather(waiting: deque[Ending]) -> list[Ending]:
+        group: dict[str, Ending] = {}
+        size = 0
+        while waiting and len(group) < MAX_GROUP:
+            ending = waiting[0]
+            if ending.run.task_id in group or (group and size + ending.size > _MAX_GROUP_BYTES):
+                break  # one outcome per task and group; what is large goes in parts
+            group[ending.run.task_id] = waiting.popleft()
+            size += ending.size
+        return list(group.values())
+
+    async def _flush(self, group: list[Ending]) -> None:
+        pause, refusals = _PAUSE, 0
+        while group:
+            try:
+                accepted = await self._store.run(claims.finish([ending.outcome for ending in group]))
+            except MtaskError as error:
+                if _is_about_value(error) or refusals >= _MAX_REFUSALS:
+                    await self._flush_apart(group, error)
+                    return
+                # What was written stays written: the next try finds it by its run_id.
+                refusals += not isinstance(error, DatabaseUnavailable)
+                logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
+                group = self._drop_expired(group)
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause = min(pause * 2, _MAX_PAUSE)
+            else:
+                for ending in group:
+                    self._resolve(ending, is_accepted=ending.run.run_id in accepted)
+                return
+
+    async def _flush_apart(self, group: list[Ending], error: MtaskError) -> None:
+        """Find out which outcome the server refuses, and write that it was refused."""
+        if len(group) > 1:
+            for ending in group:
+                await self._flush([ending])
+            return
+        ending = group[0]
+        if not ending.is_success:
+            logger.error("finish refused", extra=fields(task=ending.run.task_id, reason=str(error)))
+            self._resolve(ending, is_accepted=False)
+            return
+        kind = "is too large to be stored" if isinstance(error, DocumentTooLarge) else "was refused by the database"
+        if isinstance(error, NotStorable):
+            kind = "cannot be stored as BSON"
+        await self._flush([Ending(ending.run, refusal(ending.run, f"what the handler returned {kind}: {error}"), 0)])
+
+    def _drop_expired(self, group: list[Ending]) -> list[Ending]:
+        now = monotonic()
+        kept = []
+        for ending in group:
+            if ending.run.trusted_until > now:
+                kept.append(ending)
+            else:
+                self._resolve(ending, is_accepted=False)
+        return kept
+
+    def _resolve(self, ending: Ending, *, is_accepted: bool) -> None:
+        self._pinger.release(ending.run)
+        self._pending -= 1
+        if is_accepted:
+            self.finished_cnt += 1
+        else:
+            self.lost_cnt += 1
+            logger.warning(
+                "result refused: the lease was lost",
+                extra=fields(task=ending.run.task_id, run=ending.run.run_id, outcome=ending.outcome.status),
+            )
+        if self._pending == 0:
+            self._idle.set()
+
+
+def _is_about_value(error: MtaskError) -> bool:
+    """Whether the server, or the driver, refuses what is to be written, and would do so again."""
+    is_invalid = isinstance(error, OperationFailed) and error.code == VALIDATION
+    return is_invalid or isinstance(error, NotStorable | DocumentTooLarge)
+
+
+def refusal(run: HeldRun, reason: str) -> Outcome:
+    """Return a final failure: running the handler again would come to the same."""
+    return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

@@ -1,0 +1,265 @@
+"""Hints: what discovery has heard of tasks, resolved by the rules and put into the preemption queue.
+
+Nothing here decides: a hint may be late, doubled or wrong. The claim decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtask.errors import DatabaseError
+from mtask.model import rules
+from mtask.model.documents import StoredTask, Task
+from mtask.store import claims
+from mtask.store.driver import AsyncStore
+from mtask.store.operation import Operation
+from mtask.worker.claimer import Claimer
+from mtask.worker.clock import ServerClock
+from mtask.worker.log import fields, logger
+from mtask.worker.peers import Peers
+from mtask.worker.pinger import Pinger
+from mtask.worker.quarantine import Quarantine
+from mtask.worker.queue import PreemptionQueue
+from mtask.worker.runner import Runner
+
+#: How far ahead the queue holds what comes due.
+HORIZON = timedelta(seconds=10)
+_MAX_LOOK = 500
+#: Names without a handler here that are taken down at most.
+MAX_UNSERVED = 100
+_PAUSE = 0.1
+
+
+class Hints:
+    """Feeds the preemption queue, and resolves by batched reads what a hint alone does not tell."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        worker_id: str,
+        queues: Sequence[str],
+        names: Sequence[str],
+        queue: PreemptionQueue,
+        clock: ServerClock,
+        pinger: Pinger,
+        quarantine: Quarantine,
+    ) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._queues = frozenset(queues)
+        self._names = frozenset(names)
+        self._queue = queue
+        self._clock = clock
+        self._pinger = pinger
+        self._quarantine = quarantine
+        self._peers = Peers(worker_id)
+        self._claimer: Claimer
+        self._runner: Runner
+        self._suspects: dict[str, Any] = {}
+        self._holders: set[str] = set()
+        self._missed: set[str] = set()
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self.unserved_names: set[str] = set()
+
+    def connect(self, claimer: Claimer, runner: Runner) -> None:
+        """Tell it who claims and who runs."""
+        self._claimer = claimer
+        self._runner = runner
+
+    # --- what is heard ------------------------------------------------------------------------------------
+
+    def push(self, task_id: Any, document: Mapping[str, Any]) -> None:
+        """Take a task as its document says; where that cannot be read, look at the whole of it."""
+        try:
+            name, queue = document["name"], document.get("queue")
+            priority = int(document["task_option"]["priority"])
+            moment = document["task_state"]["next_preempt_time"]
+            is_readable = isinstance(task_id, str) and isinstance(moment, datetime)
+            is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
+            due = self._clock.monotonic_of(moment) if is_readable else 0.0
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            is_readable = False
+        if not is_readable:
+            self.suspect(task_id)
+        elif queue is not None and queue not in self._queues:
+            return
+        elif name not in self._names:
+            self.note_unserved(str(name))
+        else:
+            self._enqueue(task_id, name, priority, due)
+
+    def push_found(self, document: Mapping[str, Any], sent: float) -> None:
+        """Take a task that a scan found, unless it was claimed here since the scan was sent (monotonic seconds)."""
+        task_id = document["_id"]
+        if isinstance(task_id, str):
+            if self._claimer.recent.get(task_id, 0.0) > sent or self._runner.held_run(task_id) is not None:
+                return
+            if task_id in self._claimer.busy:
+                return  # the scan is no news to the claim under way
+        self.push(task_id, document)
+
+    def push_changed(self, task_id: Any, preempt_time: Any, *, concerns_holder: bool) -> None:
+        """Take a change of a task that the stream told of, without its document."""
+        if not isinstance(task_id, str):
+            self.suspect(task_id)
+            return
+        is_held = self._runner.held_run(task_id) is not None
+        if concerns_holder and (is_held or task_id in self._claimer.busy):
+            self.look_at_holder(task_id)
+        if is_held:
+            return
+        if isinstance(preempt_time, datetime) and self._queue.move(task_id, self._clock.monotonic_of(preempt_time)):
+            self._claimer.wake()
+        elif task_id.partition(":")[0] in self._names:
+            self.suspect(task_id)
+
+    def look_again(self, task_ids: Iterable[Any]) -> None:
+        """Look at these tasks soon, with one batched read."""
+        for task_id in task_ids:
+            self.suspect(task_id)
+
+    def suspect(self, task_id: Any) -> None:
+        """Look at this task soon."""
+        # By its text: the `_id` of a malformed document need not be hashable.
+        self._suspects[task_id if isinstance(task_id, str) else repr(task_id)] = task_id
+        self._wake.set()
+
+    def look_at_holder(self, task_id: str) -> None:
+        """See soon whether the run held here may go on; after the claim that is under way, if there is one."""
+        if task_id in self._claimer.busy:
+            self._missed.add(task_id)
+        else:
+            self._holders.add(task_id)
+            self._wake.set()
+
+    def landed(self, task_ids: Iterable[str]) -> None:
+        """Take up what was heard of tasks while their claim was under way."""
+        if self._missed:
+            missed = self._missed.intersection(task_ids)
+            self._missed -= missed
+            self._holders |= {task_id for task_id in missed if self._runner.held_run(task_id) is not None}
+            self.look_again(missed - self._holders)
+            self._wake.set()
+
+    def note_unserved(self, name: str) -> None:
+        """Take down a name that waits in a queue served here, without a handler here."""
+        if name not in self.unserved_names and len(self.unserved_names) < MAX_UNSERVED:
+            self.unserved_names.add(name)
+            logger.warning("no handler here for a task in a queue served here", extra=fields(name=name))
+
+    def take_peers(self, live: Sequence[Mapping[str, Any]]) -> None:
+        """Rank anew among these workers."""
+        self._peers.update(live)
+        self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
+
+    def _enqueue(self, task_id: str, name: str, priority: int, due: float) -> None:
+        if task_id in self._claimer.busy:
+            self._missed.add(task_id)  # the claim under way may be older than this hint
+        elif not self._quarantine.is_left_alone(task_id):
+            self._queue.push(task_id, name, priority, due, self._rank(task_id, name))
+            self._claimer.wake()
+
+    def _rank(self, task_id: str, name: str) -> int:
+        """Return how many live workers go before this one for the task."""
+        # Due again after a run here: it did not succeed. What fails on this worker may do well on another, and the
+        # rank by the task's id alone would bring it back here each time, until its limit is used up.
+        was_tried_here = task_id in self._claimer.recent
+        return self._peers.last(name) if was_tried_here else self._peers.rank(task_id, name)
+
+    # --- looks --------------------------------------------------------------------------------------------
+
+    async def run_looks(self) -> None:
+        """Resolve hints until `stop`. Woken by hints; bounded by one read at a time, while which others gather."""
+        while not self._is_stopping:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while (self._suspects or self._holders) and not self._is_stopping:
+                    await self._look_at_holders()
+                    batch = list(self._suspects)[:_MAX_LOOK]
+                    if batch:
+                        await self._look({name: self._suspects.pop(name) for name in batch})
+            except DatabaseError as error:
+                logger.warning("look failed, will be repeated", extra=fields(reason=str(error)))
+                await asyncio.sleep(_PAUSE)
+                self._wake.set()
+
+    def stop(self) -> None:
+        """Look at nothing more."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def look_at_held(self, task_ids: Iterable[str]) -> None:
+        """See whether the runs that this worker holds of these tasks may go on."""
+        runs = [run for task_id in task_ids if (run := self._runner.held_run(task_id)) is not None]
+        if runs:
+            documents = await self._store.run(claims.held([run.task_id for run in runs]))
+            self._pinger.apply(runs, documents, None)
+
+    async def _look_at_holders(self) -> None:
+        holders = list(self._holders)
+        self._holders.clear()
+        await self.look_at_held(holders)
+
+    async def _look(self, suspects: dict[str, Any]) -> None:
+        sent = monotonic()
+        try:
+            documents = await self._store.run(claims.look(list(suspects.values())))
+        except DatabaseError:
+            self._suspects = {**suspects, **self._suspects}
+            raise
+        malformed = [document["_id"] for document in documents if not self._resolve(document, sent)]
+        # The look leaves parts out: only the whole document can be judged.
+        await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
+
+    def _resolve(self, document: Mapping[str, Any], sent: float) -> bool:
+        """Take a task as a look shows it; return False where it is malformed."""
+        self._clock.observe(document["now"], sent, monotonic())
+        try:
+            task = StoredTask.model_validate(document)
+        except ValidationError:
+            return False
+        if self._claimer.recent.get(task.id, 0.0) <= sent and task.queue in self._queues:
+            if self._runner.held_run(task.id) is not None:
+                self.look_at_holder(task.id)
+            elif task.name in self._names:
+                self._schedule(task, document["now"])
+            else:
+                self.note_unserved(task.name)
+        return True
+
+    def _schedule(self, task: Task, now: datetime) -> None:
+        """Put a task into the queue for when the rules let this worker take it, if that is within the horizon."""
+        moment = rules.preemptable_at(task, self._worker_id, now)
+        stored = task.task_state.next_preempt_time
+        if moment is not None and stored is not None:
+            moment = max(moment, stored)  # the claim's guard goes by what is stored, whoever wrote it
+        if moment is None or moment - now > HORIZON:
+            self._queue.discard(task.id)
+        else:
+            self._enqueue(task.id, task.name, task.task_option.priority, self._clock.monotonic_of(moment))
+
+    def still_due(self, task_ids: Sequence[str]) -> Operation[list[str]]:
+        """Return those of these tasks that this worker could take now; the others are queued for when it can."""
+        sent = monotonic()
+        documents = yield from claims.look(task_ids)
+        found = []
+        for document in documents:
+            try:
+                task = StoredTask.model_validate(document)
+            except ValidationError:
+                self.suspect(document["_id"])
+                continue
+            if rules.may_take(task, self._worker_id, document["now"]):
+                found.append(task.id)
+            elif self._claimer.recent.get(task.id, 0.0) <= sent:
+                self._claimer.busy.discard(task.id)
+                self._schedule(task, document["now"])
+        return found

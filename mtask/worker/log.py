@@ -1,0 +1,36 @@
+"""Logs: a constant message plus fields."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+FIELDS = "mtask_fields"
+logger = logging.getLogger("mtask.worker")
+
+
+def fields(**values: Any) -> dict[str, dict[str, Any]]:
+    """Return the `extra` of a log call."""
+    return {FIELDS: values}
+
+
+class FieldFormatter(logging.Formatter):
+    """Formats a record as time, level, message and key=value fields."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; fields come behind the message, before a traceback."""
+        values = getattr(record, FIELDS, None)
+        if not values:
+            return super().format(record)
+        shown = " ".join(f"{name}={_shown(value)}" for name, value in values.items() if value is not None)
+        copy = logging.makeLogRecord(record.__dict__)
+        copy.msg, copy.args = f"{record.getMessage()} {shown}", ()
+        return super().format(copy)
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return repr(text) if any(letter in text for letter in " \n\"'=") or not text else text

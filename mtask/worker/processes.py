@@ -1,0 +1,135 @@
+"""Several worker processes under one supervisor: `mtask-worker --processes N`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from mtask.worker.log import fields, logger
+
+_PAUSE, _MAX_PAUSE = 0.5, 30.0
+#: A process that lived this long had started well: the next restart is quick again, in seconds.
+_HEALTHY = 30.0
+#: Exit codes that a restart cannot mend: usage, and an id in use.
+_HOPELESS = frozenset({2, 5})
+#: The database cannot be used: told at once, as by a single worker, unless it could be before.
+_NO_DATABASE = 3
+
+
+@dataclass(slots=True)
+class _Child:
+    place: int
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    pause: float = _PAUSE
+    restart_at: float | None = 0.0
+
+
+class Supervisor:
+    """Keeps N worker processes running, restarts those that die with growing pauses, and passes signals on."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> None:
+        self._commands = commands
+        self._environment = environment
+        self._children = [_Child(place) for place in range(len(commands))]
+        self._wake = threading.Event()
+        self._signals: list[int] = []
+        self._is_stopping = False
+        self._has_been_well = False
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Run until told to stop by SIGTERM or SIGINT, or until nothing can be restarted; return the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+        while True:
+            self._pass_signals()
+            self._reap()
+            if self._is_stopping and not self._running():
+                return self._exit_code
+            if not self._running() and all(child.restart_at is None for child in self._children):
+                return self._exit_code
+            self._wake.wait(self._start_due())
+            self._wake.clear()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals.append(number)
+        self._wake.set()
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.process is not None]
+
+    def _pass_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            self._is_stopping = True
+            for child in self._running():
+                if child.process is not None and child.process.poll() is None:
+                    child.process.send_signal(number)
+
+    def _start_due(self) -> float:
+        """Start what is due; return the seconds until the next start, or a bound at which to look again."""
+        now = monotonic()
+        wait = 5.0
+        for child in self._children:
+            if child.process is not None or child.restart_at is None or self._is_stopping:
+                continue
+            if child.restart_at > now:
+                wait = min(wait, child.restart_at - now)
+                continue
+            child.started = now
+            # Groups of their own: Ctrl-C reaches them through the supervisor, once.
+            child.process = subprocess.Popen(self._commands[child.place], env=self._environment, start_new_session=True)
+            logger.info("worker process started", extra=fields(place=child.place, pid=child.process.pid))
+        return wait
+
+    def _reap(self) -> None:
+        for child in self._running():
+            code = child.process.poll() if child.process is not None else None
+            if code is None:
+                continue
+            child.process = None
+            if self._is_stopping or code == 0:
+                child.restart_at = None  # stopped, by us or remotely
+                self._exit_code = self._exit_code or max(code, 0)
+                continue
+            lived = monotonic() - child.started
+            self._has_been_well |= lived > _HEALTHY
+            if code in _HOPELESS or (code == _NO_DATABASE and not self._has_been_well):
+                logger.error("worker process gave up", extra=fields(place=child.place, code=code))
+                child.restart_at = None
+                self._exit_code = code
+                continue
+            child.pause = _PAUSE if lived > _HEALTHY else child.pause
+            child.restart_at = monotonic() + child.pause
+            logger.warning(
+                "worker process died, starting another",
+                extra=fields(place=child.place, code=code, pause=child.pause),
+            )
+            child.pause = min(child.pause * 2, _MAX_PAUSE)
+
+
+def worker_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command line of one worker process under this interpreter."""
+    return [sys.executable, "-m", "mtask.cli.worker", *arguments]
+
+
+def end_with_parent() -> None:
+    """Start a thread that ends this process gracefully when its supervisor is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        ended = threading.Event()
+        while not ended.wait(1.0):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, name="mtask-parent-watch", daemon=True).start()

@@ -1,0 +1,98 @@
+"""Malformed documents: told from others, marked FAIL with the reason, and kept from disturbing the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtask.errors import DatabaseUnavailable, MtaskError
+from mtask.model.documents import StoredTask, describe_validation
+from mtask.model.status import RunStatus
+from mtask.store import claims
+from mtask.store.driver import AsyncStore
+from mtask.store.pipelines import Outcome
+from mtask.worker.log import fields, logger
+
+#: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
+_REFUSED_PAUSE = 30.0
+_MAX_REMEMBERED = 10_000
+
+
+class Quarantine:
+    """Marks malformed documents FAIL, and remembers what had better be left alone for a while."""
+
+    def __init__(self, store: AsyncStore, worker_id: str) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._left_alone: dict[str, float] = {}
+
+    def is_left_alone(self, task_id: Any) -> bool:
+        """Whether the server refused to change this task a short while ago."""
+        return self._left_alone.get(_name_of(task_id), 0.0) > monotonic()
+
+    def leave_alone(self, task_id: Any) -> None:
+        """Try this task no more for half a minute."""
+        now = monotonic()
+        if len(self._left_alone) >= _MAX_REMEMBERED:
+            self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
+        self._left_alone[_name_of(task_id)] = now + _REFUSED_PAUSE
+
+    async def examine(self, task_ids: Sequence[Any], refusal: MtaskError | None = None) -> None:
+        """Judge whole documents that could not be read, or that the server refused to change.
+
+        A malformed one becomes FAIL with the reason; one that looks well is left alone for a while.
+        """
+        if not task_ids:
+            return
+        for document in await self._store.run(claims.read(task_ids)):
+            reason = malformation(document)
+            if reason is not None:
+                await self._mark(document["_id"], reason)
+            else:
+                logger.error("task refused", extra=fields(task=document["_id"], reason=str(refusal)))
+                self.leave_alone(document["_id"])
+
+    async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> None:
+        """End a run that was claimed and cannot be started."""
+        malformed = malformation(document)
+        reason = malformed or f"it cannot be run here: {type(error).__name__}: {error}"
+        task_id = document["_id"]
+        ended: set[str] = set()
+        try:
+            ending = Outcome(task_id, run_id, RunStatus.FAIL, reason=reason, final=True)
+            ended = await self._store.run(claims.finish([ending]))
+        except DatabaseUnavailable:
+            raise
+        except MtaskError as refused:
+            logger.warning("finish refused", extra=fields(task=task_id, reason=str(refused)))
+        if ended:
+            logger.error("task that cannot be run marked FAIL", extra=fields(task=task_id, reason=reason))
+        elif malformed is not None:  # without a lease that holds, say
+            await self._mark(task_id, malformed)
+
+    async def _mark(self, task_id: Any, reason: str) -> None:
+        try:
+            if await self._store.run(claims.quarantine(task_id, self._worker_id, reason)):
+                logger.error("malformed task marked FAIL", extra=fields(task=task_id, reason=reason))
+        except DatabaseUnavailable:
+            raise
+        except MtaskError as refused:
+            logger.error("malformed task cannot be marked", extra=fields(task=task_id, reason=str(refused)))
+            self.leave_alone(task_id)
+
+
+def _name_of(task_id: Any) -> str:
+    # An `_id` that is no text, of a malformed document, need not be hashable.
+    return task_id if isinstance(task_id, str) else repr(task_id)
+
+
+def malformation(document: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a task's document, or None."""
+    try:
+        StoredTask.model_validate(document)
+    except ValidationError as error:
+        return f"malformed document: {describe_validation(error)}"
+    return None

@@ -1,0 +1,157 @@
+"""The preemption queue: which task to try next, and when. It holds hints; losing one costs a scan, not a task."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+#: How long a worker that ranks behind others for a task lets them go first, per rank and at most, in seconds.
+STAGGER = 0.02
+MAX_STAGGER = 0.06
+#: By how much longer a task must be due, in seconds, to go before one that this worker ranks first for. Age ends the
+#: preference: what nobody ranks first for, or only a worker that is full, is not left behind.
+PREFERENCE = 2.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """A task that may be due at `due` (monotonic seconds)."""
+
+    task_id: str
+    name: str
+    priority: int
+    due: float
+    rank: int
+    is_dropped: bool = False
+
+    @property
+    def ready_at(self) -> float:
+        """When this worker tries it."""
+        return self.due + min(self.rank * STAGGER, MAX_STAGGER)
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Highest priority first, then the longest due; a head start for those that this worker ranks first for."""
+        return (-self.priority, self.due + (PREFERENCE if self.rank > 0 else 0.0))
+
+
+class PreemptionQueue:
+    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last."""
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.capacity = capacity
+        self._clock = clock
+        #: Something was dropped, or a scan was cut short: scan again once this has drained.
+        self.has_more = False
+        self._entries: dict[str, Entry] = {}
+        self._waiting: list[tuple[float, int, Entry]] = []
+        self._ready: list[tuple[tuple[int, float], int, Entry]] = []
+        self._sequence = 0
+        self._own = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._entries
+
+    @property
+    def own_count(self) -> int:
+        """How many of the entries this worker ranks first for."""
+        return self._own
+
+    def push(self, task_id: str, name: str, priority: int, due: float, rank: int) -> None:
+        """Add a task, or move the one that is there."""
+        old = self._entries.get(task_id)
+        if old is not None:
+            if old.due == due and old.priority == priority and old.rank == rank:
+                return
+            self._forget(old)
+        entry = Entry(task_id, name, priority, due, rank)
+        self._entries[task_id] = entry
+        self._own += rank == 0
+        self._sequence += 1
+        heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
+        if len(self._entries) > self.capacity + self.capacity // 4:
+            self._shrink()
+
+    def move(self, task_id: str, due: float) -> bool:
+        """Change when a task is due; return whether it was there."""
+        entry = self._entries.get(task_id)
+        if entry is None:
+            return False
+        self.push(task_id, entry.name, entry.priority, due, entry.rank)
+        return True
+
+    def discard(self, task_id: str) -> None:
+        """Drop a task, if it is there."""
+        entry = self._entries.get(task_id)
+        if entry is not None:
+            self._forget(entry)
+
+    def take(self, limit: int, now: float) -> list[Entry]:
+        """Remove and return at most `limit` tasks whose time has come, in order.
+
+        They all rank alike: this worker first, or others before it.
+        """
+        self._promote(now)
+        taken: list[Entry] = []
+        while self._ready and len(taken) < limit:
+            entry = self._ready[0][2]
+            if entry.is_dropped:
+                heapq.heappop(self._ready)
+                continue
+            if taken and (entry.rank > 0) != (taken[0].rank > 0):
+                break
+            heapq.heappop(self._ready)
+            self._forget(entry)
+            taken.append(entry)
+        return taken
+
+    def next_ready(self, now: float) -> float | None:
+        """Return the seconds until a task's time comes: 0 if it has, None if the queue is empty."""
+        self._promote(now)
+        while self._ready and self._ready[0][2].is_dropped:
+            heapq.heappop(self._ready)
+        if self._ready:
+            return 0.0
+        while self._waiting and self._waiting[0][2].is_dropped:
+            heapq.heappop(self._waiting)
+        return max(0.0, self._waiting[0][0] - now) if self._waiting else None
+
+    def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
+        """Take new ranks after workers came or went."""
+        for task_id, rank in list(ranks):
+            entry = self._entries.get(task_id)
+            if entry is not None and entry.rank != rank:
+                self.push(task_id, entry.name, entry.priority, entry.due, rank)
+
+    def names(self) -> list[tuple[str, str]]:
+        """Return id and name of every entry."""
+        return [(entry.task_id, entry.name) for entry in self._entries.values()]
+
+    def _promote(self, now: float) -> None:
+        while self._waiting and self._waiting[0][0] <= now:
+            _, sequence, entry = heapq.heappop(self._waiting)
+            if not entry.is_dropped:
+                heapq.heappush(self._ready, (entry.order, sequence, entry))
+
+    def _forget(self, entry: Entry) -> None:
+        entry.is_dropped = True
+        self._own -= entry.rank == 0
+        del self._entries[entry.task_id]
+
+    def _shrink(self) -> None:
+        self._promote(self._clock())
+        # Ready entries go by their order, and the others come after them, the soonest first.
+        ready = [item[2] for item in sorted(self._ready) if not item[2].is_dropped]
+        waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
+        for entry in [*ready, *waiting][self.capacity :]:
+            self._forget(entry)
+        self.has_more = True
+        self._waiting = [item for item in self._waiting if not item[2].is_dropped]
+        self._ready = [item for item in self._ready if not item[2].is_dropped]
+        heapq.heapify(self._waiting)
+        heapq.heapify(self._ready)

@@ -1,0 +1,127 @@
+"""A run in this process: what is held, until when it may be trusted, and why it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from math import inf
+from time import monotonic
+from typing import Any
+
+from mtask.model.documents import Run, Task
+from mtask.model.handlers import Handler
+
+#: The part of a lease that is not trusted to its end, and its bound in seconds.
+_MARGIN, _MAX_MARGIN = 0.05, 0.25
+
+
+class EndReason(Enum):
+    """Why a run is ended from outside its handler."""
+
+    CANCELED = "cancel requested"
+    EXCLUDED = "specific_worker_ids no longer admits this worker"
+    REMOVED = "the task was removed"
+    LEASE_LOST = "the lease was lost"
+    RUN_TIMEOUT = "it ran longer than run_timeout_ms"
+    WORKER_STOP = "the worker stops"
+
+
+#: Nothing is written for these: the run is somebody else's, or nobody's.
+SILENT = frozenset({EndReason.REMOVED, EndReason.LEASE_LOST})
+
+
+def trusted_until(sent: float, lease_ms: int) -> float:
+    """Return the monotonic instant (seconds) until which a lease asked for at `sent` may be trusted.
+
+    Counted from when the claim or ping was *sent*: a slow reply must not stretch our trust.
+    """
+    lease = lease_ms / 1000
+    return sent + lease - min(lease * _MARGIN, _MAX_MARGIN)
+
+
+class HeldRun:
+    """A run that this worker holds. Its fields are read and set from the loop, the pinger and handler threads."""
+
+    __slots__ = (
+        "_end_lock",
+        "asyncio_task",
+        "attempt",
+        "deadline",
+        "end_reason",
+        "handler",
+        "is_finishing",
+        "lease_ms",
+        "loop",
+        "next_ping",
+        "on_end",
+        "ping_interval",
+        "run_id",
+        "succeeded_in_transaction",
+        "suspended",
+        "task",
+        "trusted_until",
+    )
+
+    def __init__(self, task: Task, own: Run, handler: Handler, sent: float) -> None:
+        self.task = task
+        self.run_id = own.run_id
+        self.attempt = own.attempt
+        self.handler = handler
+        # As the claim wrote it: the options read back may be newer.
+        self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
+        self.ping_interval = min(task.task_option.ping_interval_ms, self.lease_ms / 2) / 1000
+        limit_ms = task.task_option.run_timeout_ms
+        #: The monotonic instant (seconds) at which the run is out of time; counted from here, so never early.
+        self.deadline = inf if limit_ms is None else monotonic() + limit_ms / 1000
+        self.trusted_until = trusted_until(sent, self.lease_ms)
+        self.next_ping = sent + self.ping_interval
+        self.suspended = 0
+        self.end_reason: EndReason | None = None
+        self.is_finishing = False
+        self.succeeded_in_transaction = False
+        self.asyncio_task: asyncio.Task[Any] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_end: Callable[[EndReason], None] | None = None
+        self._end_lock = threading.Lock()
+
+    @property
+    def task_id(self) -> str:
+        """The task's `_id`."""
+        return self.task.id
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease is nothing to this worker any more: lost, or given up with the task's success."""
+        return self.end_reason in SILENT or self.succeeded_in_transaction
+
+    @property
+    def is_lease_valid(self) -> bool:
+        """Whether the lease may still be trusted, by this process's own monotonic deadline."""
+        return self.end_reason not in SILENT and monotonic() < self.trusted_until
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the handler is asked to end. Once its transaction has committed, no lease is needed any more."""
+        return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
+
+    def end(self, reason: EndReason) -> None:
+        """End the run for this reason, from any thread; the first reason stays, unless the lease is lost."""
+        with self._end_lock:
+            if self.succeeded_in_transaction:
+                return
+            if self.end_reason is not None and not (reason in SILENT and self.end_reason not in SILENT):
+                return
+            first = self.end_reason is None
+            self.end_reason = reason
+        if first or reason in SILENT:
+            self._wake(reason)
+
+    def _wake(self, reason: EndReason) -> None:
+        loop, callback = self.loop, self.on_end
+        if loop is not None and callback is not None:
+            with suppress(RuntimeError):  # the loop has closed: the worker is gone, and the run with it
+                loop.call_soon_threadsafe(callback, reason)
