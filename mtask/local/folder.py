@@ -1,0 +1,124 @@
+"""The folder of a shared server: its lock, its record and its log."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mtask.errors import MongodFailed
+from mtask.local.waiting import Deadline, wait_until
+
+LOG_LIMIT_BYTES = 32 * 1024 * 1024
+
+
+class LocalServer(BaseModel):
+    """A running embedded server. It has one node, so one port and one pid."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    folder: Path
+    uri: str
+    port: int
+    pid: int
+    replica_set: str
+    version: str
+
+    @property
+    def log(self) -> Path:
+        """Return mongod's log file; when it is large, a start moves it to `mongod.log.1`."""
+        return self.folder / "mongod.log"
+
+
+def default_folder(data_home: str | None = None) -> Path:
+    """Return the folder used when none is named: `mtask/local` in the user's data folder.
+
+    That is `data_home`, else $XDG_DATA_HOME, else ~/.local/share; like the standard says, only if absolute.
+    """
+    named = data_home if data_home is not None else os.environ.get("XDG_DATA_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
+    return base / "mtask" / "local"
+
+
+def resolved(folder: Path | None) -> Path:
+    """Return the folder's one name, so that all processes mean the same."""
+    return (folder if folder is not None else default_folder()).expanduser().resolve()
+
+
+def make_folder(folder: Path, binary: Path) -> None:
+    """Create the folder, for this user only."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise folder_refused(folder, str(binary), error) from error
+
+
+def folder_refused(folder: Path, path: str, error: OSError) -> MongodFailed:
+    """Return the error for a folder that cannot be made or written."""
+    return MongodFailed(
+        path,
+        f"its folder {folder} cannot be used: {error.strerror}",
+        "Choose a folder that this user can write to.",
+    )
+
+
+@contextmanager
+def exclusive(folder: Path, deadline: Deadline) -> Iterator[None]:
+    """Keep the other processes from starting or stopping the folder's server during the block."""
+    try:
+        descriptor = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise folder_refused(folder, "mongod", error) from error
+    try:
+        if not wait_until(lambda: is_locked(descriptor), deadline):
+            raise MongodFailed(
+                "mongod",
+                f"another process starts or stops the server in {folder} and was not done within "
+                f"{deadline.timeout.total_seconds():g} s",
+                "Call again, or end that process.",
+            )
+        try:
+            yield
+        finally:
+            # Explicitly: a child forked meanwhile shares the lock, and would keep it.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Take the lock if it is free; tell whether it was. The kernel frees it when its holder dies."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_state(folder: Path) -> LocalServer | None:
+    """Return what the last start recorded, or None if nothing readable is there. The process may be gone."""
+    try:
+        recorded = LocalServer.model_validate_json((folder / "server.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+    # The folder may have been moved since.
+    return recorded.model_copy(update={"folder": folder})
+
+
+def write_state(server: LocalServer) -> None:
+    """Record a ready server; readers see the old record or the new one, never a part."""
+    path = server.folder / "server.json"
+    draft = path.with_suffix(".draft")
+    draft.write_text(server.model_dump_json(indent=2) + "\n")
+    draft.replace(path)
+
+
+def rotate_log(log: Path) -> None:
+    """Move a large log aside; one older log is kept."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > LOG_LIMIT_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))

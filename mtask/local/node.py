@@ -1,0 +1,197 @@
+"""One mongod process: its command line, its files, its start and its end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+
+from mtask.errors import InvalidOption, MongodFailed
+from mtask.local.diagnose import EXIT_ADDRESS_IN_USE, Remains, failure
+from mtask.local.ownership import (
+    KILL_TIMEOUT,
+    RELEASE_TIMEOUT,
+    STOP_TIMEOUT,
+    kill_mongods,
+    send_signal,
+    serving_pid,
+    stop_mongod,
+)
+from mtask.local.ports import HOST, is_free
+from mtask.local.waiting import Deadline, wait_until
+
+SMALLEST_CACHE_MB = 256
+OPLOG_MB = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One mongod of a replica set. Its files are `data/`, `mongod.log` and `mongod.out` in its folder."""
+
+    binary: Path
+    folder: Path
+    port: int
+    replica_set: str
+    cache_mb: int = SMALLEST_CACHE_MB
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.cache_mb < SMALLEST_CACHE_MB:
+            raise InvalidOption("cache_mb", f"MongoDB needs {SMALLEST_CACHE_MB} or more", self.cache_mb)
+
+    @property
+    def address(self) -> str:
+        """Return host:port, as it stands in the replica set's configuration."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        """Return the folder of the data files."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """Return the log file, which grows over all starts until it is rotated."""
+        return self.folder / "mongod.log"
+
+    @property
+    def output(self) -> Path:
+        """Return the file of what the last start wrote to standard output and error."""
+        return self.folder / "mongod.out"
+
+    def command(self) -> list[str]:
+        """Return the command line, each option as --name=value so that the process list can be read back."""
+        parameters = {"diagnosticDataCollectionEnabled": "false", **self.parameters}
+        return [
+            str(self.binary),
+            "--fork",
+            "--quiet",
+            f"--dbpath={self.data}",
+            f"--logpath={self.log}",
+            "--logappend",
+            f"--bind_ip={HOST}",
+            f"--port={self.port}",
+            "--nounixsocket",
+            f"--replSet={self.replica_set}",
+            f"--oplogSize={OPLOG_MB}",
+            f"--wiredTigerCacheSizeGB={self.cache_mb / 1024:g}",
+            *(f"--setParameter={name}={value}" for name, value in parameters.items()),
+        ]
+
+    def pid(self) -> int | None:
+        """Return the process that serves this node's data, or None if there is none."""
+        return serving_pid(self.data)
+
+    def is_running(self) -> bool:
+        """Tell whether a process serves this node's data; it may be paused."""
+        return self.pid() is not None
+
+    def launch(self) -> Launch:
+        """Start the process, detached from this one; `Launch.wait` tells how that went."""
+        try:
+            self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            offset = self.log.stat().st_size if self.log.exists() else 0
+            with self.output.open("wb") as output:
+                process = subprocess.Popen(
+                    self.command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise start_refused(self, error) from error
+        return Launch(self, process, offset)
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to the process; tell whether there was one."""
+        pid = self.pid()
+        if pid is None:
+            return False
+        send_signal(self.data, pid, number)
+        return True
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would, and wait until it is gone; also one that is just starting."""
+        kill_mongods(self.data)
+        wait_until(lambda: is_free(self.port), Deadline(RELEASE_TIMEOUT))
+
+    def stop(self, timeout: timedelta = STOP_TIMEOUT) -> bool:
+        """End the process in good order, by force when the time is over; tell whether there was one."""
+        return stop_mongod(self.data, timeout)
+
+
+class Launch:
+    """A start under way."""
+
+    def __init__(self, node: Node, process: subprocess.Popen[bytes], log_offset: int) -> None:
+        self.node = node
+        self._process = process
+        self._log_offset = log_offset
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait until the node listens. Raises MongodFailed, with nothing left running."""
+        # With --fork the process ends with 0 when its daemon listens, else with the daemon's exit code.
+        try:
+            self._process.wait(deadline.remaining())
+        except subprocess.TimeoutExpired:
+            self.abandon()
+            raise self.failure(None) from None
+        except BaseException:
+            self.abandon()
+            raise
+        if self._process.returncode != 0:
+            raise self.failure(self._process.returncode)
+
+    def abandon(self) -> None:
+        """Kill whatever this start has begun."""
+        self._process.kill()
+        self._process.wait(KILL_TIMEOUT.total_seconds())
+        self.node.kill()
+
+    def is_port_taken(self) -> bool:
+        """Tell whether the start failed because something else listens on the port."""
+        return self._process.returncode == EXIT_ADDRESS_IN_USE
+
+    def failure(self, exit_code: int | None) -> MongodFailed:
+        """Return the error made from what this start left behind."""
+        node = self.node
+        return failure(
+            Remains(
+                binary=node.binary,
+                folder=node.folder,
+                port=node.port,
+                exit_code=exit_code,
+                output=text_from(node.output),
+                log=text_from(node.log, self._log_offset),
+            )
+        )
+
+
+def start_refused(node: Node, error: OSError) -> MongodFailed:
+    """Return the error for a start that the operating system refused."""
+    if error.filename == str(node.binary):
+        return MongodFailed(
+            str(node.binary),
+            f"it cannot be executed: {error.strerror}",
+            "Name a mongod for this machine: set MTASK_MONGOD to its path.",
+        )
+    return MongodFailed(
+        str(node.binary),
+        f"its folder {node.folder} cannot be used: {error.strerror}",
+        "Choose a folder that this user can write to.",
+    )
+
+
+def text_from(path: Path, offset: int = 0) -> str:
+    """Return a file's text from an offset on, or nothing when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,197 @@
+"""A replica set on this machine whose nodes can be killed and paused: for tests of failover."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+
+from mtask.errors import InvalidOption, MongodFailed
+from mtask.local.find import find_mongod
+from mtask.local.node import SMALLEST_CACHE_MB, Node
+from mtask.local.ownership import STOP_TIMEOUT
+from mtask.local.ports import free_ports
+from mtask.local.replication import direct_client, initiate, is_member_ready, primary_of
+from mtask.local.waiting import Deadline, wait_until
+
+REPLICA_SET = "mtask"
+START_TIMEOUT = timedelta(seconds=60)
+PRIMARY_TIMEOUT = timedelta(seconds=30)
+ELECTION_TIMEOUT = timedelta(milliseconds=1500)
+#: How often other ports are tried when something was faster to take one.
+PORT_ATTEMPTS = 5
+MOST_NODES = 7
+
+
+class ReplicaSet:
+    """Some mongods on 127.0.0.1 that form one replica set.
+
+    They run until `stop`, also beyond this process; `temporary` gives a set that ends with it.
+    """
+
+    def __init__(self, folder: Path, nodes: Sequence[Node]) -> None:
+        self.folder = folder
+        self.nodes = tuple(nodes)
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        *,
+        nodes: int = 3,
+        mongod: Path | None = None,
+        parameters: Mapping[str, str] = MappingProxyType({}),
+        cache_mb: int = SMALLEST_CACHE_MB,
+        timeout: timedelta = START_TIMEOUT,
+        election_timeout: timedelta = ELECTION_TIMEOUT,
+    ) -> ReplicaSet:
+        """Start a new set in an empty folder and wait until it has a primary and all the others follow it.
+
+        `parameters` are mongod's server parameters; `{"enableTestCommands": "1"}` allows fail points.
+        `election_timeout` is how long the others go without their primary before they elect another.
+        Raises MongodNotFound and MongodFailed, with nothing left running.
+        """
+        if not 1 <= nodes <= MOST_NODES:
+            raise InvalidOption("nodes", f"a set has 1 to {MOST_NODES} of them", nodes)
+        deadline = Deadline(timeout)
+        binary = find_mongod(mongod)
+        folder = folder.absolute()
+        for attempts_left in reversed(range(PORT_ATTEMPTS)):
+            members = [
+                Node(
+                    binary=binary,
+                    folder=folder / f"node-{number}",
+                    port=port,
+                    replica_set=REPLICA_SET,
+                    cache_mb=cache_mb,
+                    parameters=parameters,
+                )
+                for number, port in enumerate(free_ports(nodes))
+            ]
+            if launch_all(members, deadline, accept_taken_port=attempts_left > 0):
+                break
+        replica_set = cls(folder, members)
+        try:
+            replica_set._join(election_timeout, deadline)
+        except BaseException:
+            replica_set._kill_all()
+            raise
+        return replica_set
+
+    def _join(self, election_timeout: timedelta, deadline: Deadline) -> None:
+        milliseconds = int(election_timeout.total_seconds() * 1000)
+        settings = {"electionTimeoutMillis": milliseconds, "heartbeatIntervalMillis": max(100, milliseconds // 5)}
+        try:
+            initiate(self.nodes, settings)
+        except PyMongoError as error:
+            raise self._failed(f"the replica set was not accepted: {error}") from error
+        for node in self.nodes:
+            if not wait_until(lambda node=node: is_member_ready(node), deadline):  # type: ignore[misc]
+                raise self._failed(f"node {node.address} did not join the replica set in time")
+        self.wait_primary(timedelta(seconds=deadline.remaining()))
+
+    @property
+    def uri(self) -> str:
+        """Return the connection string that names all nodes."""
+        return f"mongodb://{','.join(node.address for node in self.nodes)}/?replicaSet={REPLICA_SET}"
+
+    def primary(self) -> Node:
+        """Return the primary, waiting for one as `wait_primary` does."""
+        return self.wait_primary()
+
+    def secondaries(self) -> list[Node]:
+        """Return the running nodes other than the primary."""
+        primary = self.primary()
+        return [node for node in self.nodes if node != primary and node.is_running()]
+
+    def wait_primary(self, timeout: timedelta = PRIMARY_TIMEOUT, *, other_than: Node | None = None) -> Node:
+        """Wait until some node, other than the one excluded, is primary. Raises MongodFailed at the timeout."""
+        candidates = [node for node in self.nodes if node != other_than]
+        primary = wait_until(lambda: primary_of(candidates), Deadline(timeout))
+        if primary is None:
+            raise self._failed(f"no node became primary within {timeout.total_seconds():g} s")
+        return primary
+
+    def kill(self, node: Node) -> None:
+        """End a node at once with SIGKILL, as a crash would."""
+        node.kill()
+
+    def restart(self, node: Node, timeout: timedelta = START_TIMEOUT) -> None:
+        """Start a node again on its port and its data, stopping it first if it runs; return once it takes part.
+
+        A node that has no primary to follow, or is alone in a set of several, is only waited for until it listens.
+        """
+        deadline = Deadline(timeout)
+        self._shut_down(node)
+        node.launch().wait(deadline)
+        others = [other for other in self.nodes if other != node]
+        if not others or primary_of(others) is not None:
+            wait_until(lambda: is_member_ready(node), deadline)
+
+    def pause(self, node: Node) -> None:
+        """Freeze a node with SIGSTOP: its connections stay open and nobody answers."""
+        node.send(signal.SIGSTOP)
+
+    def resume(self, node: Node) -> None:
+        """Let a paused node go on."""
+        node.send(signal.SIGCONT)
+
+    def step_down(self, duration: timedelta = timedelta(seconds=5)) -> Node:
+        """Make the primary give up its role and not take it again for the duration; return that node.
+
+        Its connections stay open. A set of one node has no primary for that time.
+        """
+        primary = self.primary()
+        seconds = max(1, round(duration.total_seconds()))
+        with direct_client(primary.port, timedelta(seconds=10)) as client, suppress(AutoReconnect):
+            try:
+                client.admin.command("replSetStepDown", seconds, secondaryCatchUpPeriodSecs=0, force=True)
+            except OperationFailure as error:
+                raise self._failed(f"node {primary.address} did not step down: {error}") from error
+        return primary
+
+    def stop(self, timeout: timedelta = STOP_TIMEOUT) -> None:
+        """Stop all nodes in good order, by force when the time is over. The data stays."""
+        with ThreadPoolExecutor(len(self.nodes)) as threads:
+            list(threads.map(lambda node: self._shut_down(node, timeout), self.nodes))
+
+    def _shut_down(self, node: Node, timeout: timedelta = STOP_TIMEOUT) -> None:
+        # By command, as a member that gets SIGTERM first waits 15 s for its clients to go elsewhere.
+        self.resume(node)
+        if node.is_running():
+            with direct_client(node.port) as client, suppress(PyMongoError):
+                client.admin.command("shutdown", 1, force=True, timeoutSecs=0)
+        node.stop(timeout)
+
+    def _kill_all(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def _failed(self, reason: str) -> MongodFailed:
+        return MongodFailed(
+            str(self.nodes[0].binary),
+            reason,
+            f"Look into the mongod.log of each node in {self.folder}.",
+            failed="does not serve",
+        )
+
+
+def launch_all(nodes: Sequence[Node], deadline: Deadline, *, accept_taken_port: bool) -> bool:
+    """Start all nodes at once; tell whether they run, False only if a port was taken and that is accepted."""
+    launches = [node.launch() for node in nodes]
+    for launch in launches:
+        try:
+            launch.wait(deadline)
+        except BaseException:
+            for other in launches:
+                other.abandon()
+            if accept_taken_port and launch.is_port_taken():
+                return False
+            raise
+    return True

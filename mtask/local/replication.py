@@ -1,0 +1,105 @@
+"""Make a replica set of running nodes, and ask them who is primary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from mtask.local.node import Node
+from mtask.local.ports import HOST
+
+Reply = Mapping[str, Any]
+
+CALL_TIMEOUT = timedelta(seconds=2)
+NOT_YET_INITIALIZED = 94
+ALREADY_INITIALIZED = 23
+
+
+@contextmanager
+def direct_client(port: int, timeout: timedelta = CALL_TIMEOUT) -> Iterator[MongoClient[dict[str, Any]]]:
+    """Connect to one node, whatever its role. The timeout holds for each step of a call."""
+    milliseconds = int(timeout.total_seconds() * 1000)
+    client: MongoClient[dict[str, Any]] = MongoClient(
+        HOST,
+        port,
+        directConnection=True,
+        serverSelectionTimeoutMS=milliseconds,
+        connectTimeoutMS=milliseconds,
+        socketTimeoutMS=milliseconds,
+    )
+    with client:
+        yield client
+
+
+def ask(node: Node, command: str) -> Reply | None:
+    """Return a node's reply to an admin command, or None if it does not answer in time."""
+    with direct_client(node.port) as client:
+        try:
+            return client.admin.command(command)
+        except PyMongoError:
+            return None
+
+
+def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
+    """Make the nodes one replica set, unless they are one."""
+    members = [{"_id": number, "host": node.address} for number, node in enumerate(nodes)]
+    configuration = {"_id": nodes[0].replica_set, "members": members, "settings": dict(settings)}
+    # With several nodes the first one asks the others, which may take a while.
+    with direct_client(nodes[0].port, timedelta(seconds=20)) as client:
+        try:
+            client.admin.command("replSetInitiate", configuration)
+        except OperationFailure as error:
+            if error.code != ALREADY_INITIALIZED:
+                raise
+
+
+def claim_primary(node: Node) -> str | None:
+    """Bring a one-node set towards a primary; return the server's version once it is.
+
+    A set that is new is initiated. One whose data was last served on another port is told its new address.
+    """
+    with direct_client(node.port) as client, contextlib.suppress(PyMongoError):
+        hello = client.admin.command("hello")
+        if hello.get("isWritablePrimary"):
+            return str(client.server_info()["version"])
+        try:
+            configuration = client.admin.command("replSetGetConfig")["config"]
+        except OperationFailure as error:
+            if error.code == NOT_YET_INITIALIZED:
+                initiate([node], {})
+            return None
+        # It looks for itself under its old address first; a program there that never answers costs it half a minute.
+        if [member["host"] for member in configuration["members"]] != [node.address]:
+            client.admin.command("replSetReconfig", readdressed(configuration, node.address), force=True)
+    return None
+
+
+def readdressed(configuration: Reply, address: str) -> dict[str, Any]:
+    """Return the configuration with this address as its only member."""
+    return {
+        **configuration,
+        "version": configuration["version"] + 1,
+        "members": [{**configuration["members"][0], "host": address}],
+    }
+
+
+def primary_of(nodes: Sequence[Node]) -> Node | None:
+    """Return the node that is primary now; of two that believe it, the one elected later."""
+    claims: list[tuple[Any, Node]] = []
+    for node in nodes:
+        reply = ask(node, "hello") if node.is_running() else None
+        if reply is not None and reply.get("isWritablePrimary"):
+            claims.append((reply["electionId"], node))
+    return max(claims, key=lambda claim: claim[0])[1] if claims else None
+
+
+def is_member_ready(node: Node) -> bool:
+    """Tell whether the node takes part: a primary, or a secondary that has caught up at least once."""
+    reply = ask(node, "hello")
+    return reply is not None and bool(reply.get("isWritablePrimary") or reply.get("secondary"))
