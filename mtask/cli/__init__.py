@@ -1,0 +1,1 @@
+"""The command line: `mtask` and `mtask-worker`."""

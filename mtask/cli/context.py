@@ -1,0 +1,145 @@
+"""What a command works with: the flags given, the consoles, and the client on the database."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from mtask import local
+from mtask.cli.output import console, write_json
+from mtask.client import Client
+from mtask.settings import Settings, read_settings
+
+#: How long a command looks for a server.
+SERVER_TIMEOUT = timedelta(seconds=5)
+#: How long the database may take for an answer: statistics and indexes look at every task.
+CALL_TIMEOUT = timedelta(seconds=60)
+LOCAL_URI = "local"
+
+
+@dataclass(slots=True)
+class Flags:
+    """The flags that every command takes, before or after its name; None is "not given"."""
+
+    uri: str | None = None
+    database: str | None = None
+    json: bool | None = None
+    no_color: bool | None = None
+    quiet: bool | None = None
+    verbose: bool | None = None
+    debug: bool | None = None
+
+    def over(self, earlier: Flags) -> Flags:
+        """Return these flags, and the earlier ones where these were not given."""
+        mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
+        given = {name: value for name, value in mine.items() if value not in (None, False)}
+        return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
+
+
+class Cli:
+    """One call of a command. Use as a context manager: it closes what it opened."""
+
+    def __init__(self, flags: Flags) -> None:
+        self.flags = flags
+        self.out: Console = console(sys.stdout, no_color=bool(flags.no_color))
+        self.err: Console = console(sys.stderr, no_color=bool(flags.no_color))
+        self._clients: list[Client] = []
+        self._settings: Settings | None = None
+        self._logging: tuple[list[logging.Handler], bool, int] = ([], True, logging.NOTSET)
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("mtask")
+        self._logging = (logger.handlers, logger.propagate, logger.level)
+        logger.handlers, logger.propagate = [_Notices(self)], False
+        logger.setLevel(logging.DEBUG if self.flags.verbose else logging.ERROR if self.flags.quiet else logging.WARNING)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+        logger = logging.getLogger("mtask")
+        logger.handlers, logger.propagate, level = self._logging
+        logger.setLevel(level)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether a script reads the output."""
+        return bool(self.flags.json)
+
+    @property
+    def settings(self) -> Settings:
+        """What the environment and `.env` say."""
+        if self._settings is None:
+            self._settings = read_settings()
+        return self._settings
+
+    def uri(self) -> str:
+        """Return the URI to connect to; 'local' starts the embedded mongod where it does not run."""
+        uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
+        if uri.strip() != LOCAL_URI:
+            return uri
+        folder = self.settings.local_folder
+        server = local.status(folder)
+        if server is None:
+            server = local.start(folder, mongod=self.settings.mongod)
+            self.notice(f"started the embedded mongod in {server.folder}; `mtask local stop` ends it")
+        return server.uri
+
+    def client(self, *, reads_only: bool = False) -> Client:
+        """Return a client; one that only reads makes no collections."""
+        database = self.flags.database if self.flags.database is not None else self.settings.database
+        client = Client(
+            self.uri(),
+            database=database,
+            check=not reads_only,
+            timeout=CALL_TIMEOUT,
+            server_timeout=SERVER_TIMEOUT,
+        )
+        self._clients.append(client)
+        return client
+
+    def json(self, document: Any) -> None:
+        """Print the answer for scripts."""
+        write_json(document)
+
+    def say(self, *lines: RenderableType) -> None:
+        """Print the answer for people."""
+        for line in lines:
+            self.out.print(line, soft_wrap=True)
+
+    def notice(self, message: str, style: str = "bright_black") -> None:
+        """Print a remark to the side of the answer, unless asked to be quiet."""
+        if not self.flags.quiet:
+            self.err.print(Text(message, style=style), soft_wrap=True)
+
+    def answer(self, document: Any, *lines: RenderableType) -> None:
+        """Print the answer: the document for scripts, else the lines."""
+        if self.is_json:
+            self.json(document)
+        else:
+            self.say(*lines)
+
+
+class _Notices(logging.Handler):
+    """Prints the library's warnings to the side."""
+
+    def __init__(self, cli: Cli) -> None:
+        super().__init__()
+        self._cli = cli
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        level = record.levelname.lower()
+        self._cli.err.print(Text(f"{level}: {record.getMessage()}", style="yellow"), soft_wrap=True)
+
+
+def spaced(parts: Sequence[str], separator: str = " · ") -> str:
+    """Return the non-empty parts, joined."""
+    return separator.join(part for part in parts if part)

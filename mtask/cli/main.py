@@ -1,0 +1,87 @@
+"""The command `mtask`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mtask.cli import change, database, demo, doctor, failures, find, local, publish, show, wait, workers
+from mtask.cli.options import callback
+from mtask.version import __version__
+
+_CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
+EPILOG = (
+    "Flags win over the environment (MTASK_URI, MTASK_DATABASE, MTASK_LOCAL_FOLDER, ...), and that over `.env` in the "
+    f"working folder.\n\nExit codes:\n\n{_CODES}"
+)
+
+app = typer.Typer(
+    name="mtask",
+    help="A task queue on MongoDB: publish tasks, look at them, and look after their workers.",
+    epilog=EPILOG,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mtask {__version__}")
+        raise typer.Exit
+
+
+@callback(app)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """A task queue on MongoDB: publish tasks, look at them, and look after their workers."""
+
+
+demo.register(app)
+publish.register(app)
+show.register(app)
+find.register(app)
+wait.register(app)
+change.register(app)
+workers.register(app)
+database.register(app)
+doctor.register(app)
+local.register(app)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: the entry point."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = given[: given.index("--")] if "--" in given else given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not end a command
+    try:
+        code = app(given or ["--help"], prog_name="mtask", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return failures.INTERRUPTED
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # Who read the output has seen enough. What is left in the buffer must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return failures.OK
+    except Exception as error:
+        return failures.report(
+            error, as_json="--json" in flags, no_color="--no-color" in flags, debug="--debug" in flags
+        )
+    return code if isinstance(code, int) else failures.OK
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,186 @@
+"""Flags that commands share, and the decorator that gives them to every command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from mtask.cli.context import Cli, Flags
+from mtask.cli.values import option_from_flag, options_from_pairs
+from mtask.model.identity import split_task_id, task_id_of
+from mtask.model.options import OPTION_NAMES, check_option_names
+
+_Command = Callable[..., int | None]
+
+GLOBAL = "Everywhere"
+TASK_OPTIONS = "Task options"
+
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the task; or NAME:KEY, its id.", show_default=False)
+]
+KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Key of the task.", show_default=False)]
+
+_Uri = Annotated[
+    str | None,
+    typer.Option(
+        "--uri",
+        metavar="URI",
+        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else port 27017 here.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+_Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="NAME",
+        help="Database. Else MTASK_DATABASE, else the URI's, else 'mtask'.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+
+
+def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
+    return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
+
+
+_SHARED: Mapping[str, Any] = {
+    "uri": _Uri,
+    "database": _Database,
+    "json": _switch("--json", help="One JSON document on stdout, for scripts; errors as JSON on stderr."),
+    "no_color": _switch("--no-color", help="No colours. NO_COLOR in the environment does it, too."),
+    "quiet": _switch("--quiet", "-q", help="No remarks, only the answer."),
+    "verbose": _switch("--verbose", "-v", help="More remarks."),
+    "debug": _switch("--debug", help="Show the traceback of an error."),
+}
+assert set(_SHARED) == {flag.name for flag in fields(Flags)}
+
+_OPTION_HELP: Mapping[str, tuple[str, str]] = {
+    "priority": ("NUMBER", "Higher goes first."),
+    "concurrent_worker_cnt": ("NUMBER", "How many different workers must succeed, and may hold it at once."),
+    "ping_interval_ms": ("DURATION", "Time between the pings of a run."),
+    "worker_timeout_ms": ("DURATION", "Length of the lease; must exceed the ping interval."),
+    "specific_worker_ids": ("ID,ID", "Only these workers may run it; '' = any."),
+    "max_unexpected_retries": ("NUMBER", "Failed and timed-out runs tolerated; -1 = no limit."),
+    "unexpected_retry_delay_ms": ("DURATION", "Wait after a failed run."),
+    "retry_backoff": ("FACTOR", "Each further wait is longer by this factor; 1 = constant."),
+    "retry_max_delay_ms": ("DURATION", "The longest wait that the backoff makes; 'none' = no limit."),
+    "retry_scope": ("task|worker", "Whether the limit counts the task's runs, or each worker's own."),
+    "run_timeout_ms": ("DURATION", "A run longer than this is ended and counts as failed; 'none' = no limit."),
+    "retain_success_ms": ("DURATION", "Deleted so long after its SUCCESS; 'none' = kept."),
+    "retain_fail_ms": ("DURATION", "Deleted so long after its FAIL or CANCELED; 'none' = kept."),
+}
+assert tuple(_OPTION_HELP) == OPTION_NAMES
+
+_Pairs = Annotated[
+    list[str],
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="An option by its document name, such as priority=5 or run_timeout_ms=90000; repeatable.",
+        rich_help_panel=TASK_OPTIONS,
+        show_default=False,
+    ),
+]
+
+
+def flag_of(option: str) -> str:
+    """Return the flag of an option: its document name; durations are told by their unit, not by the flag."""
+    return "--" + option.removesuffix("_ms").replace("_", "-")
+
+
+def _option_flag(option: str) -> Any:
+    metavar, text = _OPTION_HELP[option]
+    made = typer.Option(flag_of(option), metavar=metavar, help=text, rich_help_panel=TASK_OPTIONS)
+    return Annotated[str | None, made]
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _shared_parameters() -> list[inspect.Parameter]:
+    return [_parameter(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+
+
+def _option_parameters() -> list[inspect.Parameter]:
+    flags = [_parameter(f"option_{name}", _option_flag(name), None) for name in OPTION_NAMES]
+    return [_parameter("option_pairs", _Pairs, ()), *flags]
+
+
+def _taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
+    names = [name for name in given if name.startswith(prefix)]
+    return {name.removeprefix(prefix): given.pop(name) for name in names}
+
+
+def read_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the task options of a command line; raise InvalidInput. A flag of its own wins over --option."""
+    options = options_from_pairs(given.pop("pairs"))
+    check_option_names(options)
+    return options | {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
+
+
+def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
+    """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
+
+    With a parameter `options`, it takes the task options, too, and gets those given.
+    """
+
+    def register(function: _Command) -> _Command:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name not in ("cli", "options")]
+        takes_options = "options" in signature.parameters
+        extra = _option_parameters() if takes_options else []
+
+        def invoke(shared_context: typer.Context, **given: Any) -> int | None:
+            earlier = shared_context.find_object(Flags) or Flags()
+            flags = Flags(**_taken(given, "shared_")).over(earlier)
+            with Cli(flags) as cli:
+                if takes_options:
+                    given["options"] = read_options(_taken(given, "option_"))
+                return function(cli, **given)
+
+        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        _describe(invoke, function, [context, *own, *extra, *_shared_parameters()])
+        app.command(name, rich_help_panel=panel)(invoke)
+        return function
+
+    return register
+
+
+def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function `(context, …)` as the app's callback that takes the shared flags before a command's name."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "context"]
+
+        def invoke(shared_context: typer.Context, **given: Any) -> None:
+            earlier = shared_context.find_object(Flags) or Flags()
+            shared_context.obj = Flags(**_taken(given, "shared_")).over(earlier)
+            function(shared_context, **given)
+
+        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        _describe(invoke, function, [context, *own, *_shared_parameters()])
+        app.callback(**settings)(invoke)
+        return function
+
+    return register
+
+
+def _describe(invoke: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Give the wrapper the signature that typer reads."""
+    invoke.__name__, invoke.__doc__ = function.__name__, function.__doc__
+    invoke.__signature__ = inspect.Signature(parameters)
+    invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def name_and_key(name: str, key: str | None) -> tuple[str, str]:
+    """Return name and key, given as two arguments or as NAME:KEY; raise InvalidInput."""
+    return split_task_id(name) if key is None else split_task_id(task_id_of(name, key))

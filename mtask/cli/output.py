@@ -1,0 +1,195 @@
+"""What commands print: text for people, one JSON document for scripts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from mtask.model.documents import Task
+from mtask.store.extended import extended
+
+#: Lines that go into a pipe are not cut.
+PIPE_WIDTH = 4000
+STATUS_STYLES = {
+    "INIT": "cyan",
+    "RUNNING": "yellow",
+    "SUCCESS": "green",
+    "FAIL": "bold red",
+    "LAPSED": "magenta",
+    "TIMEOUT": "magenta",
+    "CANCELED": "bright_black",
+    "OK": "green",
+    "WARN": "yellow",
+    "ready": "cyan",
+    "running": "green",
+    "stopping": "yellow",
+    "stopped": "bright_black",
+    "paused": "magenta",
+    "gone": "bold red",
+}
+
+
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the command end as it does when nobody reads on."""
+        raise BrokenPipeError
+
+
+def console(stream: TextIO, *, no_color: bool) -> Console:
+    """Return a console on the stream, as wide as the terminal; nothing is cut where there is none."""
+    width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+    return _Screen(
+        file=stream, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
+
+
+def write_json(document: Any, stream: TextIO | None = None) -> None:
+    """Print one JSON document."""
+    target = stream or sys.stdout
+    target.write(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Return the value as plain JSON types: instants as ISO 8601 in UTC, BSON's own types as extended JSON."""
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else value
+    return extended(value)
+
+
+def task_document(task: Task) -> dict[str, Any]:
+    """Return the task as its document; params and returns keep their BSON types, as extended JSON."""
+    document = task.model_dump(by_alias=True, exclude_unset=True)
+    document["params"] = extended(task.params)
+    for shown, run in zip(document["task_state"]["worker_states"], task.runs, strict=True):
+        if "returns" in shown:
+            shown["returns"] = extended(run.returns)
+    return document
+
+
+def iso(instant: datetime) -> str:
+    """Return the instant as ISO 8601 in UTC, to the millisecond."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(instant: datetime) -> str:
+    """Return the instant for people."""
+    return f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def lasting(length: timedelta) -> str:
+    """Return a length of time for people: 12ms, 3.4s, 2m 05s, 3h 20m, 4d 3h."""
+    seconds = abs(length.total_seconds())
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def relative(instant: datetime, now: datetime) -> str:
+    """Return the instant as seen from now: "in 5.0s", "3m 20s ago"."""
+    return f"in {lasting(instant - now)}" if instant > now else f"{lasting(now - instant)} ago"
+
+
+def clean(text: object, limit: int | None = None) -> str:
+    """Return the text on one line, without what would steer a terminal, abridged to the limit."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return shown if limit is None or len(shown) <= limit else shown[: max(limit - 1, 0)] + "…"
+
+
+def compact(value: Any, limit: int | None = None) -> str:
+    """Return a BSON value as one line of extended JSON, abridged to the limit."""
+    return clean(json.dumps(extended(value), ensure_ascii=False), limit)
+
+
+def status_text(status: str) -> Text:
+    """Return the status in its colour."""
+    return Text(status, style=STATUS_STYLES.get(status, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a listing. One that gives way is cut first where the terminal is narrow."""
+
+    title: str
+    right: bool = False
+    gives_way: bool = False
+
+
+GAP = 2
+MIN_FLEXIBLE = 12
+
+
+def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> list[Text]:
+    """Return the rows as lines under their headings, fitted to the width where that is possible."""
+    cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
+    headings = [Text(column.title, style="bold") for column in columns]
+    lines = [headings, *cells]
+    widths = [max(line[place].cell_len for line in lines) for place in range(len(columns))]
+    surplus = sum(widths) + GAP * (len(columns) - 1) - width
+    flexible = [place for place, column in enumerate(columns) if column.gives_way]
+    while surplus > 0 and any(widths[place] > MIN_FLEXIBLE for place in flexible):
+        widest = max(flexible, key=lambda place: widths[place])
+        widths[widest] -= 1
+        surplus -= 1
+    return [_fitted(line, widths, columns, width) for line in lines]
+
+
+def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Column], whole: int) -> Text:
+    made = Text()
+    for place, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True)):
+        made.append_text(fit(cell, width, right=column.right))
+        if place < len(widths) - 1:
+            made.append(" " * GAP)
+    made.rstrip()
+    made.truncate(whole, overflow="ellipsis")
+    return made
+
+
+def fit(text: Text, width: int, *, right: bool = False) -> Text:
+    """Return the text cut or padded to the width in cells."""
+    fitted = text.copy()
+    fitted.truncate(width, overflow="ellipsis")
+    missing = max(width - fitted.cell_len, 0)
+    if right:
+        fitted.pad_left(missing)
+    else:
+        fitted.pad_right(missing)
+    return fitted
+
+
+def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:
+    """Return the body beside its head, wrapped there."""
+    text = body if isinstance(body, Text) else Text(body)
+    wrapped = text.wrap(screen, max(screen.width - head.cell_len, MIN_FLEXIBLE))
+    indent = " " * head.cell_len
+    lines = [Text.assemble(head if place == 0 else indent, line) for place, line in enumerate(wrapped)]
+    for line in lines:
+        line.rstrip()
+    return lines or [head]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 task", "2 tasks"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

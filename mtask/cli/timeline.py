@@ -1,0 +1,135 @@
+"""Runs as lines in time, scaled to the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from mtask.cli.output import STATUS_STYLES, clean, compact, fit, lasting
+from mtask.model import rules
+from mtask.model.documents import Run, Task
+
+MIN_BAR = 12
+MIN_WORKER = 8
+MAX_WORKER = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The stretch of time that a bar stands for, and its width in characters."""
+
+    begin: datetime
+    end: datetime
+    width: int
+
+    def place(self, instant: datetime) -> int:
+        """Return the character at which the instant lies, within the bar."""
+        whole = self.end - self.begin
+        share = (instant - self.begin) / whole if whole > timedelta(0) else 0.0
+        return min(max(int(share * self.width), 0), self.width - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What a bar is drawn with."""
+
+    run: str
+    open_end: str
+    waiting: str
+    before: str
+
+
+UNICODE = Glyphs(run="█", open_end="▶", waiting="─", before="·")
+ASCII = Glyphs(run="#", open_end=">", waiting="-", before=".")
+
+
+def timeline(
+    task: Task, runs: Sequence[Run], now: datetime, width: int, *, is_ascii: bool = False, is_full: bool = False
+) -> list[Text]:
+    """Return the lines: an axis, and for each run its bar and what came of it."""
+    glyphs = ASCII if is_ascii else UNICODE
+    begin = task.task_state.create_time
+    end = max([task.task_state.finish_time or now, *(_end(run, now) for run in runs)])
+    cells = [_cells(run, begin, now) for run in runs]
+    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    others = sum(widths) - widths[2] + 2 * len(widths)
+    widths[2] = min(widths[2], MAX_WORKER, max(width - others, MIN_WORKER))
+    taken = sum(widths) + 2 * len(widths)
+    bar_width = width - taken
+    is_beside = bar_width >= MIN_BAR
+    if not is_beside:
+        bar_width, taken = max(width - 2, MIN_BAR), 2
+    scale = Scale(begin, end, bar_width)
+    lines = [_axis(scale, task.task_state.finish_time is not None, taken)]
+    for run, row in zip(runs, cells, strict=True):
+        style = STATUS_STYLES.get("LAPSED" if run.is_lapsed(now) else run.status, "")
+        told = Text()
+        for place, cell in enumerate(row):
+            told.append_text(fit(Text(cell, style=style if place == 1 else ""), widths[place])).append("  ")
+        bar = _bar(task, run, scale, now, glyphs, style)
+        if run.past:
+            told.stylize("dim")
+            bar.stylize("dim")
+        if is_beside:
+            lines.append(Text.assemble(told, bar))
+        else:
+            told.rstrip()
+            lines.append(told)
+            lines.append(Text.assemble("  ", bar))
+        outcome = _outcome(run, None if is_full else max(width - widths[0] - 2, 20))
+        if outcome:
+            lines.append(Text.assemble(" " * (widths[0] + 2), (outcome, "red" if run.fail_reason else "green")))
+    return lines
+
+
+def _end(run: Run, now: datetime) -> datetime:
+    """Return when the run was over: a lapsed one, with its lease."""
+    if run.end_time is not None:
+        return run.end_time
+    return run.ping_expire_time if run.is_lapsed(now) else now
+
+
+def _cells(run: Run, begin: datetime, now: datetime) -> list[str]:
+    status = "LAPSED" if run.is_lapsed(now) else str(run.status)
+    return [
+        f"#{run.attempt}",
+        status + (" (past)" if run.past else ""),
+        clean(run.worker_id),
+        f"+{lasting(max(run.claim_time - begin, timedelta(0)))}",
+        lasting(max(_end(run, now) - run.claim_time, timedelta(0))),
+    ]
+
+
+def _axis(scale: Scale, is_finished: bool, indent: int) -> Text:
+    left, right = "created", f"{'finished' if is_finished else 'now'} +{lasting(scale.end - scale.begin)}"
+    gap = scale.width - len(left) - len(right)
+    if gap < 1:
+        left, gap = "", max(scale.width - len(right), 0)
+    return Text(" " * indent + left + " " * gap + right, style="bright_black")
+
+
+def _bar(task: Task, run: Run, scale: Scale, now: datetime, glyphs: Glyphs, style: str) -> Text:
+    first, last = scale.place(run.claim_time), scale.place(_end(run, now))
+    due = scale.place(rules.due_time(task))
+    before = min(max(due, 0), scale.width) * glyphs.before
+    drawn = list(before + (scale.width - len(before)) * glyphs.waiting)
+    drawn[first : last + 1] = glyphs.run * (last + 1 - first)
+    if run.is_live(now):
+        drawn[last] = glyphs.open_end
+    bar = Text("".join(drawn), style="bright_black")
+    bar.stylize(style, first, last + 1)
+    return bar
+
+
+def _outcome(run: Run, limit: int | None) -> str:
+    """Return what the run came to, on one line."""
+    if run.fail_reason is not None:
+        final = "final: " if run.final else ""
+        return clean(final + run.fail_reason, limit)
+    if run.status == "SUCCESS" and run.returns is not None:
+        return f"returns {compact(run.returns, limit)}"
+    return ""

@@ -1,0 +1,115 @@
+"""Values as they are written on a command line: durations, instants, options, params."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mtask.errors import InvalidInput, InvalidOption
+from mtask.store.extended import parse_extended
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_NUMBER = r"\d+(?:\.\d+)?"
+_PART = re.compile(rf"({_NUMBER})\s*(ms|min|[smhdw])\s*")
+_WHOLE = re.compile(rf"(?:{_NUMBER}\s*(?:ms|min|[smhdw])\s*)+", re.ASCII)
+_NONE = frozenset({"none", "null"})
+STDIN = "-"
+
+
+def duration(text: str, field: str) -> timedelta:
+    """Return a duration written as 90s, 5m, 1h30m, 250ms or plain seconds; raise InvalidInput."""
+    stripped = text.strip().lower()
+    try:
+        if re.fullmatch(_NUMBER, stripped, re.ASCII):
+            return timedelta(seconds=float(stripped))
+        if _WHOLE.fullmatch(stripped):
+            return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(stripped)))
+    except OverflowError:
+        pass
+    raise InvalidInput(f"{field} {text!r} is no duration: write 90s, 5m, 1h30m, 250ms or seconds.", field=field)
+
+
+def instant(text: str, field: str) -> datetime:
+    """Return an instant written in ISO 8601 with its time zone; raise InvalidInput."""
+    try:
+        read = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidInput(
+            f"{field} {text!r} is no ISO 8601 instant: write 2030-12-31T23:59:00Z.", field=field
+        ) from None
+    if read.tzinfo is None:
+        raise InvalidInput(
+            f"{field} {text!r} has no time zone: add Z for UTC, or an offset such as +02:00.", field=field
+        )
+    return read
+
+
+def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the options of --option NAME=VALUE: values in JSON, or plain text; raise InvalidInput."""
+    options = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise InvalidInput(f"--option {pair!r}: write NAME=VALUE, such as priority=5.", field="option")
+        options[name] = option_value(name, text)
+    return options
+
+
+def option_value(name: str, text: str) -> Any:
+    """Return one option's value. Bare numbers of a duration are milliseconds, as the name says."""
+    if text.strip().lower() in _NONE:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text.strip()
+    if not isinstance(value, str):
+        return value
+    if name.endswith("_ms"):
+        return _duration_option(name, value)
+    if name == "specific_worker_ids":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def option_from_flag(name: str, text: str) -> Any:
+    """Return the value of an option's own flag. Bare numbers of a duration are seconds, as everywhere in flags."""
+    if name.endswith("_ms") and text.strip().lower() not in _NONE:
+        return _duration_option(name, text)
+    return option_value(name, text)
+
+
+def _duration_option(name: str, text: str) -> timedelta:
+    try:
+        return duration(text, name)
+    except InvalidInput:
+        raise InvalidOption(name, f"{text!r} is no duration: write 90s, 5m, 1h30m or 250ms", text) from None
+
+
+def read_text(path: str, field: str) -> str:
+    """Return a file's text, or standard input's for '-'; raise InvalidInput."""
+    try:
+        if path == STDIN:
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{field}: {path} is not UTF-8 text: {error.reason} at byte {error.start}.", field=field
+        ) from None
+    except OSError as error:
+        raise InvalidInput(f"{field}: {path} cannot be read: {error.strerror}.", field=field) from None
+
+
+def params_from(text: str | None, path: str | None) -> Any:
+    """Return the params given in place or in a file, as extended JSON; None where there are none."""
+    if text is not None and path is not None:
+        raise InvalidInput("give the params in place or by --params-file, not both.", field="params")
+    if path is not None:
+        return parse_extended(read_text(path, "params-file"), "params")
+    return None if text is None else parse_extended(text, "params")

@@ -1,0 +1,63 @@
+"""`mtask wait`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from mtask.cli import failures, values
+from mtask.cli.context import Cli
+from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.output import clean, compact, status_text, task_document
+from mtask.model.documents import Task
+from mtask.model.identity import task_id_of
+from mtask.model.status import TaskStatus
+
+PANEL = "Tasks"
+CODES = {
+    TaskStatus.SUCCESS: failures.OK,
+    TaskStatus.FAIL: failures.TASK_FAILED,
+    TaskStatus.CANCELED: failures.TASK_CANCELED,
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "wait", panel=PANEL)(wait)
+
+
+def wait(
+    cli: Cli,
+    name: TaskArgument,
+    key: KeyArgument = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout", "-t", metavar="DURATION", help="Give up after so long, with exit code 6; else never."
+        ),
+    ] = None,
+) -> int:
+    """Wait until a task has ended.
+
+    Exit code 0: SUCCESS, 8: FAIL, 9: CANCELED, 6: not in time.
+    """
+    limit = None if timeout is None else values.duration(timeout, "timeout")
+    named = name_and_key(name, key)
+    client = cli.client(reads_only=True)
+    if cli.flags.verbose:
+        cli.notice(f"{clean(task_id_of(*named))} is {client.get(*named).status}; waiting for its end")
+    task = client.wait(*named, timeout=limit)
+    cli.answer(task_document(task), ended(task))
+    return CODES.get(task.status, failures.OTHER)
+
+
+def ended(task: Task) -> Text:
+    """Return a finished task as a line."""
+    line = Text.assemble(status_text(task.status), "  ", clean(task.id))
+    if task.status is TaskStatus.SUCCESS and task.returns is not None:
+        line.append(f"  returns {compact(task.returns, 200)}")
+    elif task.status is not TaskStatus.SUCCESS and task.fail_reason:
+        line.append(f"  {clean(task.fail_reason, 200)}", style="red")
+    return line

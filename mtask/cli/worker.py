@@ -1,0 +1,181 @@
+"""`mtask-worker`: one worker process, or several under a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Annotated, NoReturn
+
+import typer
+
+from mtask.errors import InvalidInput, MtaskError
+from mtask.model.identity import check_text
+from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
+from mtask.store import connect
+from mtask.version import __version__
+from mtask.worker.loader import load_app
+from mtask.worker.log import FieldFormatter
+from mtask.worker.processes import Supervisor, end_with_parent, worker_command
+from mtask.worker.registry import App
+from mtask.worker.worker import Worker, WorkerOptions
+
+_HELP = """Run tasks: find what is due, claim it, run its handler, write how it ended.
+
+APP is package.module:app, an mtask.App with handlers. SIGTERM or SIGINT: claim nothing more, finish within
+--shutdown-timeout, hand back the rest, exit 0; a second signal: at once.
+
+Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or in .env; flags win.
+
+Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_id in use, 1 anything else.
+"""
+
+cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mtask {__version__}")
+        raise typer.Exit
+
+
+@cli.command(help=_HELP)
+def main(
+    app: Annotated[str | None, typer.Argument(help="package.module:app", show_default=False)] = None,
+    queues: Annotated[str | None, typer.Option(help="Queues to serve, comma-separated. [those of the app]")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Runs held at once; 0 starts paused. [100]")] = None,
+    worker_id: Annotated[str | None, typer.Option("--worker-id", "--id", help="[host, pid, random part]")] = None,
+    uri: Annotated[str | None, typer.Option(help="MongoDB URI, or 'local' for the embedded mongod.")] = None,
+    database: Annotated[str | None, typer.Option(help="Database. [the URI's, else mtask]")] = None,
+    processes: Annotated[int | None, typer.Option(help="Worker processes, restarted when they die. [1]")] = None,
+    shutdown_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that running tasks get on SIGTERM. [30]")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
+    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Start the worker."""
+    given = {
+        "app": app,
+        "queues": queues,
+        "concurrency": concurrency,
+        "worker_id": worker_id,
+        "uri": uri,
+        "database": database,
+        "processes": processes,
+        "shutdown_timeout": shutdown_timeout,
+        "log_level": log_level,
+    }
+    settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+    _start_logging(settings.log_level)
+    if settings.app is None:
+        raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
+    if settings.processes < 1:
+        raise InvalidInput(f"--processes {settings.processes}: use 1 or more.", field="processes")
+    loaded = load_app(settings.app)
+    options = _options(settings)
+    if settings.processes > 1:
+        Worker(loaded, options)  # what is wrong shows here, once
+        raise typer.Exit(_supervise(settings, options))
+    if supervised:
+        end_with_parent()
+    _serve(loaded, options)
+
+
+def _options(settings: Settings) -> WorkerOptions:
+    if settings.shutdown_timeout < 0:
+        raise InvalidInput(
+            f"--shutdown-timeout {settings.shutdown_timeout:g}: use 0 or more.", field="shutdown_timeout"
+        )
+    uri = settings.uri
+    if uri == "local":
+        from mtask.local import start  # the extra need not be there otherwise
+
+        uri = start(settings.local_folder, mongod=settings.mongod).uri
+    queues = None
+    if settings.queues is not None:
+        queues = [check_text("queue", part.strip()) for part in settings.queues.split(",")]
+    return WorkerOptions(
+        uri=uri,
+        database=connect.database_of(uri, settings.database, DEFAULT_DATABASE),
+        queues=queues,
+        concurrency=settings.concurrency,
+        worker_id=settings.worker_id,
+        shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
+        hard_exit=_exit_now,
+    )
+
+
+def _start_logging(level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise InvalidInput(f"--log-level {level!r}: use DEBUG, INFO, WARNING or ERROR.", field="log_level")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FieldFormatter())
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("mtask").setLevel(number)
+
+
+def _supervise(settings: Settings, options: WorkerOptions) -> int:
+    shared = [
+        settings.app or "",
+        *("--supervised", "--processes", "1", "--uri", options.uri, "--database", options.database),
+        *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
+        *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
+    ]
+    if options.queues is not None:
+        shared += ["--queues", ",".join(options.queues)]
+    own = [
+        ["--worker-id", f"{settings.worker_id}-{place}"] if settings.worker_id else []
+        for place in range(settings.processes)
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "MTASK_WORKER_ID"}
+    return Supervisor([worker_command([*shared, *ids]) for ids in own], environment).run()
+
+
+def _serve(app: App, options: WorkerOptions) -> None:
+    worker = Worker(app, options)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Not the loop's own signal handlers: these run even while a handler blocks the loop.
+            signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
+        job = loop.create_task(worker.run())
+        while True:
+            try:
+                loop.run_until_complete(job)
+                break
+            except (SystemExit, KeyboardInterrupt):
+                # A task that a handler left behind called sys.exit: that ends the task, not the worker.
+                logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
+                if job.done():
+                    raise
+        if worker.has_stuck_threads:
+            _exit_now(0)
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Leave without waiting for threads: what they run has been handed back."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run() -> None:
+    """Run the command line; errors of mtask become one line and their exit code."""
+    try:
+        cli(prog_name="mtask-worker", standalone_mode=True)
+    except MtaskError as error:
+        print(f"mtask-worker: {error}", file=sys.stderr)  # noqa: T201 a command line speaks
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,224 @@
+"""The play: publish twice, let the workers work, kill one while it holds tasks, and see its tasks preempted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from mtask import Client, Published, TaskSpec
+from mtask.demo.app import count
+from mtask.demo.counting import Totals, count_file, unreadable
+from mtask.demo.files import SourceFile
+from mtask.demo.fleet import DemoFailed, Fleet
+from mtask.demo.place import Place, existing_place, kept_place, temporary_place
+from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
+from mtask.demo.summary import Publication, Summary, summed_up
+from mtask.demo.watch import Watch, outcome_of
+
+#: How long the tasks that pause do so: long enough to be met by the kill, shorter than their lease.
+PAUSE = timedelta(milliseconds=1200)
+START_TIMEOUT = timedelta(seconds=60)
+STALL_TIMEOUT = timedelta(seconds=60)
+_LOOK_INTERVAL = 0.1
+_BATCH = 1000
+#: The kill comes when no more is left than keeps the workers busy for so many seconds, so that there are free slots
+#: when the leases lapse; and in the second half at any rate.
+_KILL_LEFT = 1.2
+_KILL_PART = 0.5
+_FEWEST_PAUSES, _ONE_IN = 12, 50
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be played."""
+
+    folder: Path
+    files: list[SourceFile]
+    workers: int = 3
+    concurrency: int = 16
+    kill: bool = True
+    keep: bool = False
+    uri: str | None = None
+    database: str | None = None
+    mongod: Path | None = None
+
+    def place(self) -> AbstractContextManager[Place]:
+        """Return where the documents are to live."""
+        if self.uri is not None:
+            return existing_place(self.uri, self.database, keep=self.keep)
+        return kept_place(self.mongod) if self.keep else temporary_place(self.mongod)
+
+
+class Play:
+    """One run of the demo. `notify` is called again and again, whenever the scene may have changed."""
+
+    def __init__(self, plan: Plan, scene: Scene, notify: Callable[[], None]) -> None:
+        self._plan = plan
+        self._scene = scene
+        self._notify = notify
+        self._fleet: Fleet
+        self._watch: Watch
+        self._look_cost = 0.0
+
+    def run(self) -> Summary:
+        """Play it and return the summary; raise errors of MtaskError. Nothing is left behind unless asked for."""
+        plan, scene = self._plan, self._scene
+        scene.begin("starting MongoDB")
+        self._notify()
+        began = time.monotonic()
+        with plan.place() as place, Client(place.uri, database=place.database) as client:
+            client.init()
+            self._watch = Watch(client)
+            version, seconds = self._watch.server_version(), time.monotonic() - began
+            self._did(f"MongoDB {version} {place.words}, ready in {seconds:.1f} s")
+            with Fleet(place.uri, place.database, plan.concurrency) as self._fleet:
+                try:
+                    self._fleet.start(plan.workers)
+                    direct, seconds = self._count_directly()
+                    self._await_workers()
+                    publication = self._publish(client)
+                    self._work(client)
+                finally:
+                    scene.begin("stopping the workers")
+            self._show_workers()
+            scene.begin("adding up what the tasks returned")
+            self._notify()
+            outcome = outcome_of(self._watch.documents())
+            scene.begin("")
+            return summed_up(scene, plan.folder, place, publication, outcome, direct, seconds)
+
+    def _did(self, words: str) -> None:
+        self._scene.finish(words)
+        self._notify()
+
+    def _count_directly(self) -> tuple[Totals, float]:
+        """Count all files in this process, without a task, while the workers start."""
+        files, totals, began = self._plan.files, Totals(), time.monotonic()
+        for place, file in enumerate(files):
+            if place % 20 == 0:
+                self._scene.begin("counting directly, for comparison", (place, len(files)))
+                self._notify()
+            try:
+                totals.add(file.key, count_file(file.path))
+            except OSError as error:
+                totals.fail(file.key, unreadable(error))
+        seconds = time.monotonic() - began
+        self._did(
+            f"counted directly, for comparison: {len(files):,} files, {totals.bytes / 1e6:,.1f} MB in {seconds:.1f} s"
+        )
+        return totals, seconds
+
+    def _await_workers(self) -> None:
+        wanted = {worker.worker_id for worker in self._fleet.workers}
+        self._scene.begin(f"starting {len(wanted)} workers")
+        end = time.monotonic() + START_TIMEOUT.total_seconds()
+        while (missing := wanted - self._watch.ready_workers()) and time.monotonic() < end:
+            self._pause()
+        if missing:
+            raise DemoFailed(f"{', '.join(sorted(missing))} did not start within {START_TIMEOUT.total_seconds():g} s.")
+        self._show_workers()
+        self._did(f"{len(wanted)} mtask-worker processes, each with {self._plan.concurrency} tasks at a time")
+
+    def _publish(self, client: Client) -> Publication:
+        """Publish every task, and then all of them once more."""
+        specs = self._specs()
+        self._scene.work_began = began = time.monotonic()
+        first = self._publish_all(client, specs, "publishing")
+        seconds = time.monotonic() - began
+        kept = len(specs) - first
+        self._did(f"published {len(specs):,} tasks in {seconds:.1f} s: {first:,} created, {kept:,} kept")
+        again = self._publish_all(client, specs, "publishing them once more")
+        publication = Publication(first, kept, again, len(specs) - again, seconds)
+        self._did(f"published them once more: {again:,} created, {publication.kept_again:,} kept")
+        return publication
+
+    def _publish_all(self, client: Client, specs: list[TaskSpec], words: str) -> int:
+        created = 0
+        for start in range(0, len(specs), _BATCH):
+            self._scene.begin(words, (start, len(specs)))
+            self._observe()
+            results = client.publish_many(specs[start : start + _BATCH])
+            created += sum(isinstance(result, Published) and result.created for result in results)
+        return created
+
+    def _specs(self) -> list[TaskSpec]:
+        """Return a task per file. Some pause on their first try, as slow tasks would, so that the kill meets them."""
+        files = self._plan.files
+        step = max(1, min(_ONE_IN, len(files) // _FEWEST_PAUSES)) if self._plan.kill else len(files) + 1
+        pause_ms = PAUSE // timedelta(milliseconds=1)
+        return [
+            TaskSpec(
+                count,
+                {"file": file.argument} | ({"pause_ms": pause_ms} if place % step == step // 2 else {}),
+                key=file.key,
+            )
+            for place, file in enumerate(files)
+        ]
+
+    def _work(self, client: Client) -> None:
+        """Look on until all tasks are finished; kill a worker on the way."""
+        scene, total = self._scene, len(self._plan.files)
+        scene.begin(WORKING)
+        finished, moved = -1, time.monotonic()
+        while scene.look.finished < total:
+            self._observe()
+            if self._plan.kill and scene.kill is None and self._is_time_to_kill():
+                self._kill_one(client)
+            if scene.look.finished != finished:
+                finished, moved = scene.look.finished, time.monotonic()
+            if time.monotonic() - moved > STALL_TIMEOUT.total_seconds():
+                raise DemoFailed(
+                    f"no task finished for {STALL_TIMEOUT.total_seconds():g} s: {total - finished} are left."
+                )
+            self._pause()
+        scene.work_ended = time.monotonic()
+        self._observe()
+
+    def _is_time_to_kill(self) -> bool:
+        scene = self._scene
+        left = scene.total - scene.look.begun
+        return left <= scene.total * (1 - _KILL_PART) and left <= scene.rate * _KILL_LEFT
+
+    def _kill_one(self, client: Client) -> None:
+        victim = self._watch.holder_in_a_pause(PAUSE)
+        if victim is None:
+            return
+        worker = self._fleet.find(victim)
+        worker.kill()
+        self._scene.kill = Kill(victim, worker.pid, client.server_time())
+        self._observe()
+
+    def _observe(self) -> None:
+        """Look at the documents and the processes."""
+        began = time.monotonic()
+        self._fleet.check()
+        scene = self._scene
+        scene.see(self._watch.look())
+        if scene.kill is not None:
+            scene.rescues = self._watch.rescues(scene.kill.worker_id, scene.kill.time)
+        self._show_workers()
+        self._notify()
+        self._look_cost = time.monotonic() - began
+
+    def _pause(self) -> None:
+        """Wait before the next look: looking must not become the work."""
+        self._fleet.check()
+        self._notify()
+        time.sleep(max(_LOOK_INTERVAL, 4 * self._look_cost))
+
+    def _show_workers(self) -> None:
+        look = self._scene.look
+        self._scene.workers = [
+            WorkerRow(
+                worker.worker_id,
+                worker.pid,
+                worker.status,
+                look.running(worker.worker_id),
+                look.ended(worker.worker_id),
+            )
+            for worker in self._fleet.workers
+        ]

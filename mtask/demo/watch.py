@@ -1,0 +1,179 @@
+"""What the demo reads in the documents: how far the tasks are, who holds what, and who preempted whose tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from mtask import Client, RunStatus, Task, TaskStatus
+from mtask.demo.app import count
+from mtask.demo.counting import Totals
+from mtask.model.handlers import handler_of
+from mtask.store.driver import bounded
+
+Document = dict[str, Any]
+_CALL_TIMEOUT = timedelta(seconds=60)
+_RUNS = "task_state.worker_states"
+_FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
+
+
+def task_name() -> str:
+    """Return the name of the demo's tasks."""
+    handler = handler_of(count)
+    assert handler is not None
+    return handler.name
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The tasks at one moment: how many there are by status, and how many runs by worker and status."""
+
+    tasks: Counter[str] = field(default_factory=Counter)
+    runs: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def finished(self) -> int:
+        """How many tasks will not run again."""
+        return sum(number for status, number in self.tasks.items() if status in _FINAL)
+
+    @property
+    def begun(self) -> int:
+        """How many tasks run, or have ended."""
+        return self.finished + self.tasks[TaskStatus.RUNNING.value]
+
+    def running(self, worker_id: str) -> int:
+        """How many runs a worker holds, its lapsed ones included."""
+        return self.runs[worker_id, RunStatus.RUNNING.value]
+
+    def ended(self, worker_id: str) -> int:
+        """How many runs a worker has ended by itself."""
+        return self.runs[worker_id, RunStatus.SUCCESS.value] + self.runs[worker_id, RunStatus.FAIL.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """A task of the killed worker: when its lease lapsed, and who preempted it when. The server's instants."""
+
+    task_id: str
+    key: str
+    lapse_time: datetime
+    preempt_time: datetime | None = None
+    preempted_by: str | None = None
+    status: str = TaskStatus.RUNNING.value
+
+    @property
+    def delay(self) -> timedelta | None:
+        """How long after the lapse it was preempted."""
+        return None if self.preempt_time is None else self.preempt_time - self.lapse_time
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the documents say in the end."""
+
+    totals: Totals = field(default_factory=Totals)
+    runs: int = 0
+    timeouts: int = 0
+    create_time: datetime | None = None
+    finish_times: list[datetime] = field(default_factory=list)
+
+
+class Watch:
+    """Reads the demo's documents."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._name = task_name()
+
+    def server_version(self) -> str:
+        """Return MongoDB's version."""
+        with bounded(_CALL_TIMEOUT):
+            return str(self._client.tasks.database.command("buildInfo")["version"])
+
+    def look(self) -> Look:
+        """Return where the tasks stand."""
+        tasks: Counter[str] = Counter()
+        for row in self._client.stats():
+            tasks[row.status] += row.count
+        group = {"worker_id": f"${_RUNS}.worker_id", "status": f"${_RUNS}.status"}
+        pipeline: list[Document] = [
+            {"$match": {"name": self._name}},
+            {"$project": {f"{_RUNS}.worker_id": 1, f"{_RUNS}.status": 1}},
+            {"$unwind": f"${_RUNS}"},
+            {"$group": {"_id": group, "count": {"$sum": 1}}},
+        ]
+        with bounded(_CALL_TIMEOUT):
+            rows = list(self._client.tasks.aggregate(pipeline))
+        runs = Counter({(row["_id"]["worker_id"], row["_id"]["status"]): row["count"] for row in rows})
+        return Look(tasks, runs)
+
+    def ready_workers(self) -> set[str]:
+        """Return the workers that look for tasks."""
+        return {worker.worker_id for worker in self._client.workers() if worker.status.value == "running"}
+
+    def holder_in_a_pause(self, pause: timedelta) -> str | None:
+        """Return the worker that holds most tasks whose pause is far from over, or None."""
+        now = self._client.server_time()
+        holders: Counter[str] = Counter()
+        for task in self._client.find(status=TaskStatus.RUNNING.value, name=self._name, limit=0):
+            run = task.runs[-1]
+            if (
+                task.params.get("pause_ms")
+                and run.is_live(now)
+                and run.attempt == 1
+                and now - run.claim_time < pause / 2
+            ):
+                holders[run.worker_id] += 1
+        return holders.most_common(1)[0][0] if holders else None
+
+    def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
+        """Return what became of the tasks that the killed worker held, by lapse."""
+        with bounded(_CALL_TIMEOUT):
+            held = {"worker_id": victim, "ping_expire_time": {"$gt": killed_time}, "success_time": None}
+            matched = {"name": self._name, _RUNS: {"$elemMatch": held}}
+            documents = list(self._client.tasks.find(matched))
+        found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
+        return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
+
+    def documents(self) -> Iterator[Document]:
+        """Yield all tasks' documents, as they are stored."""
+        with bounded(None):
+            yield from self._client.tasks.find({"name": self._name})
+
+
+def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:
+    """Return what became of the run that the killed worker held of this task, or None if it held none."""
+    lost = (RunStatus.RUNNING, RunStatus.TIMEOUT)
+    for run, following in pairwise([*task.runs, None]):
+        assert run is not None
+        if run.worker_id == victim and run.status in lost and run.ping_expire_time > killed_time:
+            rescue = Rescue(task.id, task.key, run.ping_expire_time, status=task.status.value)
+            if following is None:
+                return rescue
+            return Rescue(
+                task.id, task.key, run.ping_expire_time, following.claim_time, following.worker_id, task.status.value
+            )
+    return None
+
+
+def outcome_of(documents: Iterator[Document]) -> Outcome:
+    """Return the totals and figures that the documents add up to."""
+    outcome = Outcome()
+    for document in documents:
+        task = Task.model_validate(document)
+        if task.status is TaskStatus.SUCCESS:
+            outcome.totals.add(task.key, task.returns)
+        else:
+            outcome.totals.fail(task.key, task.fail_reason or f"it is {task.status.value}")
+        outcome.runs += len(task.runs)
+        outcome.timeouts += sum(run.status is RunStatus.TIMEOUT for run in task.runs)
+        created = task.task_state.create_time
+        outcome.create_time = min(outcome.create_time or created, created)
+        if task.task_state.finish_time is not None:
+            outcome.finish_times.append(task.task_state.finish_time)
+    outcome.finish_times.sort()
+    return outcome
