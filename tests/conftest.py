@@ -1,0 +1,74 @@
+"""Fixtures: real mongods, started once and shared as far as tests leave each other alone."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from pymongo import MongoClient
+
+from mtask.local import ReplicaSet, temporary
+from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, Client, eventually, processes_of_session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Fail the session if a mongod that it started outlives it."""
+    session = uuid.uuid4().hex
+    os.environ[SESSION_VARIABLE] = session
+    yield
+    eventually(lambda: not processes_of_session(session), 20, f"no process left: {processes_of_session(session)}")
+    del os.environ[SESSION_VARIABLE]
+
+
+@pytest.fixture(scope="session")
+def mongo_server(no_process_is_left: None) -> Iterator[ReplicaSet]:
+    """Run the one-node replica set that all tests share: don't stop it, don't make it step down."""
+    with temporary(parameters=TEST_COMMANDS) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mongo_uri(mongo_server: ReplicaSet) -> str:
+    """Return the shared server's URI, without a database."""
+    return mongo_server.uri
+
+
+@pytest.fixture(scope="session")
+def mongo_session_client(mongo_uri: str) -> Iterator[Client]:
+    """Connect once, for what is done around the tests."""
+    client: Client = MongoClient(mongo_uri, tz_aware=True)
+    with client:
+        yield client
+
+
+@pytest.fixture
+def database_name(mongo_session_client: Client) -> Iterator[str]:
+    """Name a database for one test on the shared server, dropped afterwards."""
+    name = f"test_{uuid.uuid4().hex}"
+    yield name
+    mongo_session_client.drop_database(name)
+
+
+@pytest.fixture
+def mongo(mongo_uri: str) -> Iterator[Client]:
+    """Connect to the shared server for one test."""
+    client: Client = MongoClient(mongo_uri, tz_aware=True)
+    with client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def replica_set(no_process_is_left: None) -> Iterator[ReplicaSet]:
+    """Run a three-node replica set for one module; a test that kills a node restarts it."""
+    with temporary(nodes=3, parameters=TEST_COMMANDS) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def single_set(no_process_is_left: None) -> Iterator[ReplicaSet]:
+    """Run a one-node replica set for one test, which may kill, pause and restart it."""
+    with temporary(parameters=TEST_COMMANDS) as server:
+        yield server

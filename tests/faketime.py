@@ -1,0 +1,53 @@
+"""Processes whose clock is wrong, by libfaketime; their monotonic clock runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+
+_FOLDERS = ("/usr/lib/*/faketime", "/usr/lib*/faketime", "/usr/local/lib/faketime", "/opt/homebrew/lib/faketime")
+_LIBRARY = "libfaketime.so.1"
+#: Python's locks and pools start threads of their own: the variant that is safe with threads is preferred.
+_LIBRARIES = ("libfaketimeMT.so.1", _LIBRARY)
+
+
+@cache
+def library() -> Path:
+    """Return libfaketime's path; fail, saying how to install it, where there is none."""
+    for name in _LIBRARIES:
+        for pattern in _FOLDERS:
+            for found in sorted(Path("/").glob(f"{pattern}/{name}".lstrip("/"))):
+                return found
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    for line in listed.splitlines():
+        if line.strip().startswith(_LIBRARY):
+            return Path(line.rsplit("=> ", 1)[1])
+    raise AssertionError("libfaketime is not installed: run tools/setup.sh dev, or apt-get install libfaketime")
+
+
+def environment(offset: timedelta) -> dict[str, str]:
+    """Return this environment with a wall clock that is wrong by `offset`."""
+    seconds = offset.total_seconds()
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(library()),
+        "FAKETIME": f"{seconds:+g}s",
+        # Both spellings: the one without prefix is that of versions before 0.9.9.
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_RESET": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def run(arguments: Sequence[str], offset: timedelta, *, cwd: Path, timeout: float = 60) -> str:
+    """Run a command whose clock is wrong; return what it printed, or fail with what it said."""
+    ran = subprocess.run(
+        arguments, env=environment(offset), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert ran.returncode == 0, f"exit code {ran.returncode}: {ran.stdout}{ran.stderr}"
+    return ran.stdout

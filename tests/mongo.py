@@ -1,0 +1,102 @@
+"""What tests need around a real MongoDB: waiting for a condition, and making commands fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pymongo import MongoClient
+
+T = TypeVar("T")
+Document = dict[str, Any]
+Client = MongoClient[Document]
+
+#: Lets a test use fail points.
+TEST_COMMANDS = {"enableTestCommands": "1"}
+#: In the environment of whatever a test session starts, so that its end can tell what is left.
+SESSION_VARIABLE = "MTASK_TEST_SESSION"
+
+
+def eventually(condition: Callable[[], T], timeout: float = 10.0, message: str = "", *, interval: float = 0.02) -> T:
+    """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come."""
+    end = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= end:
+            raise AssertionError(unfulfilled(message, timeout, value))
+        time.sleep(interval)
+
+
+async def eventually_async(
+    condition: Callable[[], Awaitable[T]], timeout: float = 10.0, message: str = "", *, interval: float = 0.02
+) -> T:
+    """Do as `eventually` does for a condition that is awaited."""
+    end = time.monotonic() + timeout
+    while True:
+        value = await condition()
+        if value:
+            return value
+        if time.monotonic() >= end:
+            raise AssertionError(unfulfilled(message, timeout, value))
+        await asyncio.sleep(interval)
+
+
+def unfulfilled(message: str, timeout: float, value: object) -> str:
+    return f"not within {timeout:g} s: {message or 'the condition'} (last seen: {value!r})"
+
+
+@contextmanager
+def fail_command(
+    client: Client,
+    names: str | Sequence[str],
+    *,
+    times: int | None = None,
+    error_code: int | None = None,
+    error_labels: Sequence[str] | None = None,
+    close_connection: bool = False,
+    block_ms: int | None = None,
+    app_name: str | None = None,
+) -> Iterator[None]:
+    """Make the server fail or delay these commands during the block, `times` times or, with None, always.
+
+    The server must run with `TEST_COMMANDS`. Several fixtures share one server, so give `app_name`: then only
+    clients made with that appname meet the failure.
+    """
+    what: Document = {"failCommands": [names] if isinstance(names, str) else list(names)}
+    if error_code is not None:
+        what["errorCode"] = error_code
+    if error_labels is not None:
+        what["errorLabels"] = list(error_labels)
+    if close_connection:
+        what["closeConnection"] = True
+    if block_ms is not None:
+        what |= {"blockConnection": True, "blockTimeMS": block_ms}
+    if app_name is not None:
+        what["appName"] = app_name
+    mode: str | Document = "alwaysOn" if times is None else {"times": times}
+    client.admin.command("configureFailPoint", "failCommand", mode=mode, data=what)
+    try:
+        yield
+    finally:
+        client.admin.command("configureFailPoint", "failCommand", mode="off")
+
+
+def processes_of_session(session: str) -> list[str]:
+    """Return the mongods, and their supervisors, that a test session started and that are still alive."""
+    marker = f"{SESSION_VARIABLE}={session}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_ours = marker in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if is_ours and ("--dbpath=" in command or "_supervise.py" in command):
+            found.append(f"{entry.name} {command}")
+    return found

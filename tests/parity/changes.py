@@ -1,0 +1,169 @@
+"""What each change makes of a document, in plain Python on the pure rules: the twin of `mtask.store.pipelines`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.model import backoff, rules
+from mtask.model.options import TaskOption
+from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.store.pipelines import LAPSED_REASON, Outcome
+from tests.parity.cases import Document, parsed
+
+Change = Callable[[Document, datetime], None]
+
+
+def changed(document: Document, change: Change, now: datetime, *, closes_lapsed: bool = True) -> Document:
+    """Return the document after closing what lapsed, the change, and deriving."""
+    made = copy.deepcopy(document)
+    if closes_lapsed:
+        close_lapsed(made, now)
+    change(made, now)
+    derive(made, now)
+    return made
+
+
+def close_lapsed(document: Document, now: datetime) -> None:
+    state = document["task_state"]
+    state["failed_cnt"] = rules.failures(parsed(document), now)
+    for run in state["worker_states"]:
+        if run["status"] == "RUNNING" and run["ping_expire_time"] <= now:
+            run |= {"status": "TIMEOUT", "fail_time": now, "fail_reason": LAPSED_REASON}
+
+
+def derive(document: Document, now: datetime) -> None:
+    state, option = document["task_state"], document["task_option"]
+    status = rules.status(parsed(document), now)
+    state["status"] = status.value
+    state["cancel_requested"] = state["cancel_requested"] and not status.is_final
+    finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
+    document.pop("expire_time", None)
+    if not status.is_final:
+        state["next_preempt_time"] = rules.next_preempt_time(parsed(document), now)
+        return
+    state["finish_time"] = finish_time or now
+    retain = option["retain_success_ms" if status is TaskStatus.SUCCESS else "retain_fail_ms"]
+    if retain is not None:
+        document["expire_time"] = state["finish_time"] + timedelta(milliseconds=retain)
+
+
+def trim(document: Document) -> None:
+    runs = document["task_state"]["worker_states"]
+    if len(runs) <= rules.KEPT_RUNS:
+        return
+    counted = [r for r in runs if r["status"] in ("FAIL", "TIMEOUT") and not r.get("past")]
+    canceled = [r for r in runs if r["status"] == "CANCELED" and not r.get("past")]
+    past = [r for r in runs if r.get("past")]
+    kept = rules.kept_runs(parsed(document))
+    surplus = [*counted[: max(0, len(counted) - kept)], *canceled[: max(0, len(canceled) - 20)]]
+    surplus += past[: max(0, len(past) - 20)]
+    dropped = {run["run_id"] for run in surplus}
+    document["task_state"]["worker_states"] = [run for run in runs if run["run_id"] not in dropped]
+
+
+def nothing(document: Document, now: datetime) -> None:
+    """Settle: nothing between closing and deriving."""
+
+
+def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        if not rules.may_take(parsed(document), worker_id, now):
+            return
+        runs, option = document["task_state"]["worker_states"], document["task_option"]
+        of_all = option["retry_scope"] == "task"
+        attempts = [run["attempt"] for run in runs if of_all or run["worker_id"] == worker_id]
+        trim(document)
+        document["task_state"]["worker_states"].append(
+            {
+                "run_id": run_ids[document["_id"]],
+                "worker_id": worker_id,
+                "attempt": max(attempts, default=0) + 1,
+                "status": "RUNNING",
+                "claim_time": now,
+                "ping_expire_time": now + timedelta(milliseconds=option["worker_timeout_ms"]),
+            }
+        )
+
+    return change
+
+
+def ping(run_ids: list[str], lease_ms: int) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        for run in document["task_state"]["worker_states"]:
+            if run["run_id"] in run_ids and run["status"] == "RUNNING" and run["ping_expire_time"] > now:
+                run["ping_expire_time"] = max(run["ping_expire_time"], now + timedelta(milliseconds=lease_ms))
+
+    return change
+
+
+def finish(outcomes: Mapping[str, Outcome]) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        outcome, state = outcomes[document["_id"]], document["task_state"]
+        run = next(r for r in state["worker_states"] if r["run_id"] == outcome.run_id)
+        task = parsed(document)
+        run["status"] = outcome.status.value
+        if outcome.status is RunStatus.SUCCESS:
+            run |= {"success_time": now, "returns": outcome.returns}
+            return
+        run |= {"fail_time": now, "fail_reason": outcome.reason}
+        if outcome.final:
+            run["final"] = True
+        delay = outcome.delay_ms
+        if outcome.status is RunStatus.FAIL:
+            own = rules.worker_failures(task, run["worker_id"], now)
+            before = own if task.task_option.retry_scope == "worker" else state["failed_cnt"]
+            state["failed_cnt"] += 1
+            if delay is None:
+                delay = backoff.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
+        run["retry_time"] = now + timedelta(milliseconds=delay or 0)
+
+    return change
+
+
+def cancel(document: Document, now: datetime) -> None:
+    document["task_state"]["cancel_requested"] = document["task_state"]["status"] not in FINAL_STATUSES
+
+
+def run_again(*, everything: bool) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        state = document["task_state"]
+        for run in state["worker_states"]:
+            if run["status"] != "RUNNING" and (everything or run["status"] != "SUCCESS"):
+                run["past"] = True
+        state |= {"failed_cnt": 0, "cancel_requested": False, "status": "INIT"}
+        trim(document)
+
+    return change
+
+
+def update_option(option: TaskOption) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        document["task_option"] = option.model_dump()
+
+    return change
+
+
+def republish(
+    replacement: Mapping[str, Any] | None, start: datetime | None, *, clean_failed: bool, clean_success: bool
+) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        state = document["task_state"]
+        if replacement is not None:
+            document.update(replacement)
+            state.pop("start_time", None)
+            if start is not None:
+                state["start_time"] = start
+        dropped: set[str] = set()
+        if clean_failed:
+            dropped |= {"FAIL", "TIMEOUT", "CANCELED"}
+            state["failed_cnt"] = 0
+        if clean_success:
+            dropped.add("SUCCESS")
+        state["worker_states"] = [run for run in state["worker_states"] if run["status"] not in dropped]
+        if (clean_failed and state["status"] == "FAIL") or (clean_success and state["status"] == "SUCCESS"):
+            state["status"] = "INIT"
+
+    return change

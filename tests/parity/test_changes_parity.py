@@ -1,0 +1,246 @@
+"""Every update pipeline makes of a stored document exactly what the pure rules make of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.model import rules
+from mtask.model.options import TaskOption
+from mtask.model.status import FINAL_STATUSES, RunStatus
+from mtask.store import claims, pipelines, setup
+from mtask.store.driver import SyncStore
+from mtask.store.pipelines import Outcome
+from tests.mongo import Client
+from tests.parity import changes
+from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, tasks
+
+_properties = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+_batches = st.lists(tasks(), min_size=1, max_size=10).map(numbered)
+#: Read as expressions, these would be something else.
+_values = st.sampled_from([None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}], {}])
+
+
+@pytest.fixture(scope="module")
+def store(mongo_session_client: Client) -> Iterator[SyncStore]:
+    """A database with the validators on: it refuses what the schema does not allow, drawn or made."""
+    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
+    made.run(setup.ensure())
+    yield made
+    mongo_session_client.drop_database(made.database.name)
+
+
+def stored_after(store: SyncStore, documents: list[Document], pipeline: pipelines.Pipeline) -> list[Document]:
+    """Return what the documents are after the server has applied the pipeline to all of them."""
+    ids = [document["_id"] for document in documents]
+    store.tasks.insert_many(documents)
+    store.tasks.update_many({"_id": {"$in": ids}}, pipeline)
+    found = {document["_id"]: document for document in store.tasks.find({"_id": {"$in": ids}})}
+    store.tasks.delete_many({"_id": {"$in": ids}})
+    return [found[task_id] for task_id in ids]
+
+
+def check(
+    store: SyncStore,
+    documents: list[Document],
+    pipeline: pipelines.Pipeline,
+    change: changes.Change,
+    *,
+    closes_lapsed: bool = True,
+    reopens: bool = False,
+) -> list[Document]:
+    """Apply the change on both sides, compare, and check what holds after every change."""
+    if not documents:
+        return []
+    made = stored_after(store, documents, pipeline)
+    for before, after in zip(documents, made, strict=True):
+        expected = changes.changed(before, change, NOW, closes_lapsed=closes_lapsed)
+        assert after == expected
+        state = after["task_state"]
+        is_final = state["status"] in FINAL_STATUSES
+        assert rules.status(parsed(after), NOW) == state["status"]
+        assert ("next_preempt_time" in state) is not is_final
+        assert ("finish_time" in state) is is_final
+        assert not (is_final and state["cancel_requested"])
+        if before["task_state"]["status"] in FINAL_STATUSES and not reopens:
+            assert state["status"] == before["task_state"]["status"]
+    return made
+
+
+def crowded(documents: list[Document]) -> list[Document]:
+    """Return the documents with many times their runs, closed ones of any round."""
+    for document in documents:
+        runs = document["task_state"]["worker_states"]
+        closed = [run for run in runs if run["status"] != "RUNNING"]
+        again = [run | {"run_id": f"{run['run_id']}-{number}"} for number in range(12) for run in closed]
+        document["task_state"]["worker_states"] = [*again, *runs]
+    return documents
+
+
+def live_runs(document: Document) -> list[str]:
+    return [run.run_id for run in rules.live_runs(parsed(document), NOW)]
+
+
+@_properties
+@given(_batches)
+def test_settling_closes_lapsed_runs_and_derives_the_rest(store: SyncStore, documents: list[Document]) -> None:
+    check(store, documents, pipelines.settle(NOW), changes.nothing)
+
+
+@_properties
+@given(st.one_of(_batches, _batches.map(crowded)), st.sampled_from([*WORKERS, "stranger"]))
+def test_a_claim_appends_a_run_exactly_if_the_worker_may_take_the_task(
+    store: SyncStore, documents: list[Document], worker: str
+) -> None:
+    ids = [document["_id"] for document in documents]
+    run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
+    pipeline = pipelines.claim(worker, pipelines.run_id_in_group("token", ids), NOW)
+    made = check(store, documents, pipeline, changes.claim(worker, run_ids))
+    for before, after in zip(documents, made, strict=True):
+        has_run = any(run["run_id"] == run_ids[after["_id"]] for run in after["task_state"]["worker_states"])
+        assert has_run is rules.may_take(parsed(before), worker, NOW)
+
+
+@_properties
+@given(_batches, st.sampled_from([1, 1000, 70_000]), st.integers(0, 3))
+def test_a_ping_moves_live_leases_and_never_back(
+    store: SyncStore, documents: list[Document], lease_ms: int, skipped: int
+) -> None:
+    run_ids = sorted({run_id for document in documents for run_id in live_runs(document)})[skipped:] or ["none"]
+    pipeline = pipelines.ping(run_ids, lease_ms, NOW)
+    check(store, documents, pipeline, changes.ping(run_ids, lease_ms), closes_lapsed=False)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn, documents: list[Document]) -> list[Outcome]:
+    """Draw how a run of each document ends: all of them as successes, or none."""
+    is_success = draw(st.booleans())
+    drawn = []
+    for document in documents:
+        run_id = draw(st.sampled_from(live_runs(document)))
+        if is_success:
+            drawn.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=draw(_values)))
+            continue
+        status = draw(st.sampled_from([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED]))
+        drawn.append(
+            Outcome(
+                document["_id"],
+                run_id,
+                RunStatus.FAIL if status is RunStatus.FAIL else RunStatus.CANCELED,
+                reason=draw(st.sampled_from(["broken", "$name"])),
+                final=status is RunStatus.FAIL and draw(st.booleans()),
+                delay_ms=draw(st.sampled_from([None, None, 0, 5000])),
+                jitter=draw(st.sampled_from([0.0, 0.3, 1.0])),
+            )
+        )
+    return drawn
+
+
+@settings(_properties, max_examples=200)
+@given(_batches, st.data())
+def test_a_finish_closes_its_own_run_with_its_own_outcome(
+    store: SyncStore, documents: list[Document], data: st.DataObject
+) -> None:
+    held = [document for document in documents if live_runs(document)]
+    if not held:
+        return
+    ends = data.draw(outcomes(held))
+    check(store, held, pipelines.finish(ends, NOW), changes.finish({end.task_id: end for end in ends}))
+
+
+@_properties
+@given(_batches)
+def test_a_cancel_ends_what_nobody_holds_and_asks_the_holders_of_the_rest(
+    store: SyncStore, documents: list[Document]
+) -> None:
+    check(store, documents, pipelines.cancel(NOW), changes.cancel)
+
+
+@_properties
+@given(st.one_of(_batches, _batches.map(crowded)), st.booleans())
+def test_running_again_opens_a_finished_task_for_a_new_round(
+    store: SyncStore, documents: list[Document], everything: bool
+) -> None:
+    final = [document for document in documents if document["task_state"]["status"] in FINAL_STATUSES]
+    pipeline = pipelines.run_again(everything=everything, now=NOW)
+    check(store, final, pipeline, changes.run_again(everything=everything), reopens=True)
+
+
+@_properties
+@given(_batches, options())
+def test_changed_options_take_effect_on_all_that_is_derived(
+    store: SyncStore, documents: list[Document], option: Document
+) -> None:
+    parsed_option = TaskOption.model_validate(option)
+    check(store, documents, pipelines.update_option(parsed_option, NOW), changes.update_option(parsed_option))
+
+
+@_properties
+@given(_batches, st.booleans(), options(), _values, st.one_of(st.none(), instants), st.booleans(), st.booleans())
+def test_publishing_again_replaces_and_drops_what_was_asked_and_derives(
+    store: SyncStore,
+    documents: list[Document],
+    replaces: bool,
+    option: Document,
+    params: Any,
+    start: datetime | None,
+    clean_failed: bool,
+    clean_success: bool,
+) -> None:
+    replacement = {"queue": "$other", "params": params, "task_option": option} if replaces else None
+    pipeline = pipelines.republish(
+        replacement=replacement, start=start, clean_failed=clean_failed, clean_success=clean_success, now=NOW
+    )
+    change = changes.republish(replacement, start, clean_failed=clean_failed, clean_success=clean_success)
+    check(store, documents, pipeline, change, reopens=clean_failed or clean_success)
+
+
+@_properties
+@given(_batches, st.sampled_from([*WORKERS, "stranger"]), st.integers(0, 200_000))
+def test_after_any_change_the_stored_preemption_time_is_no_later_than_a_worker_could_take_the_task(
+    store: SyncStore, documents: list[Document], worker: str, wait_ms: int
+) -> None:
+    later = NOW + timedelta(milliseconds=wait_ms)
+    for after in stored_after(store, documents, pipelines.settle(NOW)):
+        if rules.may_take(parsed(after), worker, later):
+            assert after["task_state"]["next_preempt_time"] <= later
+
+
+def around(document: Document, now: datetime) -> Document:
+    """Return the document with its instants around another now, a thousand times as far from it."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return now + 1000 * (value - NOW)
+        if isinstance(value, dict):
+            return {name: moved(item) for name, item in value.items()}
+        return [moved(item) for item in value] if isinstance(value, list) else value
+
+    made: Document = moved(document)
+    return made
+
+
+@settings(_properties, max_examples=100)
+@given(_batches, st.sampled_from([*WORKERS, "stranger"]), st.sampled_from([0, 10_000, 90_000_000]))
+def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_horizon(
+    store: SyncStore, documents: list[Document], worker: str, horizon_ms: int
+) -> None:
+    now = store.run(setup.check_server())
+    moved = [around(document, now) for document in documents]
+    store.tasks.insert_many(moved)
+    try:
+        store.tasks.update_many({}, pipelines.settle())
+        settled = [parsed(document) for document in store.tasks.find()]
+        found = store.run(claims.scan(["default"], ["task"], worker, horizon_ms, 1000))
+    finally:
+        store.tasks.delete_many({})
+    until = now + timedelta(milliseconds=horizon_ms)
+    first = {task.id: rules.preemptable_at(task, worker, now) for task in settled}
+    expected = {task_id for task_id, moment in first.items() if moment is not None and moment <= until}
+    assert expected <= {document["_id"] for document in found.documents}

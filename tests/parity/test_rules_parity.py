@@ -1,0 +1,133 @@
+"""Every pure rule and its server-side twin say the same of every document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.model import backoff, rules
+from mtask.model.documents import Task
+from mtask.model.options import TaskOption
+from mtask.store import expressions as x
+from tests.mongo import Client
+from tests.parity.cases import NOW, WORKERS, Document, instants, options, parsed, tasks
+
+_WORKER, _NOW = "$probe.worker_id", "$probe.now"
+#: The same rules on both sides: (of the task, worker_id and now; as an expression).
+Rule = tuple[Callable[[Task, str, Any], Any], Any]
+
+
+def _run_ids(runs: Any) -> Any:
+    return {"$map": {"input": runs, "as": "run", "in": "$$run.run_id"}}
+
+
+RULES: dict[str, Rule] = {
+    "succeeded_workers": (lambda t, w, now: sorted(rules.succeeded_workers(t)), x.succeeded_workers()),
+    "live_runs": (lambda t, w, now: [r.run_id for r in rules.live_runs(t, now)], _run_ids(x.live_runs(_NOW))),
+    "failures": (lambda t, w, now: rules.failures(t, now), x.failures(_NOW)),
+    "worker_failures": (rules.worker_failures, x.worker_failures(_WORKER, _NOW)),
+    "is_worker_exhausted": (rules.is_worker_exhausted, x.is_worker_exhausted(_WORKER, _NOW)),
+    "is_exhausted": (lambda t, w, now: rules.is_exhausted(t, now), x.is_exhausted(_NOW)),
+    "status": (lambda t, w, now: rules.status(t, now).value, x.status(_NOW)),
+    "has_free_place": (lambda t, w, now: rules.has_free_place(t, now), x.has_free_place(_NOW)),
+    "is_admitted": (lambda t, w, now: rules.is_admitted(t, w), x.is_admitted(_WORKER)),
+    "due_time": (lambda t, w, now: rules.due_time(t), x.due_time()),
+    "retry_time": (lambda t, w, now: rules.retry_time(t, w), x.retry_time(_WORKER)),
+    "is_candidate": (rules.is_candidate, x.is_candidate(_WORKER, _NOW)),
+    "may_take": (rules.may_take, x.may_take(_WORKER, _NOW)),
+    "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), x.next_preempt_time(_NOW)),
+    "free_place_times": (lambda t, w, now: rules.free_place_times(t, now), x.free_place_times(_NOW)),
+    "kept_runs": (lambda t, w, now: rules.kept_runs(t), x.kept_runs()),
+}
+
+_batches = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def evaluated(client: Client, documents: list[Document], expressions: dict[str, Any]) -> list[Document]:
+    """Return the expressions' values for each document, in order, in one round trip."""
+    computed = {"_id": 0, **{name: {"value": expression} for name, expression in expressions.items()}}
+    with client.admin.aggregate([{"$documents": {"$literal": documents}}, {"$project": computed}]) as cursor:
+        return cursor.to_list()
+
+
+@_batches
+@given(st.lists(st.tuples(tasks(), st.sampled_from([*WORKERS, "stranger"]), instants), min_size=1, max_size=12))
+def test_every_rule_and_its_twin_agree(mongo_session_client: Client, cases: list[tuple[Document, str, Any]]) -> None:
+    probes = [document | {"probe": {"worker_id": worker, "now": now}} for document, worker, now in cases]
+    answers = evaluated(mongo_session_client, probes, {name: twin for name, (_, twin) in RULES.items()})
+    assert len(answers) == len(cases)
+    for (document, worker, now), answer in zip(cases, answers, strict=True):
+        task = parsed(document)
+        for name, (rule, _) in RULES.items():
+            said = answer[name].get("value")
+            if name == "succeeded_workers":
+                said = sorted(said)
+            expected = rule(task, worker, now)
+            assert said == expected, f"{name}: the server says {said!r}, the rule {expected!r}"
+            assert type(said) is type(expected), f"{name}: {said!r} and {expected!r}"
+
+
+_jitters = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
+_failures = st.one_of(st.integers(0, 70), st.sampled_from([1000, 2**31, 2**40]))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(options(is_ordinary=False), _failures, _jitters), min_size=1, max_size=20))
+def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
+    mongo_session_client: Client, cases: list[tuple[Document, int, float]]
+) -> None:
+    probes = [{"task_option": option, "probe": {"failures": f, "jitter": j}} for option, f, j in cases]
+    twin = x.retry_delay_ms("$probe.failures", "$probe.jitter")
+    answers = evaluated(mongo_session_client, probes, {"delay": twin})
+    for (option, failures, jitter), answer in zip(cases, answers, strict=True):
+        expected = backoff.retry_delay_ms(TaskOption.model_validate(option), failures, jitter)
+        assert answer["delay"]["value"] == expected
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
+def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
+    option = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
+    delay = backoff.retry_delay_ms(option, failures, jitter)
+    assert 0 <= delay <= 10**8
+    assert backoff.retry_delay_ms(option, failures + 1, jitter) >= delay
+
+
+_probes = st.lists(st.integers(0, 130_000).map(lambda ms: NOW + timedelta(milliseconds=ms)), max_size=5)
+
+
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tasks(), st.sampled_from([*WORKERS, "stranger"]), _probes)
+def test_preemptable_at_is_the_first_moment_at_which_a_claim_succeeds(
+    document: Document, worker: str, moments: list[Any]
+) -> None:
+    task = parsed(document)
+    state = task.task_state
+    edges = [NOW, state.start_time or NOW, *(r.ping_expire_time for r in task.runs)]
+    edges += [r.retry_time for r in task.runs if r.retry_time is not None]
+    millisecond = timedelta(milliseconds=1)
+    moments = [m for edge in [*edges, *moments] for m in (edge - millisecond, edge, edge + millisecond) if m >= NOW]
+    first = rules.preemptable_at(task, worker, NOW)
+    if first is not None:
+        assert first >= NOW
+        assert rules.may_take(task, worker, first)
+    for moment in moments:
+        if rules.may_take(task, worker, moment):
+            assert first is not None
+            assert first <= moment
+
+
+@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tasks(), st.sampled_from([*WORKERS, "stranger"]), instants.filter(lambda moment: moment >= NOW))
+def test_next_preempt_time_never_hides_a_task_that_someone_may_take(
+    document: Document, worker: str, later: Any
+) -> None:
+    task = parsed(document)
+    written = rules.next_preempt_time(task, NOW)
+    if rules.may_take(task, worker, later):
+        assert written is not None
+        assert written <= later

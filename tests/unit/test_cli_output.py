@@ -1,0 +1,79 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from mtask.cli.output import Column, clean, compact, fit, hanging, iso, lasting, listing, plain, relative
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (timedelta(milliseconds=12), "12ms"),
+        (timedelta(milliseconds=999, microseconds=900), "1.0s"),
+        (timedelta(seconds=3.44), "3.4s"),
+        (timedelta(seconds=59.97), "1m 00s"),
+        (timedelta(seconds=125), "2m 05s"),
+        (timedelta(hours=3, minutes=20), "3h 20m"),
+        (timedelta(days=4, hours=3), "4d 3h"),
+        (timedelta(seconds=-5), "5.0s"),
+    ],
+)
+def test_lengths_of_time_are_short(length: timedelta, expected: str) -> None:
+    assert lasting(length) == expected
+
+
+def test_instants_are_seen_from_now() -> None:
+    assert relative(NOW + timedelta(minutes=5), NOW) == "in 5m 00s"
+    assert relative(NOW - timedelta(seconds=2), NOW) == "2.0s ago"
+
+
+def test_instants_are_utc_to_the_millisecond_in_json() -> None:
+    east = NOW.astimezone(timezone(timedelta(hours=9)))
+    assert iso(east) == "2030-01-01T00:00:00.000Z"
+    assert plain({"a": [east, timedelta(seconds=2), None, True]}) == {
+        "a": ["2030-01-01T00:00:00.000Z", 2.0, None, True]
+    }
+
+
+def test_text_from_a_document_cannot_steer_the_terminal() -> None:
+    assert clean("a\x1b[31mred\nb\x07") == r"a\x1b[31mred\nb\x07"
+    assert clean("abcdef", 4) == "abc…"
+    assert "\x1b" not in compact({"k": "\x1b[2J"})
+
+
+def test_a_listing_fits_its_width_where_it_can() -> None:
+    columns = (Column("STATUS"), Column("TASK", gives_way=True), Column("N", right=True))
+    rows: list[list[str | Text]] = [["INIT", "x" * 100, "1"], ["SUCCESS", "日本語" * 20, "23"]]
+    lines = listing(columns, rows, 40)
+    assert all(line.cell_len <= 40 for line in lines)
+    assert lines[1].plain.endswith(" 1")
+    assert lines[2].plain.startswith("SUCCESS  日本語")
+    assert listing(columns, rows, 4000)[1].plain.count("x") == 100
+
+
+def test_a_listing_too_wide_in_any_case_is_cut() -> None:
+    columns = (Column("A"), Column("B"))
+    assert all(line.cell_len <= 10 for line in listing(columns, [["1234567", "12345678"]], 10))
+
+
+def test_wide_letters_are_padded_by_their_cells() -> None:
+    assert fit(Text("日本"), 6).cell_len == 6
+    assert fit(Text("日本"), 3).cell_len == 3
+
+
+def test_a_long_text_wraps_beside_its_label() -> None:
+    screen = Console(file=io.StringIO(), width=30)
+    lines = hanging(screen, Text("label  "), "one two three four five six seven eight")
+    assert lines[0].plain.startswith("label  one")
+    assert all(line.plain.startswith("       ") for line in lines[1:])
+    assert all(cell_len(line.plain) <= 30 for line in lines)

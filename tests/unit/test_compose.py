@@ -1,0 +1,132 @@
+"""docker-compose.yml, the Dockerfile, the Makefile and CI agree with the examples and the command line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mtask import App
+from mtask.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    compose: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = compose["services"]
+    assert set(compose["volumes"]) == {"mongo-data"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[list[str]]:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def arguments_of(dockerfile: list[list[str]], instruction: str) -> list[str]:
+    return [rest for name, rest in dockerfile if name == instruction]
+
+
+def seconds(duration: str) -> int:
+    assert duration.endswith("s")
+    return int(duration.removesuffix("s"))
+
+
+def test_mongo_is_a_recent_server_started_as_a_replica_set(services: dict[str, Any]) -> None:
+    mongo = services["mongo"]
+    assert re.fullmatch(r"mongo:8\.\d+", mongo["image"])
+    assert mongo["command"][mongo["command"].index("--replSet") + 1] == "rs0"
+    assert "mongo-data:/data/db" in mongo["volumes"]
+    assert all(port.startswith("127.0.0.1:") for port in mongo["ports"]), "without a password: not for the network"
+
+
+def test_health_check_initiates_the_set_under_a_name_that_containers_can_look_up(services: dict[str, Any]) -> None:
+    check = services["mongo"]["healthcheck"]
+    script = check["test"][-1]
+    assert check["test"][0] == "CMD"
+    assert "rs.initiate(" in script
+    assert 'host: "mongo:27017"' in script
+    assert "isWritablePrimary" in script
+    assert "$" not in script, "docker compose would read it as a variable"
+    assert services["worker"]["depends_on"] == {"mongo": {"condition": "service_healthy"}}
+
+
+def test_worker_serves_the_example_app_over_the_replica_set(services: dict[str, Any]) -> None:
+    path, *flags = services["worker"]["command"]
+    module, _, attribute = path.partition(":")
+    app = getattr(importlib.import_module(module), attribute)
+    assert isinstance(app, App)
+    assert set(app.handlers) >= {"send_email"}
+    assert flags[flags.index("--uri") + 1] == "mongodb://mongo:27017/?replicaSet=rs0"
+
+
+def test_worker_is_given_longer_to_stop_than_it_takes(services: dict[str, Any]) -> None:
+    command = services["worker"]["command"]
+    timeout = float(command[command.index("--shutdown-timeout") + 1])
+    assert timeout == Settings.model_fields["shutdown_timeout"].default
+    assert seconds(services["worker"]["stop_grace_period"]) >= timeout + 10
+
+
+def test_worker_command_line_has_the_flags_that_compose_uses(
+    services: dict[str, Any], dockerfile: list[list[str]]
+) -> None:
+    assert arguments_of(dockerfile, "ENTRYPOINT") == ['["mtask-worker"]']
+    ran = subprocess.run(
+        [Path(sysconfig.get_path("scripts")) / "mtask-worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    flags = [part for part in services["worker"]["command"] if part.startswith("--")]
+    assert flags
+    assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", ran.stdout)] == []
+
+
+def test_image_holds_what_its_build_and_the_example_need(dockerfile: list[list[str]]) -> None:
+    copied = {source for rest in arguments_of(dockerfile, "COPY") for source in rest.split()[:-1]}
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source.removeprefix('./')}" in ignored, f"{source} is not in the build's context"
+    assert {"pyproject.toml", "README.md", "LICENSE", "mtask", "./mtask"} & copied
+    base = arguments_of(dockerfile, "FROM")[0]
+    assert tuple(map(int, re.findall(r"\d+", base)[:2])) >= (3, 11)
+
+
+def test_ci_runs_the_tests_as_the_readme_does() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "exec make test </dev/null" in script.read_text(encoding="utf-8")
+    assert os.access(ROOT / "tools" / "setup.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("script", ["tools/setup.sh", ".ci/run"])
+def test_script_is_sound_bash(script: str) -> None:
+    subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+
+
+def test_make_test_runs_each_check() -> None:
+    ran = subprocess.run(
+        ["make", "--dry-run", "test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.strip()]
+    for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
+        assert check in commands
+    assert commands[-1] == ["pytest", "-n", "4", "--dist", "loadfile"]

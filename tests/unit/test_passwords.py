@@ -1,0 +1,97 @@
+"""No password that a user gives ever comes back in a message."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from mtask.errors import MtaskError
+from mtask.store import connect
+from mtask.store.translate import first_line, scrubbed, translated
+
+SECRET = "hunter2"
+URIS = [
+    "mongodb://user:{}@host/db",
+    "mongodb://user:{}@host:27017,other:27018/db?replicaSet=rs0",
+    "mongodb+srv://user:{}@cluster.example.com/db",
+    "mongodb://user:a@{}@host/db",
+    "mongodb://user:a/{}@host:27017/db",
+    "mongodb://user:{}/a@host:27017/db",
+    "mongodb://user:a:{}@host/db",
+    "mongodb://{}@host/db",
+    "http://user:{}@host/",
+]
+BAD_URIS = [
+    *URIS[3:7],
+    "mongodb://user:{}@host:notaport/",
+    "mongodb://user:{}@host:99999/",
+    "mongodb://user:{}@",
+    "mongodb://user:a%{}@host/",
+    "mongodb://user:{} x@host:y/",
+    "mongodb+srv://user:{}@host:27017/",
+    "mongodb://user:{}@host/?readPreference=nearby",
+    "mongodb://user:{}@host/?authMechanism=MAGIC",
+    "http://user:{}@host/",
+    "user:{}@host/",
+    "mongodb://user:{}@host/a.b",
+    "mongodb://user:1/{}@host/a b",
+]
+
+
+@pytest.mark.parametrize("uri", URIS)
+@pytest.mark.parametrize("text", ["{}", "cannot reach {}: timed out", 'bad "{}"', "tried {} and gave up"])
+def test_credentials_of_a_uri_are_scrubbed_from_any_text(uri: str, text: str) -> None:
+    made = scrubbed(text.format(uri.format(SECRET)))
+    assert SECRET not in made
+    assert "***@" in made
+
+
+def test_text_without_a_uri_stays_as_it_is() -> None:
+    text = "document 7 of task mail:42 at db1:27017 (code 11000)"
+    assert scrubbed(text) == text
+
+
+@pytest.mark.parametrize("uri", BAD_URIS)
+def test_the_error_for_a_bad_uri_does_not_hold_its_password(uri: str) -> None:
+    given = uri.format(SECRET)
+    for use in (_database_of, _open):
+        error = refusal(use, given)
+        if error is not None:
+            shown = "".join(traceback.format_exception(error))
+            assert SECRET not in str(error) + repr(vars(error))
+            assert SECRET not in shown.replace(given, "")
+
+
+def refusal(use: Callable[[str], object], uri: str) -> MtaskError | None:
+    try:
+        use(uri)
+    except MtaskError as error:
+        return error
+    return None
+
+
+def _database_of(uri: str) -> None:
+    connect.database_of(uri, None, "mtask")
+
+
+def _open(uri: str) -> None:
+    connect.sync_store(uri, "mtask").close()
+
+
+@pytest.mark.parametrize("uri", ["", "  ", "nothing", "mongodb://", *[bad.format("p") for bad in BAD_URIS[:8]]])
+def test_a_bad_uri_is_an_error_of_ours_that_says_how_to_write_one(uri: str) -> None:
+    with pytest.raises(MtaskError, match=r"mongodb://HOST:PORT/\?replicaSet=NAME"):
+        connect.database_of(uri, None, "mtask")
+
+
+def test_an_error_is_told_in_one_short_line() -> None:
+    line = first_line(ValueError("first\n   second " + "x" * 1000))
+    assert line.startswith("first second x")
+    assert len(line) == 300
+
+
+def test_an_error_that_is_not_the_drivers_comes_back_as_it_is() -> None:
+    error = KeyError("a")
+    assert translated(error) is error

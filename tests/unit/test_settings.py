@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtask.errors import InvalidInput
+from mtask.settings import DEFAULT_URI, Settings, read_settings
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of ours, and no .env file."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MTASK_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_stand_where_nothing_is_set() -> None:
+    settings = read_settings()
+    assert (settings.uri, settings.database, settings.processes) == (DEFAULT_URI, None, 1)
+
+
+def test_the_environment_is_read_by_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTASK_URI", "mongodb://db/?replicaSet=rs0")
+    monkeypatch.setenv("MTASK_CONCURRENCY", "7")
+    monkeypatch.setenv("CONCURRENCY", "8")
+    settings = read_settings()
+    assert (settings.uri, settings.concurrency) == ("mongodb://db/?replicaSet=rs0", 7)
+
+
+def test_the_environment_goes_before_the_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MTASK_DATABASE=from_file\nMTASK_QUEUES=a,b\nOTHER=1\n")
+    monkeypatch.setenv("MTASK_DATABASE", "from_environment")
+    settings = read_settings()
+    assert (settings.database, settings.queues) == ("from_environment", "a,b")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MTASK_CONCURRENCY", "many"),
+        ("MTASK_CONCURRENCY", "-1"),
+        ("MTASK_PROCESSES", "0"),
+        ("MTASK_SHUTDOWN_TIMEOUT", "-0.5"),
+        ("MTASK_SHUTDOWN_TIMEOUT", "soon"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidInput, match=f"{variable}='{value}'") as caught:
+        read_settings()
+    assert caught.value.field == variable

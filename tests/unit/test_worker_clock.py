@@ -1,0 +1,39 @@
+"""The server's clock as a worker knows it: each reading is two bounds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mtask.worker.clock import ServerClock
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def test_slow_answer_leaves_the_estimate_late_and_never_early() -> None:
+    clock = ServerClock(at(0), sent=100.0, received=100.5)
+    assert clock.monotonic_of(at(10)) == pytest.approx(110.5)
+
+
+def test_quick_answer_mends_what_a_slow_one_told() -> None:
+    clock = ServerClock(at(0), sent=100.0, received=100.5)
+    clock.observe(at(1), sent=101.0, received=101.002)
+    assert clock.monotonic_of(at(10)) == pytest.approx(110.002)
+
+
+def test_slow_answer_spoils_nothing_that_a_quick_one_has_told() -> None:
+    clock = ServerClock(at(0), sent=100.0, received=100.002)
+    clock.observe(at(1), sent=100.9, received=101.6)
+    assert clock.monotonic_of(at(10)) == pytest.approx(110.002)
+
+
+@pytest.mark.parametrize("step", [-300.0, -0.2, 0.2, 300.0])
+def test_step_of_the_servers_clock_is_followed_to_within_the_reading(step: float) -> None:
+    clock = ServerClock(at(0), sent=100.0, received=100.002)
+    clock.observe(at(1 + step), sent=100.999, received=101.002)
+    assert clock.monotonic_of(at(10 + step)) == pytest.approx(110.0, abs=0.003)

@@ -1,0 +1,56 @@
+"""The preemption queue's order: priority, then age, with a head start for what this worker ranks first for."""
+
+from __future__ import annotations
+
+from mtask.worker.queue import MAX_STAGGER, PREFERENCE, PreemptionQueue
+
+NOW = 1000.0
+
+
+def taken(queue: PreemptionQueue, now: float) -> list[str]:
+    """Take all that is ready, one by one."""
+    order: list[str] = []
+    while entries := queue.take(1, now):
+        order.extend(entry.task_id for entry in entries)
+    return order
+
+
+def test_of_tasks_due_together_those_that_this_worker_ranks_first_for_go_first() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("other", "work", 0, NOW - 1.0, 1)
+    queue.push("own", "work", 0, NOW, 0)
+    assert taken(queue, NOW + MAX_STAGGER) == ["own", "other"]
+
+
+def test_task_that_others_rank_first_for_is_not_left_behind_by_younger_ones_without_end() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("other", "work", 0, NOW, 1)
+    order: list[str] = []
+    step = PREFERENCE / 4
+    for turn in range(20):  # each turn brings one of its own, and takes one
+        now = NOW + turn * step
+        queue.push(f"own-{turn}", "work", 0, now, 0)
+        order.extend(entry.task_id for entry in queue.take(1, now + MAX_STAGGER))
+        queue.push(f"own-{turn}-more", "work", 0, now, 0)
+    assert "other" in order
+    rest = taken(queue, NOW + 20 * step)
+    assert sorted([*order, *rest]) == sorted(
+        ["other", *(f"own-{turn}" for turn in range(20)), *(f"own-{turn}-more" for turn in range(20))]
+    )
+
+
+def test_priority_goes_before_any_preference() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("own", "work", 0, NOW - 10 * PREFERENCE, 0)
+    queue.push("urgent", "work", 1, NOW, 5)
+    assert taken(queue, NOW + MAX_STAGGER) == ["urgent", "own"]
+
+
+def test_what_ranks_differently_is_taken_apart() -> None:
+    queue = PreemptionQueue(100)
+    for number in range(3):
+        queue.push(f"own-{number}", "work", 0, NOW, 0)
+        queue.push(f"other-{number}", "work", 0, NOW, 1)
+    now = NOW + MAX_STAGGER
+    groups = [{entry.task_id.partition("-")[0] for entry in queue.take(6, now)} for _ in range(2)]
+    assert groups == [{"own"}, {"other"}]
