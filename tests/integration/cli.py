@@ -1,0 +1,108 @@
+"""The command line under test: in this process for speed, or as the real entry point."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask import Client
+from mtask.cli.main import run
+from mtask.model.status import WorkerStatus
+from mtask.store import workers
+from mtask.store.driver import SyncStore
+from mtask.store.workers import Heartbeat, Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, as JSON."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        """Its error, as JSON."""
+        return json.loads(self.err)
+
+
+class Commands:
+    """`mtask` on one database."""
+
+    def __init__(self, uri: str, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.uri = uri
+        self.database = database
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Ended:
+        """Run a command in this process."""
+        self._capsys.readouterr()
+        code = run([*arguments])
+        captured = self._capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    def ok(self, *arguments: str) -> Ended:
+        """Run a command that must succeed."""
+        ended = self(*arguments)
+        assert ended.code == 0, (arguments, ended)
+        return ended
+
+    def entry(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> Ended:
+        """Run the real entry point."""
+        done = subprocess.run(
+            [sys.executable, "-m", "mtask.cli.main", *arguments],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def registration(worker_id: str, queues: list[str], names: list[str], **other: Any) -> Registration:
+    """Return what a worker tells of itself."""
+    fields: dict[str, Any] = {
+        "incarnation": f"incarnation-{worker_id}",
+        "host": "host-1",
+        "pid": 4711,
+        "pid_scope": None,
+        "concurrency": 2,
+        "version": "1",
+        "heartbeat_timeout": timedelta(minutes=10),
+    }
+    return Registration(worker_id=worker_id, queues=queues, names=names, **{**fields, **other})
+
+
+def register(
+    store: SyncStore,
+    worker_id: str,
+    *,
+    queues: list[str],
+    names: list[str],
+    running_cnt: int = 0,
+    unserved_names: list[str] | None = None,
+    **other: Any,
+) -> None:
+    """Put a worker on record that has just sent a heartbeat."""
+    me = registration(worker_id, queues, names, **other)
+    store.run(workers.register(me))
+    beat = Heartbeat(WorkerStatus.RUNNING, running_cnt, me.concurrency, unserved_names or [])
+    store.run(workers.heartbeat(me, beat))
+
+
+def client_of(commands: Commands) -> Client:
+    """Return a client on the same database."""
+    return Client(commands.uri, database=commands.database)

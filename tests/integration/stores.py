@@ -1,0 +1,80 @@
+"""Tasks on a real store, published, aged and read without a worker or a client."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.model.documents import Task
+from mtask.model.identity import task_id_of
+from mtask.model.options import TaskOption
+from mtask.store import claims, publishing
+from mtask.store.driver import CODEC, SyncStore
+from mtask.store.publishing import NewTask, Policy, Published
+
+Document = dict[str, Any]
+
+
+def new_task(
+    key: str, params: Any = None, *, start: datetime | timedelta | None = None, queue: str = "default", **options: Any
+) -> NewTask:
+    """Return a checked task named "task", ready to be published."""
+    option = TaskOption(**options).model_dump()
+    return NewTask(task_id_of("task", key), "task", key, queue, params, option, start)
+
+
+def publish(store: SyncStore, key: str, params: Any = None, *, policy: Policy | None = None, **given: Any) -> Published:
+    """Publish a task named "task"."""
+    return store.run(publishing.publish(new_task(key, params, **given), policy or Policy()))
+
+
+def stored(store: SyncStore, key: str) -> Document:
+    """Return a task's document."""
+    found = store.tasks.find_one({"_id": f"task:{key}"})
+    assert found is not None
+    return found
+
+
+def parsed(store: SyncStore, key: str) -> Task:
+    """Return a task as a client reads it."""
+    return Task.model_validate(stored(store, key))
+
+
+def server_time(store: SyncStore) -> datetime:
+    """Return the server's now."""
+    now: datetime = store.database.command("hello", codec_options=CODEC)["localTime"]
+    return now
+
+
+def claim(store: SyncStore, worker_id: str, *keys: str, token: str | None = None) -> list[str]:
+    """Claim tasks and return the keys of those that the worker got."""
+    ids = [f"task:{key}" for key in keys]
+    taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}"))
+    return sorted(document["key"] for document in taken)
+
+
+def lapse(store: SyncStore, key: str, worker_id: str | None = None) -> None:
+    """Let the leases of an unfinished task's runs, or of one worker's, have lapsed a minute ago."""
+    past = server_time(store) - timedelta(minutes=1)
+    of_worker = {} if worker_id is None else {"run.worker_id": worker_id}
+    store.tasks.update_one(
+        {"_id": f"task:{key}", "task_state.next_preempt_time": {"$exists": True}},
+        {
+            "$set": {
+                "task_state.worker_states.$[run].ping_expire_time": past,
+                "task_state.next_preempt_time": past,
+            }
+        },
+        array_filters=[{"run.status": "RUNNING", **of_worker}],
+    )
+
+
+def make_due(store: SyncStore, key: str) -> None:
+    """Let every retry delay of an unfinished task be over."""
+    past = server_time(store) - timedelta(minutes=1)
+    changes = {"task_state.worker_states.$[run].retry_time": past, "task_state.next_preempt_time": past}
+    store.tasks.update_one(
+        {"_id": f"task:{key}", "task_state.next_preempt_time": {"$exists": True}},
+        {"$set": changes},
+        array_filters=[{"run.retry_time": {"$exists": True}}],
+    )

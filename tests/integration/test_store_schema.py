@@ -1,0 +1,261 @@
+"""The validator takes what the engine writes and refuses what it could not read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import Int64
+from bson.decimal128 import Decimal128
+from pymongo.errors import WriteError
+
+from mtask.errors import OperationFailed
+from mtask.model.documents import Task
+from mtask.model.options import OPTION_NAMES, TaskOption
+from mtask.store import publishing, setup
+from mtask.store.driver import SyncStore
+from mtask.store.operation import Operation, tasks
+from mtask.store.publishing import Policy
+from mtask.store.schema import task_schema
+from tests.integration import stores
+from tests.mongo import Client
+
+Document = dict[str, Any]
+_MISSING = object()
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(mongo: Client, database_name: str) -> SyncStore:
+    made = SyncStore(mongo, database_name)
+    made.run(setup.ensure())
+    return made
+
+
+def document() -> Document:
+    """Return a task as a service in another language would insert it."""
+    return {
+        "_id": "task:k",
+        "name": "task",
+        "key": "k",
+        "queue": "default",
+        "params": {"a": 1},
+        "task_option": TaskOption().model_dump(),
+        "task_state": {
+            "status": "INIT",
+            "create_time": _NOW,
+            "next_preempt_time": _NOW,
+            "failed_cnt": 0,
+            "cancel_requested": False,
+            "worker_states": [
+                {
+                    "run_id": "r",
+                    "worker_id": "w",
+                    "attempt": 1,
+                    "status": "FAIL",
+                    "claim_time": _NOW,
+                    "ping_expire_time": _NOW,
+                }
+            ],
+        },
+        "schema_version": 1,
+    }
+
+
+def with_field(path: str, value: Any) -> Document:
+    """Return the document with one field changed or, given _MISSING, left out."""
+    made = document()
+    *parents, last = path.split(".")
+    node: Any = made
+    for part in parents:
+        node = node[int(part) if part.isdigit() else part]
+    if value is _MISSING:
+        del node[last]
+    else:
+        node[last] = value
+    return made
+
+
+_RUN = "task_state.worker_states.0"
+_REQUIRED = [
+    "name",
+    "key",
+    "queue",
+    "params",
+    "task_option",
+    "task_state",
+    "schema_version",
+    *(f"task_option.{name}" for name in OPTION_NAMES),
+    *(f"task_state.{name}" for name in ("status", "create_time", "failed_cnt", "cancel_requested", "worker_states")),
+    *(f"{_RUN}.{name}" for name in ("run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time")),
+]
+_WRONG: list[tuple[str, Any]] = [
+    ("_id", "task:other"),
+    ("_id", 7),
+    ("_id", "k"),
+    ("name", "a b"),
+    ("name", ""),
+    ("name", 7),
+    ("key", ""),
+    ("key", 7),
+    ("key", None),
+    ("queue", ""),
+    ("queue", None),
+    ("schema_version", 2),
+    ("schema_version", "1"),
+    ("task_state.status", "DONE"),
+    ("task_state.status", None),
+    ("task_state.next_preempt_time", _MISSING),
+    ("task_state.next_preempt_time", None),
+    ("task_state.next_preempt_time", "now"),
+    ("task_state.create_time", "now"),
+    ("task_state.create_time", 1_700_000_000),
+    ("task_state.start_time", "tomorrow"),
+    ("task_state.failed_cnt", -1),
+    ("task_state.failed_cnt", "0"),
+    ("task_state.failed_cnt", 0.5),
+    ("task_state.cancel_requested", None),
+    ("task_state.worker_states", None),
+    ("task_state.worker_states", {}),
+    ("task_state.worker_states", ["w"]),
+    (f"{_RUN}.status", "DONE"),
+    (f"{_RUN}.attempt", 0),
+    (f"{_RUN}.worker_id", ""),
+    (f"{_RUN}.ping_expire_time", None),
+    (f"{_RUN}.retry_time", "soon"),
+    (f"{_RUN}.final", "yes"),
+    ("expire_time", "never"),
+    ("task_option.priority", "high"),
+    ("task_option.priority", 1.5),
+    ("task_option.priority", 10**10),
+    ("task_option.priority", None),
+    ("task_option.concurrent_worker_cnt", 0),
+    ("task_option.concurrent_worker_cnt", 1001),
+    ("task_option.ping_interval_ms", 0),
+    ("task_option.ping_interval_ms", 60_000),
+    ("task_option.worker_timeout_ms", 30_000),
+    ("task_option.worker_timeout_ms", 29_999),
+    ("task_option.specific_worker_ids", None),
+    ("task_option.specific_worker_ids", "w1"),
+    ("task_option.specific_worker_ids", [1]),
+    ("task_option.max_unexpected_retries", -2),
+    ("task_option.unexpected_retry_delay_ms", -1),
+    ("task_option.retry_backoff", 0.5),
+    ("task_option.retry_backoff", "2"),
+    ("task_option.retry_max_delay_ms", -1),
+    ("task_option.retry_scope", "host"),
+    ("task_option.run_timeout_ms", 0),
+    ("task_option.retain_fail_ms", "1d"),
+]
+_RIGHT: list[tuple[str, Any]] = [
+    ("params", None),
+    ("params", [1, "two"]),
+    ("task_state.start_time", None),
+    ("task_state.start_time", _NOW),
+    ("task_state.failed_cnt", 3.0),
+    ("task_option.priority", -5.0),
+    ("task_option.priority", Int64(5)),
+    ("task_option.retry_backoff", 2),
+    ("task_option.retry_backoff", Int64(2)),
+    ("task_option.run_timeout_ms", 5.0),
+    ("task_option.specific_worker_ids", ["$w1"]),
+    ("schema_version", 1.0),
+    ("of_ours", {"anything": True}),
+]
+
+
+def assert_refused(store: SyncStore, made: Document) -> None:
+    with pytest.raises(WriteError) as caught:
+        store.tasks.insert_one(made)
+    assert caught.value.code == 121
+
+
+@pytest.mark.parametrize("path", _REQUIRED)
+def test_a_document_without_a_required_field_is_refused(store: SyncStore, path: str) -> None:
+    assert_refused(store, with_field(path, _MISSING))
+
+
+@pytest.mark.parametrize(("path", "value"), _WRONG)
+def test_a_wrong_value_is_refused(store: SyncStore, path: str, value: Any) -> None:
+    assert_refused(store, with_field(path, value))
+
+
+@pytest.mark.parametrize(("path", "value"), _RIGHT)
+def test_what_other_languages_write_is_taken_and_can_be_read(store: SyncStore, path: str, value: Any) -> None:
+    store.tasks.insert_one(with_field(path, value))
+    assert stores.parsed(store, "k").key == "k"
+
+
+def test_a_decimal_is_no_option_value(store: SyncStore) -> None:
+    assert_refused(store, with_field("task_option.priority", Decimal128("1")))
+
+
+def test_a_key_is_bounded_by_bytes_not_letters(store: SyncStore) -> None:
+    for letters, is_taken in ((256, True), (257, False)):
+        key = "é" * letters
+        made = document() | {"_id": f"task:{key}", "key": key}
+        if is_taken:
+            store.tasks.insert_one(made)
+        else:
+            assert_refused(store, made)
+
+
+@pytest.mark.parametrize("status", ["SUCCESS", "FAIL", "CANCELED"])
+def test_a_final_task_needs_no_preemption_time(store: SyncStore, status: str) -> None:
+    made = with_field("task_state.next_preempt_time", _MISSING)
+    made["task_state"]["status"] = status
+    store.tasks.insert_one(made)
+
+
+def test_an_update_that_would_break_a_task_is_refused(store: SyncStore) -> None:
+    store.tasks.insert_one(document())
+    with pytest.raises(WriteError) as caught:
+        store.tasks.update_one({"_id": "task:k"}, {"$set": {"task_state.status": "DONE"}})
+    assert caught.value.code == 121
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"start": timedelta(minutes=5)},
+        {"start": _NOW},
+        {"params": {"$where": "$name", "deep": [{"$literal": 1}]}},
+        {"queue": "$queue"},
+        {"specific_worker_ids": ["$w"], "retry_backoff": 2, "retain_fail_ms": 0, "run_timeout_ms": 1},
+    ],
+)
+def test_published_tasks_are_valid_and_read_back_as_given(store: SyncStore, given: Mapping[str, Any]) -> None:
+    task = stores.new_task("one", **given)
+    store.run(publishing.publish(task, Policy()))
+    many = stores.new_task("many", **given)
+    store.run(publishing.publish_many([many], Policy(), in_session=False))
+    for key in ("one", "many"):
+        made = stores.stored(store, key)
+        assert {name: made[name] for name in ("queue", "params", "task_option")} == {
+            name: task.fixed()[name] for name in ("queue", "params", "task_option")
+        }
+        assert Task.model_validate(made).status == "INIT"
+
+
+def test_a_refusal_is_told_as_the_databases_own_error_with_the_rule_that_was_broken(store: SyncStore) -> None:
+    broken = copy.deepcopy(document())
+    broken["task_state"]["status"] = "DONE"
+
+    def insert() -> Operation[None]:
+        yield tasks("insert_one", broken)
+
+    with pytest.raises(OperationFailed, match="Document failed validation") as caught:
+        store.run(insert())
+    assert caught.value.code == 121
+    assert "task_state" in str(caught.value)
+
+
+def test_the_schema_is_plain_json_that_says_what_it_is() -> None:
+    schema = json.loads(json.dumps(task_schema()))
+    assert schema["title"].startswith("mtask tasks, schema_version 1")
+    assert set(schema["required"]) <= set(schema["properties"])

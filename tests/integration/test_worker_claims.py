@@ -1,0 +1,333 @@
+"""Claims that meet others, lost replies and late news: what was taken is run, what was heard is not forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask import App, Context, RunStatus, TaskSpec
+from mtask.errors import DatabaseUnavailable
+from mtask.model.options import DEFAULT_OPTION
+from mtask.store import claims
+from mtask.store.driver import SyncStore
+from mtask.store.pipelines import Outcome
+from mtask.worker.peers import Peers
+from tests.clients import open_store
+from tests.integration.worker_harness import Bench, between, register, until, working
+from tests.mongo import Client, Document
+
+
+@pytest.fixture
+def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
+    with open_store(mongo_uri, database_name) as opened:
+        yield opened
+
+
+def foreign(key: str, **changes: Any) -> Document:
+    """Return a task named "work" as some other service writes it, with parts of its state or options changed."""
+    now = datetime.now(UTC)
+    document: Document = {
+        "_id": f"work:{key}",
+        "name": "work",
+        "key": key,
+        "queue": "default",
+        "params": {},
+        "task_option": DEFAULT_OPTION.model_dump(),
+        "task_state": {
+            "status": "INIT",
+            "create_time": now,
+            "next_preempt_time": now,
+            "failed_cnt": 0,
+            "cancel_requested": False,
+            "worker_states": [],
+        },
+        "schema_version": 1,
+    }
+    for path, value in changes.items():
+        part, _, field = path.rpartition("__")
+        (document[part] if part else document)[field] = value
+    return document
+
+
+def insert(bench: Bench, document: Document) -> None:
+    """Insert a document past the validator."""
+    bench.mongo[bench.database].command("insert", "tasks", documents=[document], bypassDocumentValidation=True)
+
+
+def runs_of(bench: Bench, task_id: str) -> list[tuple[str, str]]:
+    return [(run["worker_id"], run["status"]) for run in bench.state(task_id)["worker_states"]]
+
+
+@pytest.fixture
+def app() -> App:
+    made = App()
+
+    @made.task
+    async def work(context: Context) -> str:
+        return context.worker_id
+
+    return made
+
+
+@pytest.fixture
+def long_app() -> App:
+    made = App()
+
+    @made.task
+    async def work() -> None:
+        await asyncio.sleep(60)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"writeConcernError": {"code": 100, "errmsg": "not replicated"}}, {"errorCode": 11601}],
+    ids=["not yet replicated", "interrupted"],
+)
+@pytest.mark.parametrize(("command", "task_cnt"), [("findAndModify", 1), ("update", 3)])
+def test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run(
+    mongo_uri: str, database_name: str, mongo: Client, app: App, command: str, task_cnt: int, fault: dict[str, Any]
+) -> None:
+    """What is written and not yet replicated is not to be read at once: it is looked for again."""
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            with bench.failing(command, times=1, **fault):
+                with bench.backed_up():
+                    await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
+                    await until(lambda: len(bench.worker._claimer._queue) == task_cnt)
+                bench.worker._claimer.wake()
+                for key in range(task_cnt):
+                    await bench.status(f"work:{key}", "SUCCESS", 5)
+                    assert runs_of(bench, f"work:{key}") == [("w1", "SUCCESS")]
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(
+    mongo_uri: str, database_name: str, mongo: Client, app: App
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            refusals = iter(range(3))
+
+            async def be_unavailable() -> None:
+                if next(refusals, None) is not None:
+                    raise DatabaseUnavailable("not now")
+
+            between(bench.worker._claimer, "claimed", before=be_unavailable)
+            with bench.backed_up():
+                for key in ("1", "2", "4", "5"):
+                    await bench.client.publish("work", {}, key=key)
+                insert(bench, foreign("3", task_state__failed_cnt="x"))
+                await until(lambda: len(bench.worker._claimer._queue) == 5)
+            bench.worker._claimer.wake()
+            for key in ("1", "2", "4", "5"):
+                await bench.status(f"work:{key}", "SUCCESS", 5)
+                assert runs_of(bench, f"work:{key}") == [("w1", "SUCCESS")]
+            await bench.status("work:3", "FAIL")
+            assert next(refusals, None) is None
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting(
+    mongo_uri: str, database_name: str, mongo: Client, app: App
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+
+            async def be_unavailable() -> None:
+                raise DatabaseUnavailable("not now")
+
+            with bench.backed_up():
+                insert(bench, foreign("1", task_state__create_time="yesterday"))
+                for key in ("2", "3"):
+                    await bench.client.publish("work", {}, key=key)
+                await until(lambda: len(bench.worker._claimer._queue) == 3)
+                # The end of the run that cannot be started is not written at first: nor need it be.
+                stepped = between(bench.worker._claimer._quarantine, "finish", before=be_unavailable)
+            bench.worker._claimer.wake()
+            for key in ("2", "3"):
+                await bench.status(f"work:{key}", "SUCCESS", 5)
+            await until(lambda: stepped.seen_cnt)
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_before_it_was_read_back(
+    mongo_uri: str, database_name: str, mongo: Client, long_app: App
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, long_app) as bench:
+
+            async def change_options() -> None:
+                for key in ("1", "2"):
+                    await bench.client.update_option(
+                        "work", key, worker_timeout_ms=600_000, ping_interval_ms=300_000
+                    )  # fmt: skip
+
+            between(bench.worker._claimer, "claim", amid=change_options)
+            with bench.backed_up():
+                for key in ("1", "2"):
+                    await bench.client.publish("work", {}, key=key, worker_timeout_ms=2000, ping_interval_ms=500)
+                await until(lambda: len(bench.worker._claimer._queue) == 2)
+            bench.worker._claimer.wake()
+            run = await until(lambda: bench.worker._runner.held_run("work:1"))
+            assert run is not None
+            assert run.trusted_until <= time.monotonic() + 2.0
+            assert run.next_ping <= time.monotonic() + 1.0
+            (first,) = bench.state("work:1")["worker_states"]
+            await until(
+                lambda: bench.state("work:1")["worker_states"][0]["ping_expire_time"] > first["ping_expire_time"],
+                message="a ping in time",
+            )
+            assert bench.count("RUNNING") == 2
+
+    asyncio.run(scenario())
+
+
+def test_claimer_goes_on_when_the_finisher_has_drained(
+    mongo_uri: str, database_name: str, mongo: Client, app: App
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            with bench.backed_up():
+                await bench.client.publish("work", {}, key="1")
+                await until(lambda: "work:1" in bench.worker._claimer._queue)
+            # Nobody wakes it: what drains the finisher knows nothing of the claimer.
+            await bench.status("work:1", "SUCCESS", 2)
+
+    asyncio.run(scenario())
+
+
+def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+) -> None:
+    """The event of the other's claim comes while the own claim is under way, and must not be forgotten."""
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            steps = iter(("lose", "hear"))
+            heard = 0
+
+            async def lose() -> None:
+                nonlocal heard
+                if next(steps, None) == "lose":
+                    heard = bench.worker._discovery.event_cnt
+                    assert store.run(claims.claim(["work:1"], "dead", "of-dead"))
+
+            async def hear() -> None:
+                if next(steps, None) == "hear":
+                    await bench.heard(heard)
+
+            between(bench.worker._claimer, "claim", before=lose, after=hear)
+            await bench.client.publish(
+                "work", {}, key="1", worker_timeout_ms=1000, ping_interval_ms=500, unexpected_retry_delay_ms=0
+            )
+            state = await bench.status("work:1", "SUCCESS", 3)
+            assert runs_of(bench, "work:1") == [("dead", "TIMEOUT"), ("w1", "SUCCESS")]
+            lost, won = state["worker_states"]
+            assert timedelta(0) <= won["claim_time"] - lost["ping_expire_time"] < timedelta(seconds=1)
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_hint_heard_while_a_look_is_under_way_is_kept(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+) -> None:
+    """The task is held when the look is answered, and handed back before the answer has come."""
+    peers = Peers("w1")
+    peers.update([{"_id": "peer", "concurrency": 10, "names": ["work"]}])
+    key = next(str(number) for number in range(100) if peers.rank(f"work:{number}", "work") == 1)
+    task_id = f"work:{key}"
+    register(store, "peer", ["work"])
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            is_first = True
+
+            async def be_held() -> None:
+                if is_first:
+                    assert store.run(claims.claim([task_id], "peer", "of-peer"))
+
+            async def be_handed_back() -> None:
+                nonlocal is_first
+                if is_first:
+                    is_first = False
+                    heard = bench.worker._discovery.event_cnt
+                    outcome = Outcome(task_id, "of-peer-0", RunStatus.CANCELED, reason="handed back")
+                    assert store.run(claims.finish([outcome]))
+                    await bench.heard(heard)
+                    await until(lambda: not bench.worker._hints._suspects, message="the hint is looked at")
+                    await bench.worker._discovery._store.run(claims.look([task_id]))  # later than its own look
+
+            looks = between(bench.worker._claimer, "still_due", before=be_held, after=be_handed_back)
+            await bench.client.publish("work", {}, key=key)
+            await bench.status(task_id, "SUCCESS", 3)
+            assert looks.seen_cnt >= 1
+            assert runs_of(bench, task_id) == [("peer", "CANCELED"), ("w1", "SUCCESS")]
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_tasks_that_were_looked_at_and_left_to_others_keep_nothing_busy(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+) -> None:
+    peers = Peers("w1")
+    peers.update([{"_id": "peer", "concurrency": 10, "names": ["work"]}])
+    keys = [str(number) for number in range(40) if peers.rank(f"work:{number}", "work") == 1][:8]
+    taken, left = keys[:4], keys[4:]
+    register(store, "peer", ["work"])
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, concurrency=5) as bench:
+            is_first = True
+
+            async def be_taken() -> None:
+                nonlocal is_first
+                if not is_first:
+                    return
+                is_first = False
+                store.run(claims.claim([f"work:{key}" for key in taken], "peer", "of-peer"))
+
+            between(bench.worker._claimer, "still_due", before=be_taken)
+            await bench.client.publish_many([TaskSpec("work", {}, key=key) for key in keys])
+            for key in left:
+                await bench.status(f"work:{key}", "SUCCESS", 5)
+            await bench.at_rest()
+            outcomes = [Outcome(f"work:{key}", f"of-peer-{n}", RunStatus.CANCELED, reason="handed back")
+                        for n, key in enumerate(taken)]  # fmt: skip
+            store.run(claims.finish(outcomes))
+            for key in taken:
+                await bench.status(f"work:{key}", "SUCCESS", 7)
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(
+    mongo_uri: str, database_name: str, mongo: Client, app: App
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            due = await bench.client.server_time() + timedelta(seconds=1.5)
+            insert(bench, foreign("1", task_state__next_preempt_time=due))
+            bench.tasks.update_one({"_id": "work:1"}, {"$set": {"task_option.priority": 5}})  # a hint
+            state = await bench.status("work:1", "SUCCESS", 6)
+            late = state["worker_states"][0]["claim_time"] - due
+            assert timedelta(milliseconds=-1) <= late < timedelta(seconds=1)
+            assert bench.worker._claimer.lost_cnt <= 3
+
+    asyncio.run(scenario())

@@ -1,0 +1,315 @@
+"""How runs end: written whatever the server says once, ended when they must end, and their slots freed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from pymongo.errors import OperationFailure
+
+from mtask import App, Context, TaskSpec
+from mtask.worker import outcomes
+from mtask.worker.run import EndReason, HeldRun
+from tests.integration.worker_harness import between, until, working
+from tests.mongo import Client
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "interrupted at shutdown": {"errorCode": 11600},
+    "interrupted": {"errorCode": 11601},
+    "unknown error": {"errorCode": 8},
+    "stepped down before it was replicated": {"writeConcernError": {"code": 189, "errmsg": "stepped down"}},
+    "shutting down before it was replicated": {"writeConcernError": {"code": 91, "errmsg": "shutting down"}},
+    "not replicated": {"writeConcernError": {"code": 100, "errmsg": "not enough data-bearing nodes"}},
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("task_cnt", [1, 3])
+def test_one_error_of_the_server_on_a_finish_costs_no_success(
+    mongo_uri: str, database_name: str, mongo: Client, fault: str, task_cnt: int
+) -> None:
+    app, go_on = App(), asyncio.Event()
+    started = []
+
+    @app.task
+    async def work(context: Context) -> int:
+        started.append(context.task.key)
+        await go_on.wait()
+        return 7
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
+            await until(lambda: len(started) == task_cnt)
+            with bench.failing("update", times=1, **FAULTS[fault]):
+                go_on.set()
+                await until(lambda: not bench.count("RUNNING"))
+            for key in range(task_cnt):
+                (run,) = bench.state(f"work:{key}")["worker_states"]
+                assert (run["status"], run.get("returns")) == ("SUCCESS", 7), run
+            await bench.at_rest()
+            assert bench.worker._finisher.lost_cnt == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_returns_is_stored(
+    mongo_uri: str, database_name: str, mongo: Client, kind: str
+) -> None:
+    app = App()
+    seen: list[object] = []
+    mongo[database_name].create_collection("effects")
+
+    @app.task(name="async")
+    async def go_on(context: Context) -> str:
+        async with context.transaction() as session:
+            await session.client[database_name]["effects"].insert_one({"x": 1}, session=session)
+        seen.append((context.is_lease_valid, context.is_cancelled))
+        await asyncio.sleep(1.0)  # longer than the lease
+        seen.append(context.is_cancelled)
+        return "value"
+
+    @app.task(name="plain")
+    def go_on_plain(context: Context) -> str:
+        with context.transaction() as session:
+            session.client[database_name]["effects"].insert_one({"x": 1}, session=session)
+        seen.append((context.is_lease_valid, context.is_cancelled))
+        time.sleep(1.0)
+        seen.append(context.is_cancelled)
+        return "value"
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish(kind, {}, key="1", worker_timeout_ms=700, ping_interval_ms=100)
+            await bench.status(f"{kind}:1", "SUCCESS")
+            await bench.at_rest()
+            (run,) = bench.state(f"{kind}:1")["worker_states"]
+            assert run.get("returns") == "value"
+            assert seen == [(True, False), False]
+            assert bench.mongo[database_name]["effects"].count_documents({}) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("task_cnt", [1, 2])
+def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_busy_and_the_log_short(
+    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture, task_cnt: int
+) -> None:
+    app, go_on = App(), asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await go_on.wait()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            for key in range(task_cnt):
+                await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
+            runs = await until(lambda: bench.worker._runner.runs if len(bench.worker._runner.runs) == task_cnt else [])
+            bench.tasks.delete_many({})
+            await until(lambda: all(run.end_reason is not None for run in runs))
+            end = max(run.trusted_until for run in runs)
+            turns = _counted(bench.worker._pinger, "_work")
+            await until(lambda: time.monotonic() > end + 0.7)
+            go_on.set()
+            assert len(turns) < 50
+            assert sum(record.getMessage() == "lease lost" for record in caplog.records) <= task_cnt
+            assert {run.end_reason for run in runs} <= {EndReason.REMOVED, EndReason.LEASE_LOST}
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def _counted(owner: Any, method: str) -> list[None]:
+    turns: list[None] = []
+    call = getattr(owner, method)
+
+    def counted(*args: Any) -> Any:
+        turns.append(None)
+        return call(*args)
+
+    setattr(owner, method, counted)
+    return turns
+
+
+def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its_slot_until_it_ends(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app, go_on = App(), asyncio.Event()
+
+    @app.task
+    async def swallow() -> str:
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    @app.task
+    async def work() -> None:
+        """Do nothing."""
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+            try:
+                await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+                state = await bench.status("swallow:1", "FAIL", 6)
+                assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
+                await bench.client.publish("work", {}, key="1")
+                await until(lambda: "work:1" in bench.worker._claimer._queue, message="the second task is at hand")
+                assert bench.state("work:1")["status"] == "INIT"
+                assert len(bench.worker._runner.runs) == 1
+            finally:
+                go_on.set()
+            await bench.status("work:1", "SUCCESS")
+            await bench.at_rest()
+            assert bench.state("swallow:1") == state
+
+    asyncio.run(scenario())
+
+
+def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app = App()
+
+    @app.task
+    async def block() -> str:
+        time.sleep(0.6)  # noqa: ASYNC251 it is meant to
+        return "too late"
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("block", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+            state = await bench.status("block:1", "FAIL")
+            assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "_CONFLICT_DELAY_MS", 1)
+    app, tries = App(), []
+
+    @app.task
+    async def conflict(context: Context) -> None:
+        tries.append(context.attempt)
+        labels = {"errorLabels": ["TransientTransactionError"]}
+        raise OperationFailure("Transaction 1 has been aborted.", 251, labels)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("conflict", {}, key="1", max_unexpected_retries=0)
+            state = await bench.status("conflict:1", "FAIL")
+            assert tries == list(range(1, 17))
+            assert [run["status"] for run in state["worker_states"]] == ["CANCELED"] * 15 + ["FAIL"]
+            assert state["failed_cnt"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    app, started = App(), []
+
+    @app.task
+    async def work(context: Context) -> None:
+        started.append(context.task.key)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+            pinger = bench.worker._pinger
+            hold = pinger.hold
+            ended: list[HeldRun] = []
+
+            def hold_and_end(run: HeldRun) -> None:
+                hold(run)
+                if not ended:
+                    ended.append(run)
+                    run.end(EndReason.LEASE_LOST)
+
+            pinger.hold = hold_and_end  # type: ignore[method-assign]
+            await bench.client.publish("work", {}, key="1")
+            await until(lambda: ended)
+            await bench.client.publish("work", {}, key="2")
+            await bench.status("work:2", "SUCCESS", 4)
+            await bench.at_rest()
+            await until(lambda: not pinger.held(), message="no lease is kept")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("task_cnt", [1, 3])
+def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
+    mongo_uri: str, database_name: str, mongo: Client, task_cnt: int
+) -> None:
+    app, ends = App(), {}
+
+    @app.task
+    async def work(context: Context) -> None:
+        started = time.monotonic()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ends[context.task.key] = time.monotonic() - started
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+
+            async def cancel() -> None:
+                count = bench.worker._discovery.event_cnt
+                await bench.client.cancel("work", "0")
+                await bench.heard(count)
+
+            between(bench.worker._claimer, "claim", after=cancel)
+            with bench.backed_up():
+                for key in range(task_cnt):
+                    await bench.client.publish("work", {}, key=str(key))
+                await until(lambda: len(bench.worker._claimer._queue) == task_cnt)
+            bench.worker._claimer.wake()
+            await bench.status("work:0", "CANCELED", 3)
+            assert list(ends) == ["0"]
+            assert ends["0"] < 1.5
+            assert bench.count("RUNNING") == task_cnt - 1
+
+    asyncio.run(scenario())
+
+
+def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspended(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app, waiting, raised = App(), [], []
+
+    @app.task
+    async def work(context: Context) -> None:
+        waiting.append(context._run)
+        try:
+            async with context.transaction():
+                """Nothing comes so far."""
+        except BaseException as error:
+            raised.append(type(error))
+            raise
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            pinger = bench.worker._pinger
+            with pinger._pinging:  # a ping is under way
+                await bench.client.publish("work", {}, key="1")
+                await until(lambda: waiting and waiting[0].suspended)
+                await bench.client.cancel("work", "1")
+                await bench.status("work:1", "CANCELED", 4)
+            assert raised == [asyncio.CancelledError]
+            suspensions = bench.worker._runner._contexts._suspensions  # type: ignore[attr-defined]
+            await until(lambda: not suspensions and not waiting[0].suspended, 3, "pings go on")
+            await bench.at_rest()
+
+    asyncio.run(scenario())

@@ -1,0 +1,204 @@
+"""What the tests of the worker share: one worker in this process, and ways to get between its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from mtask import App, AsyncClient
+from mtask.model.status import WorkerStatus
+from mtask.store import workers
+from mtask.store.driver import AsyncStore, SyncStore
+from mtask.worker.worker import Worker, WorkerOptions
+from tests.clients import with_options
+from tests.mongo import Client, unfulfilled
+
+T = TypeVar("T")
+Document = dict[str, Any]
+Step = Callable[[], Awaitable[None]]
+
+
+async def until(condition: Callable[[], T], timeout: float = 10.0, message: str = "") -> T:
+    """Wait until the condition is true, and return what it is then; fail at the timeout (seconds)."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() >= end:
+            raise AssertionError(unfulfilled(message, timeout, value))
+        await asyncio.sleep(0.01)
+    return value
+
+
+class Bench:
+    """A database, a client, and the worker under test."""
+
+    def __init__(self, uri: str, database: str, mongo: Client, client: AsyncClient, worker: Worker) -> None:
+        self.uri = uri
+        self.database = database
+        self.mongo = mongo
+        self.client = client
+        self.worker = worker
+        self.life: asyncio.Task[None]
+        self.tasks = mongo[database]["tasks"]
+        self.registry = mongo[database]["workers"]
+
+    @property
+    def app_name(self) -> str:
+        """How the worker's connections are named on the server."""
+        return f"mtask-worker:{self.worker.worker_id}"
+
+    def document(self, task_id: str) -> Document:
+        """Return a task's document as it is stored."""
+        found = self.tasks.find_one({"_id": task_id})
+        assert found is not None, task_id
+        return found
+
+    def state(self, task_id: str) -> Document:
+        """Return the state of a task."""
+        state: Document = self.document(task_id)["task_state"]
+        return state
+
+    def count(self, status: str) -> int:
+        """Return how many tasks have this status."""
+        return self.tasks.count_documents({"task_state.status": status})
+
+    async def status(self, task_id: str, status: str, timeout: float = 10.0) -> Document:
+        """Wait until the task has this status; return its state."""
+        end = time.monotonic() + timeout
+        while (state := self.state(task_id))["status"] != status:
+            assert time.monotonic() < end, f"{task_id} not {status} within {timeout:g} s: {state}"
+            assert not self.life.done(), f"the worker ended: {self.life}"
+            await asyncio.sleep(0.01)
+        return state
+
+    async def heard(self, count: int) -> None:
+        """Wait until the change stream has brought more than that many events."""
+        await until(lambda: self.worker._discovery.event_cnt > count, message="an event")
+
+    async def at_rest(self) -> None:
+        """Wait until the worker runs and claims nothing, and see that each slot was freed exactly once."""
+        claimer = self.worker._claimer
+        await until(lambda: not (self.worker._runner.runs or claimer._in_flight or claimer._running), 5, "at rest")
+        assert (claimer._running, claimer._claiming, claimer.busy) == (0, 0, set())
+
+    @contextmanager
+    def backed_up(self) -> Iterator[None]:
+        """Let the worker claim nothing meanwhile, as if its finisher were behind; then it takes what gathered."""
+        claimer = self.worker._claimer
+        is_backed_up = claimer._is_backed_up
+        claimer._is_backed_up = lambda: True
+        try:
+            yield
+        finally:
+            claimer._is_backed_up = is_backed_up
+
+    @contextmanager
+    def failing(self, *commands: str, times: int, **what: Any) -> Iterator[None]:
+        """Make the worker's next commands on its tasks fail, as `failCommand` has it."""
+        self.fail_next(*commands, times=times, **what)
+        try:
+            yield
+        finally:
+            self.mongo.admin.command("configureFailPoint", "failCommand", mode="off")
+
+    def fail_next(self, *commands: str, times: int, **what: Any) -> None:
+        """Do as `failing` does, and leave the end of it to the caller."""
+        where = {"failCommands": list(commands), "appName": self.app_name, "namespace": f"{self.database}.tasks"}
+        self.mongo.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data={**where, **what})
+
+
+@asynccontextmanager
+async def working(
+    uri: str, database: str, mongo: Client, app: App, worker_id: str = "w1", concurrency: int = 10, **options: Any
+) -> AsyncIterator[Bench]:
+    """Run a worker, and end it at once at the end of the block, unless it has ended by itself."""
+    given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
+    # What a fail point says of the server's state, the server does not say itself: the driver asks again this soon.
+    own_uri = with_options(uri, "heartbeatFrequencyMS=500")
+    worker = Worker(app, WorkerOptions(own_uri, database, worker_id=worker_id, concurrency=concurrency, **given))
+    async with AsyncClient(uri, database=database) as client:
+        bench = Bench(uri, database, mongo, client, worker)
+        bench.life = asyncio.create_task(worker.run())
+        try:
+            await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
+            # The scan that comes with the stream's opening is over: the next one is due in five seconds.
+            await until(lambda: bench.life.done() or not worker._discovery._is_full_scan_due)
+            yield bench
+        finally:
+            worker.stop()
+            worker.stop()
+            await asyncio.wait((bench.life,))
+        await bench.life
+
+
+class Between:
+    """A store that lets a test act before an operation of one name, after its first answer, or on its result."""
+
+    def __init__(
+        self, store: AsyncStore, operation: str, *, before: Step | None = None, amid: Step | None = None,
+        after: Step | None = None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._operation = operation
+        self._before, self._amid, self._after = before, amid, after
+        self.seen_cnt = 0
+
+    async def run(self, operation: Generator[Any, Any, T]) -> T:
+        if getattr(operation, "__name__", "") != self._operation:
+            return await self._store.run(operation)
+        self.seen_cnt += 1
+        if self._before is not None:
+            await self._before()
+        if self._amid is None:
+            result = await self._store.run(operation)
+        else:
+            result = await self._run_in_parts(operation)
+        if self._after is not None:
+            await self._after()
+        return result
+
+    async def _run_in_parts(self, operation: Generator[Any, Any, T]) -> T:
+        """Run it call by call, and act after the first answer."""
+        call = next(operation)
+        while True:
+            answer = await self._store.run(_only(call))
+            if self._amid is not None:
+                amid, self._amid = self._amid, None
+                await amid()
+            try:
+                call = operation.send(answer)
+            except StopIteration as stop:
+                return cast(T, stop.value)
+
+
+def _only(call: Any) -> Generator[Any, Any, Any]:
+    return (yield call)
+
+
+def between(owner: Any, operation: str, **steps: Step) -> Between:
+    """Put a test's steps between a part of the worker and its store."""
+    owner._store = stepped = Between(owner._store, operation, **steps)
+    return stepped
+
+
+def register(store: SyncStore, worker_id: str, names: list[str], concurrency: int = 10) -> None:
+    """Put another worker on record that lives and never takes anything."""
+    store.run(
+        workers.register(
+            workers.Registration(
+                worker_id=worker_id,
+                incarnation=f"of-{worker_id}",
+                host="elsewhere",
+                pid=1,
+                pid_scope=None,
+                queues=["default"],
+                names=names,
+                concurrency=concurrency,
+                version="1",
+                heartbeat_timeout=timedelta(minutes=5),
+            )
+        )
+    )
