@@ -1,0 +1,49 @@
+"""Fixtures of the acceptance tests: a stage with real workers, and the figures seen on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers import ROOT, Stage, open_stage
+
+REPORT = ROOT / "build" / "acceptance.json"
+_FIGURES = pytest.StashKey[dict[str, Any]]()
+
+Report = Callable[[str, Any], None]
+
+
+@pytest.fixture
+def stage(mongo_uri: str, database_name: str, tmp_path: Path) -> Iterator[Stage]:
+    """Give one test a database of its own on the shared server, and workers that end with it."""
+    with open_stage(mongo_uri, database_name, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Report:
+    """Record a figure that was seen and is not asserted: `report("rescue after the lapse, ms", 12.3)`."""
+    module = request.node.path.stem.removeprefix("test_")
+    figures = request.config.stash.setdefault(_FIGURES, {})
+
+    def record(name: str, value: Any) -> None:
+        record_property(name, value)
+        figures[f"{module}: {name}"] = value
+        REPORT.parent.mkdir(exist_ok=True)
+        known = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+        REPORT.write_text(json.dumps(dict(sorted({**known, **figures}.items())), indent=2) + "\n")
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the figures."""
+    figures = config.stash.get(_FIGURES, {})
+    if figures:
+        terminalreporter.write_sep("-", "acceptance figures")
+        for name, value in sorted(figures.items()):
+            terminalreporter.write_line(f"{name}: {value}")

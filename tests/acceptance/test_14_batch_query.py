@@ -1,0 +1,154 @@
+"""The engine's recurring queries look only at what they return, however much else the collection holds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from mtask.model.options import TaskOption
+from mtask.store import claims, filters, setup
+from mtask.store.driver import SyncStore
+from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
+from tests.mongo import Client
+
+Document = dict[str, Any]
+
+WORKER, QUEUES, NAMES = "me", ["mail", "default", "bulk"], ["send", "index"]
+HORIZON_MS, GRACE_MS = 10_000, 30_000
+FINISHED, FAR, OTHERS, DUE, MINE, RUNNING, LAPSED, LOST = 200_000, 20_000, 20_000, 400, 50, 5_000, 60, 3
+
+_NUMBER = {"$toInt": "$number"}
+
+
+def _some(values: list[Any]) -> Any:
+    return {"$arrayElemAt": [{"$literal": values}, {"$mod": [_NUMBER, len(values)]}]}
+
+
+def _later(milliseconds: Any) -> Any:
+    return {"$add": ["$$NOW", milliseconds]}
+
+
+def _run(status: str, lease: Any) -> Document:
+    return {
+        "run_id": {"$concat": ["run-", {"$toString": "$number"}]},
+        "worker_id": "somebody",
+        "attempt": 1,
+        "status": status,
+        "claim_time": _later(-60_000),
+        "ping_expire_time": lease,
+    }
+
+
+def _fill(store: SyncStore, kind: str, count: int, state: Mapping[str, Any], workers: list[str] | None = None) -> None:
+    """Make `count` documents on the server, past the validator."""
+    key = {"$concat": [kind, "-", {"$toString": "$number"}]}
+    option: Document = {"$literal": TaskOption(specific_worker_ids=workers or []).model_dump()}
+    document = {
+        "_id": {"$concat": ["send:", key]},
+        "name": _some(NAMES),
+        "key": key,
+        "queue": _some(QUEUES),
+        "params": {"to": "somebody@example.com", "number": "$number"},
+        "task_option": {"$mergeObjects": [option, {"priority": {"$mod": [_NUMBER, 10]}}]},
+        "task_state": {
+            "create_time": _later(-3_600_000),
+            "failed_cnt": 0,
+            "cancel_requested": False,
+            "worker_states": [],
+            **state,
+        },
+        "schema_version": 1,
+    }
+    pipeline: list[Document] = [
+        {"$documents": [{}]},
+        {"$set": {"number": {"$range": [0, count]}}},
+        {"$unwind": "$number"},
+        {"$replaceWith": document},
+        {"$merge": {"into": "tasks", "whenMatched": "fail"}},
+    ]
+    store.database.command("aggregate", 1, pipeline=pipeline, cursor={}, bypassDocumentValidation=True)
+
+
+@pytest.fixture(scope="module")
+def store(mongo_session_client: Client) -> Iterator[SyncStore]:
+    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
+    made.run(setup.ensure())
+    ago = {"$multiply": [_NUMBER, -1]}
+    ended = {"status": _some(["SUCCESS", "SUCCESS", "SUCCESS", "FAIL", "CANCELED"]), "finish_time": _later(-60_000)}
+    _fill(made, "finished", FINISHED, ended | {"worker_states": [_run("SUCCESS", _later(-60_000))]})
+    ahead = _later({"$add": [3_600_000, {"$multiply": [_NUMBER, 1000]}]})
+    _fill(made, "far", FAR, {"status": "INIT", "start_time": ahead, "next_preempt_time": ahead})
+    _fill(made, "others", OTHERS, {"status": "INIT", "next_preempt_time": _later(ago)}, ["other", "another"])
+    _fill(made, "due", DUE, {"status": "INIT", "next_preempt_time": _later(ago)})
+    _fill(made, "mine", MINE, {"status": "INIT", "next_preempt_time": _later(ago)}, [WORKER, "other"])
+    lease = _later({"$add": [600_000, _NUMBER]})
+    held = {"status": "RUNNING", "next_preempt_time": lease, "worker_states": [_run("RUNNING", lease)]}
+    _fill(made, "running", RUNNING, held)
+    lapse = _later({"$subtract": [-600_000, _NUMBER]})
+    lapsed = {"status": "RUNNING", "next_preempt_time": lapse, "worker_states": [_run("RUNNING", lapse)]}
+    _fill(made, "lapsed", LAPSED, lapsed, ["gone"])
+    _fill(made, "lost", LOST, {"status": "INIT"})
+    yield made
+    mongo_session_client.drop_database(made.database.name)
+
+
+def explained(store: SyncStore, matched: Document, **options: Any) -> Document:
+    """Return the execution statistics of a find."""
+    found = store.database.command(
+        "explain", {"find": "tasks", "filter": matched, **options}, verbosity="executionStats"
+    )
+    statistics: Document = found["executionStats"]
+    assert statistics["executionSuccess"]
+    return statistics
+
+
+def is_sorted_in_memory(stage: Mapping[str, Any]) -> bool:
+    inputs = [stage["inputStage"]] if "inputStage" in stage else stage.get("inputStages", [])
+    return stage["stage"] == "SORT" or any(is_sorted_in_memory(each) for each in inputs)
+
+
+@pytest.mark.parametrize("queues", [QUEUES[:1], QUEUES])
+@pytest.mark.parametrize("limit", [20, 100, 1000])
+def test_the_batch_query_examines_hardly_more_than_it_returns(store: SyncStore, queues: list[str], limit: int) -> None:
+    statistics = explained(
+        store,
+        filters.claimable(queues, NAMES, WORKER, HORIZON_MS),
+        projection={"name": 1, "task_option.priority": 1, "task_state.next_preempt_time": 1},
+        sort={"task_option.priority": -1, "task_state.next_preempt_time": 1},
+        limit=limit,
+        hint=DISCOVERY_INDEX,
+    )
+    assert statistics["nReturned"] > 0
+    assert statistics["totalDocsExamined"] <= 2 * statistics["nReturned"]
+    # Beside what it returns: a few seeks for each priority, queue and kind of specific_worker_ids.
+    assert statistics["totalKeysExamined"] <= 2 * statistics["nReturned"] + 40 * 3 * len(queues)
+    assert not is_sorted_in_memory(statistics["executionStages"])
+
+
+def test_the_batch_query_returns_what_is_due_for_this_worker_highest_priority_first(store: SyncStore) -> None:
+    found = store.run(claims.scan(QUEUES, NAMES, WORKER, HORIZON_MS, 1000))
+    assert found.is_complete
+    kinds = [document["_id"].split(":")[1].split("-")[0] for document in found.documents]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"due": DUE, "mine": MINE}
+    order = [
+        (-document["task_option"]["priority"], document["task_state"]["next_preempt_time"])
+        for document in found.documents
+    ]
+    assert order == sorted(order)
+
+
+def test_looking_for_lapsed_runs_examines_only_those(store: SyncStore) -> None:
+    statistics = explained(store, filters.lapsed(GRACE_MS), projection={"_id": 1}, limit=1000, hint=STATUS_INDEX)
+    assert statistics["nReturned"] == LAPSED
+    assert statistics["totalDocsExamined"] <= 2 * LAPSED
+    assert statistics["totalKeysExamined"] <= 2 * LAPSED
+
+
+def test_looking_for_undiscoverable_tasks_examines_only_those(store: SyncStore) -> None:
+    statistics = explained(store, filters.undiscoverable(), projection={"_id": 1}, limit=1000)
+    assert statistics["nReturned"] == LOST
+    assert statistics["totalDocsExamined"] <= 2 * LOST
+    assert statistics["totalKeysExamined"] <= 20

@@ -1,0 +1,156 @@
+"""Everything written in the README is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mtask import Client, TaskOption
+from tests.mongo import eventually
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its language, the file it is to be saved as, and its text."""
+
+    language: str
+    file: str | None
+    text: str
+
+
+def blocks() -> list[Block]:
+    found = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [Block(language, file or None, text) for language, file, text in found]
+
+
+def shell_block(containing: str) -> str:
+    return next(block.text for block in blocks() if block.language == "sh" and containing in block.text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A new user's folder, with the README's files in it; its mongod is stopped at the end."""
+    for block in blocks():
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text)
+    yield tmp_path
+    run("mtask local stop || true", tmp_path)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MTASK_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    return {**kept, "PATH": path, "MTASK_LOCAL_FOLDER": str(folder / "mongod"), "NO_COLOR": "1", **more}
+
+
+def run(script: str, folder: Path, **more: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", f"set -em\n{script}"],
+        cwd=folder,
+        env=environment(folder, **more),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n--- out\n{done.stdout}\n--- err\n{done.stderr}"
+    return done.stdout
+
+
+def test_first_example_runs_as_written(folder: Path) -> None:
+    script = shell_block("mtask-worker shop:app")
+    lines = script.splitlines()
+    assert lines[0].startswith("pip install '.[local]'")  # what these tests run on was installed like that
+    out = run("\n".join(lines[1:]), folder)
+    assert "created=True" in out
+    assert "created=False" in out
+    assert out.index("created=True") < out.index("created=False")
+    assert "SUCCESS" in out
+
+
+def test_two_commands_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in re.findall(r"^make (\w+)", shell_block("make demo"), re.MULTILINE):
+        assert re.search(rf"^{command}:", makefile, re.MULTILINE), command
+
+
+def test_publish_section_runs_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
+    text = next(b.text for b in blocks() if b.language == "python" and b.file is None)
+    with Client(mongo_uri, database=database_name) as client:
+        settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
+        done = subprocess.run(
+            [sys.executable, "-c", text + "\nclient.close()\n"],
+            cwd=folder,
+            env=environment(folder, **settings),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert client.count(name="send_email") == 1004
+        assert client.get("send_email", "order/7").queue == "mail"
+
+
+def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
+    settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
+    written = re.search(r"`(mtask-worker package.module:app [^`]*)`", README)
+    assert written is not None
+    command = written[1].replace("package.module:app", "handlers:app").replace("a,b", "default").split()
+    log = folder / "worker.log"
+    with Client(mongo_uri, database=database_name) as client, log.open("w") as out:
+        client.tasks.database.client["shop"]["charges"].delete_many({"order": 7001})
+        worker = subprocess.Popen(command, cwd=folder, env=environment(folder, **settings), stdout=out, stderr=out)
+        try:
+            client.publish("import_file", {"path": "x.csv"}, key="good")
+            client.publish("import_file", {"path": "x.txt"}, key="bad")
+            client.publish("charge", {"order": 7001}, key="7001")
+            assert client.wait("import_file", "good", timeout=60).returns == 100
+            assert client.wait("import_file", "bad", timeout=60).fail_reason == "only CSV"
+            assert client.wait("charge", "7001", timeout=60).status == "SUCCESS"
+            assert client.tasks.database.client["shop"]["charges"].count_documents({"order": 7001}) == 1
+            eventually(lambda: len(client.workers()) == 4, message=f"see {log}")
+            script = shell_block("mtask set-worker")
+            first, *others = [w.worker_id for w in client.workers()]
+            run(script.replace("WORKER_ID", first), folder, **settings)
+            eventually(lambda: {w.worker_id for w in client.workers()} == set(others), message=f"see {log}")
+            client.publish("send_email", {}, key="welcome/42")
+            client.cancel("send_email", "welcome/42")
+            run(shell_block("mtask doctor").replace("mtask doctor", "mtask doctor || test $? = 7"), folder, **settings)
+        finally:
+            worker.terminate()
+            assert worker.wait(60) == 0, log.read_text()
+
+
+def test_query_for_any_client_finds_failed_tasks(mongo_uri: str, database_name: str) -> None:
+    query = re.search(r"db\.tasks\.find\((.*)\)", next(b.text for b in blocks() if b.language == "js"))
+    assert query is not None
+    criteria = json.loads(re.sub(r"(\w+):", r'"\1":', query[1]))
+    with Client(mongo_uri, database=database_name) as client:
+        client.publish("send_email", {}, key="1")
+        assert client.tasks.count_documents(criteria) == 0
+        client.tasks.update_one({}, {"$set": {"task_state.status": "FAIL"}})
+        assert client.tasks.count_documents(criteria) == 1
+
+
+def test_table_of_options_names_each_with_its_default() -> None:
+    table = dict(re.findall(r"^\| (`\w+`(?:, `\w+`)?) \| ([^|]+) \|", README, re.MULTILINE))
+    told: dict[str, object] = {}
+    for names, values in table.items():
+        parts = [json.loads(value.strip()) for value in re.split(r", (?![^\[]*\])", values)]
+        told |= dict(zip(re.findall(r"`(\w+)`", names), parts, strict=False))
+    defaults = TaskOption().model_dump()
+    assert set(re.findall(r"`(\w+)`", " ".join(table))) == set(defaults)
+    for name, value in told.items():
+        assert defaults[name] == value, name

@@ -1,0 +1,364 @@
+"""Real worker processes for the acceptance tests: started, watched, ill-treated, and always reaped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pymongo import MongoClient
+
+import mtask
+from tests.acceptance.app import EVENTS_VARIABLE
+from tests.mongo import Client as Mongo
+from tests.mongo import Document, eventually
+
+ROOT = Path(__file__).parents[1]
+APP = "tests.acceptance.app:app"
+#: The patience of these tests, in seconds: they assert order, not speed.
+PATIENCE = 40.0
+#: In the environment of a worker and of all that it starts, so that its end can tell what is left.
+_MARK = "MTASK_TEST_WORKER"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a handler noted: "start", then "end", "cancelled", "raised" or, if its process died, nothing."""
+
+    event: str
+    task_id: str
+    run_id: str
+    attempt: int
+    worker_id: str
+    pid: int
+    monotonic: float
+    time: datetime  #: the same instant on this machine's wall clock, as this process reads it
+
+
+class Events:
+    """The file into which the handlers of all workers of one test note what they do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def all(self, event: str | None = None, *, task_id: str | None = None, worker_id: str | None = None) -> list[Event]:
+        """Return what was noted so far, in the order of time; of one kind, task or worker where given."""
+        epoch = time.time() - time.monotonic()
+        found = []
+        for line in self.path.read_text().splitlines():
+            entry = json.loads(line)
+            if event not in (None, entry["event"]) or task_id not in (None, entry["task_id"]):
+                continue
+            if worker_id in (None, entry["worker_id"]):
+                known = {name: entry[name] for name in Event.__slots__ if name != "time"}
+                found.append(Event(**known, time=datetime.fromtimestamp(epoch + entry["monotonic"], UTC)))
+        return sorted(found, key=lambda noted: noted.monotonic)
+
+    def starts(self, task_id: str | None = None, worker_id: str | None = None) -> list[Event]:
+        """Return the starts of handlers."""
+        return self.all("start", task_id=task_id, worker_id=worker_id)
+
+    def wait(
+        self,
+        event: str,
+        count: int = 1,
+        *,
+        task_id: str | None = None,
+        worker_id: str | None = None,
+        timeout: float = PATIENCE,
+    ) -> list[Event]:
+        """Wait until that many of these were noted, and return them."""
+
+        def found() -> list[Event]:
+            events = self.all(event, task_id=task_id, worker_id=worker_id)
+            return events if len(events) >= count else []
+
+        return eventually(found, timeout, f"{count} times {event!r} of {task_id or 'any task'} on {worker_id or 'any'}")
+
+
+class WorkerProcess:
+    """One `mtask-worker` process, or with `--processes` a supervisor and its children."""
+
+    def __init__(
+        self,
+        uri: str,
+        database: str,
+        worker_id: str | None,
+        *flags: str,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        app: str = APP,
+    ) -> None:
+        self.worker_id = worker_id
+        self._mark = uuid.uuid4().hex
+        self.log_path = folder / f"worker-{worker_id or 'unnamed'}-{self._mark[:6]}.log"
+        given = ["--worker-id", worker_id] if worker_id is not None else []
+        arguments = [app, "--uri", uri, "--database", database, *given, *flags]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mtask.cli.worker", *arguments],
+                cwd=ROOT,
+                env={**os.environ, **(environment or {}), _MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it as `kill -9` does, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def pause(self) -> None:
+        """Freeze it, and wait until it is frozen."""
+        self.send(signal.SIGSTOP)
+        state = Path(f"/proc/{self.pid}/stat")
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", 10, "frozen", interval=0.002)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.send(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to stop, as SIGTERM does; a second time: at once."""
+        self.send(signal.SIGTERM)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Wait for its end and return the exit code; fail, with its log, if it does not come."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.worker_id} did not end within {timeout:g} s:\n{self.log}") from None
+
+    def pids(self) -> list[int]:
+        """Return the processes that it consists of: itself and, of a supervisor, its children."""
+        marker = f"{_MARK}={self._mark}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def reap(self) -> None:
+        """End it and all that it started, whatever state they are in."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(PATIENCE)
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        eventually(lambda: not self.pids(), PATIENCE, f"no process left of {self.worker_id}: {self.pids()}")
+
+
+class Stage:
+    """A database, a client, the handlers' events and the workers of one test."""
+
+    def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path) -> None:
+        self.uri = uri
+        self.database = database
+        self.folder = folder
+        self.mongo = mongo
+        self.client = mtask.Client(uri, database=database)
+        self.events = Events(folder / "events.jsonl")
+        self.started: list[WorkerProcess] = []
+
+    # --- workers ------------------------------------------------------------------------------------------
+
+    def launch(
+        self, worker_id: str | None, *flags: str, environment: Mapping[str, str] | None = None, app: str = APP
+    ) -> WorkerProcess:
+        """Start a worker process and go on at once; what `environment` holds is added to ours."""
+        worker = WorkerProcess(
+            self.uri,
+            self.database,
+            worker_id,
+            *flags,
+            folder=self.folder,
+            environment={EVENTS_VARIABLE: str(self.events.path), **(environment or {})},
+            app=app,
+        )
+        self.started.append(worker)
+        return worker
+
+    def start(self, worker_id: str, *flags: str, environment: Mapping[str, str] | None = None) -> WorkerProcess:
+        """Start a worker process and wait until it works."""
+        worker = self.launch(worker_id, *flags, environment=environment)
+        self.wait_running(worker)
+        return worker
+
+    def start_all(self, worker_ids: Sequence[str], *flags: str) -> list[WorkerProcess]:
+        """Start several at once and wait until they all work."""
+        started = [self.launch(worker_id, *flags) for worker_id in worker_ids]
+        for worker in started:
+            self.wait_running(worker)
+        return started
+
+    def wait_running(self, worker: WorkerProcess, timeout: float = PATIENCE) -> Document:
+        """Wait until the worker's own document says that it works; return it."""
+
+        def document() -> Document | None:
+            assert worker.is_alive, f"{worker.worker_id} ended with {worker.wait()}:\n{worker.log}"
+            found = self.worker_document(worker.worker_id or "")
+            return found if found and found["pid"] == worker.pid and found["status"] == "running" else None
+
+        found = eventually(document, timeout, f"{worker.worker_id} running")
+        assert found is not None
+        return found
+
+    def worker_document(self, worker_id: str) -> Document | None:
+        """Return what `workers` holds of this worker."""
+        return self.mongo[self.database]["workers"].find_one({"_id": worker_id})
+
+    def wait_heard(self, worker_id: str) -> None:
+        """Wait until the worker's change stream has brought it all that was written before this call.
+
+        Something that it need not act on is asked of it, along the same stream; it answers with a heartbeat. Twice,
+        as the first heartbeat seen may be one that was due.
+        """
+        registry = self.mongo[self.database]["workers"]
+        for _ in range(2):
+            before = registry.find_one_and_update({"_id": worker_id}, {"$inc": {"control.asked_by_test": 1}})
+            assert before is not None, worker_id
+            answered = {"_id": worker_id, "heartbeat_time": {"$gt": before["heartbeat_time"]}}
+            eventually(partial(registry.count_documents, answered), PATIENCE, f"{worker_id} answers")
+
+    # --- tasks --------------------------------------------------------------------------------------------
+
+    def document(self, task_id: str) -> Document:
+        """Return the task's document as it is stored."""
+        found = self.mongo[self.database]["tasks"].find_one({"_id": task_id})
+        assert found is not None, task_id
+        return found
+
+    def wait_document(
+        self, task_id: str, condition: Callable[[Document], Any], what: str, timeout: float = PATIENCE
+    ) -> Document:
+        """Wait until the task's document is as the condition has it; return it."""
+
+        def found() -> Document | None:
+            document = self.mongo[self.database]["tasks"].find_one({"_id": task_id})
+            return document if document is not None and condition(document) else None
+
+        try:
+            document = eventually(found, timeout)
+        except AssertionError:
+            raise AssertionError(f"{task_id}: {what} not within {timeout:g} s: {self.document(task_id)}") from None
+        assert document is not None
+        return document
+
+    def wait_status(self, task_id: str, status: str, timeout: float = PATIENCE) -> Document:
+        """Wait until the task has this status; return its document."""
+        return self.wait_document(task_id, lambda found: found["task_state"]["status"] == status, status, timeout)
+
+    def wait_run(self, task_id: str, worker_id: str | None = None, timeout: float = PATIENCE) -> Document:
+        """Wait until a run of the task, of this worker where given, is under way and its handler has started."""
+
+        def running() -> Document | None:
+            for run in runs_of(self.document(task_id)):
+                if run["status"] == "RUNNING" and worker_id in (None, run["worker_id"]):
+                    return run if any(e.run_id == run["run_id"] for e in self.events.starts(task_id)) else None
+            return None
+
+        run = eventually(running, timeout, f"{task_id} runs on {worker_id or 'some worker'}")
+        assert run is not None
+        return run
+
+    def gate(self, name: str = "gate") -> str:
+        """Return the path of a gate for the handler `hold`, still closed."""
+        return str(self.folder / name)
+
+    def open_gate(self, name: str = "gate") -> None:
+        """Let the handlers that wait at this gate go on."""
+        (self.folder / name).touch()
+
+    def server_now(self) -> datetime:
+        """Return the server's clock."""
+        return self.client.server_time()
+
+    def wait_server_time(self, moment: datetime) -> datetime:
+        """Wait until the server's clock has passed this instant; return what it shows then."""
+
+        def reached() -> datetime | None:
+            now = self.server_now()
+            return now if now > moment else None
+
+        found = eventually(reached, PATIENCE, f"server time {moment}")
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        """Reap the workers and print their logs, which pytest shows if the test failed."""
+        try:
+            for worker in self.started:
+                worker.reap()
+        finally:
+            for worker in self.started:
+                print(f"--- {worker.log_path.name}\n{worker.log}")
+            print(f"--- events\n{self.events.path.read_text()}")
+            self.client.close()
+
+
+@contextmanager
+def open_stage(uri: str, database: str, folder: Path) -> Iterator[Stage]:
+    """Set a stage on any server."""
+    mongo: Mongo = MongoClient(uri, tz_aware=True)
+    with mongo:
+        stage = Stage(uri, database, mongo, folder)
+        try:
+            yield stage
+        finally:
+            stage.close()
+
+
+def runs_of(document: Document) -> list[Document]:
+    """Return the task's runs, the oldest first."""
+    runs: list[Document] = document["task_state"]["worker_states"]
+    return runs
+
+
+def end_of(run: Document) -> datetime:
+    """Return when a closed run ended, by the server's clock."""
+    end: datetime = run.get("success_time") or run["fail_time"]
+    return end
+
+
+def milliseconds(duration: timedelta) -> float:
+    """Return a duration in ms, for the report."""
+    return round(duration / timedelta(milliseconds=1), 1)
