@@ -1,0 +1,55 @@
+# `make demo` and `make test` set up everything else that they need; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A folder of files for the demo; empty: Python's own standard library.
+FOLDER ?=
+# Test processes: most tests wait for a database or for other processes, so there may be more than cores.
+TEST_PROCESSES ?= 4
+# More for the demo's or pytest's command line, such as PYTEST_ARGS="-k publish -x".
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.demo-ready ## Run the demo on a real folder: make demo [FOLDER=path] [DEMO_ARGS=--keep]
+	mtask demo $(DEMO_ARGS) $(if $(FOLDER),"$(FOLDER)")
+
+.PHONY: test
+test: lint ## Run linters, types, import contracts and all tests: make test [PYTEST_ARGS=...]
+	pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev-ready ## Run linters, types and import contracts
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+.PHONY: format
+format: $(VENV)/.dev-ready ## Format the code and mend what the linter can
+	ruff check --fix .
+	ruff format .
+
+.PHONY: clean
+clean: ## Remove the virtual environment, caches and builds
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says which setup is in place: it is made anew when the dependencies or the setup itself change.
+$(VENV)/.demo-ready: pyproject.toml tools/setup.sh
+	tools/setup.sh demo $(VENV)
+	touch $@
+
+$(VENV)/.dev-ready: pyproject.toml tools/setup.sh
+	tools/setup.sh dev $(VENV)
+	touch $(VENV)/.demo-ready $@

