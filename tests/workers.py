@@ -55,7 +55,7 @@ class Events:
 
     def all(self, event: str | None = None, *, task_id: str | None = None, worker_id: str | None = None) -> list[Event]:
         """Return what was noted so far, in the order of time; of one kind, task or worker where given."""
-        epoch = time.time() - time.monotonic()
+        epoch = _epoch()
         found = []
         for line in self.path.read_text().splitlines():
             entry = json.loads(line)
@@ -137,7 +137,7 @@ class WorkerProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it as `kill -9` does, and wait until it is gone."""
+        """Kill it as `kill -9` does, and wait until it is gone; what it had sent may still be carried out."""
         self._process.kill()
         self._process.wait(PATIENCE)
 
@@ -145,7 +145,7 @@ class WorkerProcess:
         """Freeze it, and wait until it is frozen."""
         self.send(signal.SIGSTOP)
         state = Path(f"/proc/{self.pid}/stat")
-        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", 10, "frozen", interval=0.002)
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", PATIENCE, "frozen", interval=0.002)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -242,6 +242,13 @@ class Stage:
         assert found is not None
         return found
 
+    def kill(self, worker: WorkerProcess) -> None:
+        """Kill a worker, and wait until the server has carried out what it had sent and dropped its connections."""
+        worker.kill()
+        every: list[Document] = [{"$currentOp": {"allUsers": True, "idleConnections": True}}]
+        own = [*every, {"$match": {"appName": f"mtask-worker:{worker.worker_id}"}}]
+        eventually(lambda: not list(self.mongo.admin.aggregate(own)), PATIENCE, f"{worker.worker_id} is forgotten")
+
     def worker_document(self, worker_id: str) -> Document | None:
         """Return what `workers` holds of this worker."""
         return self.mongo[self.database]["workers"].find_one({"_id": worker_id})
@@ -286,6 +293,17 @@ class Stage:
     def wait_status(self, task_id: str, status: str, timeout: float = PATIENCE) -> Document:
         """Wait until the task has this status; return its document."""
         return self.wait_document(task_id, lambda found: found["task_state"]["status"] == status, status, timeout)
+
+    def wait_returns(self, task_id: str, timeout: float = PATIENCE) -> Document:
+        """Wait until the task is SUCCESS and what its newest run returned is stored; return its document.
+
+        A handler's transaction commits the SUCCESS, and what the handler returns after it is added to that.
+        """
+
+        def has_returned(found: Document) -> bool:
+            return found["task_state"]["status"] == "SUCCESS" and runs_of(found)[-1].get("returns") is not None
+
+        return self.wait_document(task_id, has_returned, "SUCCESS, with what was returned", timeout)
 
     def wait_run(self, task_id: str, worker_id: str | None = None, timeout: float = PATIENCE) -> Document:
         """Wait until a run of the task, of this worker where given, is under way and its handler has started."""
@@ -345,6 +363,14 @@ def open_stage(uri: str, database: str, folder: Path) -> Iterator[Stage]:
             yield stage
         finally:
             stage.close()
+
+
+def _epoch() -> float:
+    """Return what the wall clock showed at 0 of the monotonic clock, to the millisecond however busy the machine."""
+    while True:
+        before, now, after = time.monotonic(), time.time(), time.monotonic()
+        if after - before < 0.001:
+            return now - before
 
 
 def runs_of(document: Document) -> list[Document]:

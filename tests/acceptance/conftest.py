@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,8 +35,12 @@ def report(request: pytest.FixtureRequest, record_property: Callable[[str, objec
         record_property(name, value)
         figures[f"{module}: {name}"] = value
         REPORT.parent.mkdir(exist_ok=True)
-        known = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-        REPORT.write_text(json.dumps(dict(sorted({**known, **figures}.items())), indent=2) + "\n")
+        with REPORT.open("a+") as file:  # which several test processes write
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = json.loads(file.read() or "{}")
+            file.truncate(0)
+            file.write(json.dumps(dict(sorted({**known, **figures}.items())), indent=2) + "\n")
 
     return record
 

@@ -107,11 +107,11 @@ def test_successes_and_failures_are_counted_apart(stage: Stage) -> None:
         key="mixed",
         concurrent_worker_cnt=3,
         max_unexpected_retries=3,
-        unexpected_retry_delay_ms=400,
+        unexpected_retry_delay_ms=2500,
     )
     failing = stage.wait_document(published.task_id, lambda found: found["task_state"]["failed_cnt"] >= 1, "a failure")
     assert failing["task_state"]["status"] in ("INIT", "RUNNING")
-    stage.client.set_worker("A", concurrency=0)
+    stage.client.set_worker("A", concurrency=0)  # which has three delays' time to reach A, before its limit is used up
     stage.start_all("BCD")
 
     document = stage.wait_status(published.task_id, "SUCCESS")

@@ -12,7 +12,7 @@ from tests.acceptance.conftest import Report
 from tests.workers import Stage, end_of, milliseconds, runs_of
 
 DELAY = timedelta(seconds=2)
-SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 900, "unexpected_retry_delay_ms": 0}
+SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1200, "unexpected_retry_delay_ms": 0}
 
 
 def test_always_failing_task_is_tried_four_times_two_seconds_apart_then_fails_and_runs_no_more(
@@ -99,7 +99,7 @@ def test_task_that_fails_on_one_worker_succeeds_on_another_and_both_states_are_r
     if scope == "task":
         limit = {"max_unexpected_retries": 3}
     published = stage.client.publish(
-        "fail_on", {"worker_ids": ["A"]}, key="picky", retry_scope=scope, unexpected_retry_delay_ms=2000, **limit
+        "fail_on", {"worker_ids": ["A"]}, key="picky", retry_scope=scope, unexpected_retry_delay_ms=4000, **limit
     )
     failed = stage.wait_document(published.task_id, lambda found: found["task_state"]["failed_cnt"] == 1, "a failure")
     assert failed["task_state"]["status"] == "INIT"

@@ -162,7 +162,7 @@ def test_worker_with_concurrency_zero_claims_nothing_while_what_it_holds_goes_on
 ) -> None:
     stage.start("A", "--concurrency", "3")
     held = stage.client.publish(
-        "hold", {"gate": stage.gate()}, key="held", ping_interval_ms=200, worker_timeout_ms=2000
+        "hold", {"gate": stage.gate()}, key="held", ping_interval_ms=200, worker_timeout_ms=20_000
     ).task_id
     lease = stage.wait_run(held, "A")["ping_expire_time"]
 

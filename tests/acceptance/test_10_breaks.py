@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +102,28 @@ def stream_cursors(stage: Stage, app_name: str) -> list[int]:
     ]
 
 
-def kill_stream(stage: Stage, app_name: str) -> None:
-    cursors = eventually(lambda: stream_cursors(stage, app_name), PATIENCE, "the worker's cursor")
-    stage.mongo[stage.database].command("killCursors", "$cmd.aggregate", cursors=cursors)
+def kill_stream(stage: Stage, app_name: str) -> list[int]:
+    """Kill the worker's change stream on the server; return the cursors killed."""
+
+    def killed() -> list[int]:
+        cursors = stream_cursors(stage, app_name)
+        if not cursors:
+            return []
+        answer = stage.mongo[stage.database].command("killCursors", "$cmd.aggregate", cursors=cursors)
+        return [int(cursor) for cursor in answer["cursorsKilled"]]
+
+    return eventually(killed, PATIENCE, "the worker's cursor")
 
 
 def test_killed_change_stream_cursor_is_replaced_and_nothing_is_missed(stage: Stage, report: Report) -> None:
     worker = stage.start("A")
     with steady_work(stage) as (publisher, held):
         for _ in range(3):
-            breaks = worker.log.count(BROKE)
             killed = time.monotonic()
-            kill_stream(stage, APP_NAME)
+            dead = set(kill_stream(stage, APP_NAME))
             report("killed cursor: next claim after, ms", round(1000 * first_start_after(stage, killed), 1))
-            eventually(lambda before=breaks: worker.log.count(BROKE) > before, PATIENCE, "the break in the log")  # type: ignore[misc]
-            eventually(lambda: stream_cursors(stage, APP_NAME), PATIENCE, "a new cursor")
+            # Killed under a getMore it is the worker that opens another; killed between two, the driver does.
+            eventually(lambda dead=dead: set(stream_cursors(stage, APP_NAME)) - dead, PATIENCE, "a new cursor")  # type: ignore[misc]
         assert_went_on(stage, publisher, held, [worker])
 
 
@@ -164,7 +172,7 @@ def test_primary_steps_down_and_workers_go_on_with_the_next(
 ) -> None:
     workers = three_nodes.start_all(["A", "B"])
     with steady_work(three_nodes) as (publisher, held):
-        former = replica_set.step_down()
+        former = replica_set.step_down(timedelta(seconds=LONG))
         down = time.monotonic()
         replica_set.wait_primary(other_than=former)
         up = time.monotonic()
@@ -291,7 +299,7 @@ def test_ping_whose_reply_is_lost_costs_no_lease(
 ) -> None:
     with behind_proxy(mongo_server, database_name, tmp_path) as (stage, proxy):
         stage.start("A")
-        lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 3000}
+        lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 15_000}
         task_ids = [
             stage.client.publish("hold", {"gate": stage.gate()}, key=f"{number}", **lease).task_id
             for number in range(count)

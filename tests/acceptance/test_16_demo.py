@@ -29,6 +29,7 @@ from mtask.demo.summary import Summary
 from tests.acceptance.conftest import Report
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
+from tests.workers import PATIENCE
 
 #: A real folder, of some 30 files.
 FOLDER = Path(sysconfig.get_path("stdlib"), "asyncio")
@@ -72,7 +73,7 @@ class Machine:
                 continue
         return found
 
-    def check_nothing_is_left(self, patience: float = 5) -> None:
+    def check_nothing_is_left(self, patience: float = PATIENCE) -> None:
         eventually(lambda: not self.processes(), patience, f"no process left: {self.processes()}")
         assert list(self.folder.iterdir()) == []
 
@@ -190,7 +191,7 @@ def test_killed_demo_leaves_neither_workers_nor_a_mongod_behind(machine: Machine
         assert process.stdout is not None
         assert any(line.startswith("published") for line in process.stdout)
         process.kill()
-    machine.check_nothing_is_left(60)
+    machine.check_nothing_is_left()
 
 
 def test_demo_uses_an_existing_database_and_removes_its_documents(

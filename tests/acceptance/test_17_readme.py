@@ -15,6 +15,7 @@ import pytest
 
 from mtask import Client, TaskOption
 from tests.mongo import eventually
+from tests.workers import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -120,11 +121,11 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             assert client.wait("import_file", "bad", timeout=60).fail_reason == "only CSV"
             assert client.wait("charge", "7001", timeout=60).status == "SUCCESS"
             assert client.tasks.database.client["shop"]["charges"].count_documents({"order": 7001}) == 1
-            eventually(lambda: len(client.workers()) == 4, message=f"see {log}")
+            eventually(lambda: len(client.workers()) == 4, PATIENCE, f"see {log}")
             script = shell_block("mtask set-worker")
             first, *others = [w.worker_id for w in client.workers()]
             run(script.replace("WORKER_ID", first), folder, **settings)
-            eventually(lambda: {w.worker_id for w in client.workers()} == set(others), message=f"see {log}")
+            eventually(lambda: {w.worker_id for w in client.workers()} == set(others), PATIENCE, f"see {log}")
             client.publish("send_email", {}, key="welcome/42")
             client.cancel("send_email", "welcome/42")
             run(shell_block("mtask doctor").replace("mtask doctor", "mtask doctor || test $? = 7"), folder, **settings)

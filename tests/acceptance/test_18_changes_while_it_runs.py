@@ -63,7 +63,7 @@ def test_task_removed_by_hand_ends_by_itself(stage: Stage) -> None:
 
 
 def test_ping_interval_counts_from_the_next_ping(stage: Stage) -> None:
-    task_id = running(stage, "hold", ping_interval_ms=500, worker_timeout_ms=60_000)
+    task_id = running(stage, "hold", ping_interval_ms=2000, worker_timeout_ms=60_000)
     stage.client.update_option("hold", "held", ping_interval_ms=100)
 
     def lease() -> Any:
@@ -73,7 +73,7 @@ def test_ping_interval_counts_from_the_next_ping(stage: Stage) -> None:
     eventually(lambda: leases.add(lease()) or len(leases) > 12, PATIENCE, "a dozen pings")  # type: ignore[func-returns-value]
     steps = sorted(leases)[4:]
     gaps = sorted(later - earlier for earlier, later in pairwise(steps))
-    assert gaps[len(gaps) // 2] < timedelta(milliseconds=450), "the former interval"
+    assert gaps[len(gaps) // 2] < timedelta(milliseconds=1500), "the former interval"
     stage.open_gate()
     stage.wait_status(task_id, "SUCCESS")
 

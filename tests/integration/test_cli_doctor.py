@@ -176,7 +176,7 @@ def when(mtask: Commands, condition: Callable[[Ended], object], message: str) ->
         asked.append(mtask("doctor", "--patience", "1ms", "--json"))
         return bool(condition(asked[-1]))
 
-    eventually(is_so, message=message)
+    eventually(is_so, 40, message)
     return asked[-1]
 
 

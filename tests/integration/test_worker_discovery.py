@@ -17,7 +17,7 @@ from mtask.worker import discovery, hints, queue
 from mtask.worker import worker as worker_module
 from mtask.worker.peers import Peers
 from tests.clients import open_store
-from tests.integration.worker_harness import register, until, working
+from tests.integration.worker_harness import PATIENCE, register, until, working
 from tests.mongo import Client
 from tests.workers import open_stage
 
@@ -69,7 +69,7 @@ def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backl
             ]
             await bench.client.publish_many([*specs, *soon])
             # More comes in than one slot can do: there is always a younger task that this worker ranks first for.
-            await until(lambda: wanted <= set(started), 12, "each of them has started")
+            await until(lambda: wanted <= set(started), message="each of them has started")
             assert len(set(started)) < len(own), "they came before the backlog's end"
 
     asyncio.run(scenario())
@@ -79,15 +79,17 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
+    for module in (discovery, hints):
+        monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
 
     async def scenario() -> None:
         async with AsyncClient(mongo_uri, database=database_name) as client:
-            delay = timedelta(seconds=9)
+            delay = timedelta(seconds=100)
             high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
             await client.publish_many([*high, TaskSpec("work", {}, key="low")])
         async with working(mongo_uri, database_name, mongo, app) as bench:
             assert bench.worker._discovery._queue.capacity == 40
-            await bench.status("work:low", "SUCCESS", 3)
+            await bench.status("work:low", "SUCCESS")
             assert bench.count("SUCCESS") == 1
 
     asyncio.run(scenario())
@@ -111,9 +113,9 @@ def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_publish
                 bench.tasks.drop_indexes()
             await bench.client.publish("work", {}, key="later", delay=timedelta(seconds=2))  # found by a scan alone
             await bench.client.publish("work", {}, key="now")
-            await bench.status("work:now", "SUCCESS", 5)
-            await until(lambda: set(bench.tasks.index_information()) == indexes, 5, "the indexes are back")
-            await bench.status("work:later", "SUCCESS", 5)
+            await bench.status("work:now", "SUCCESS")
+            await until(lambda: set(bench.tasks.index_information()) == indexes, message="the indexes are back")
+            await bench.status("work:later", "SUCCESS")
             assert bench.tasks.options()["validator"]
 
     asyncio.run(scenario())
@@ -124,10 +126,11 @@ def test_update_that_changes_only_the_queue_reaches_the_workers_of_the_new_queue
 ) -> None:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, queues=["other"]) as bench:
+            bench.stop_scans()
             await bench.client.publish("work", {}, key="1")
             result = await bench.client.publish("work", {}, key="1", queue="other", if_exists="update")
             assert result.updated
-            await bench.status("work:1", "SUCCESS", 2.5)
+            await bench.status("work:1", "SUCCESS")
 
     asyncio.run(scenario())
 
@@ -161,7 +164,7 @@ def test_worker_whose_id_another_process_took_over_stops_and_says_so(
         async with working(mongo_uri, database_name, mongo, app, heartbeat_interval=interval) as bench:
             other = {"incarnation": "another", "host": "elsewhere"}
             taken = bench.registry.find_one_and_update({"_id": "w1"}, {"$set": other}, return_document=True)
-            await asyncio.wait((bench.life,), timeout=5)
+            await asyncio.wait((bench.life,), timeout=PATIENCE)
             with pytest.raises(WorkerIdInUse):
                 await bench.life
             assert taken is not None
@@ -179,7 +182,7 @@ def test_process_whose_worker_id_was_taken_over_exits_with_code_5(
         registry = stage.mongo[database_name]["workers"]
         registry.update_one({"_id": "w1"}, {"$set": {"incarnation": "another", "host": "elsewhere"}})
         registry.update_one({"_id": "w1"}, {"$set": {"control.asked_by_test": 1}})  # it beats at once, and learns
-        assert process.wait(20) == 5
+        assert process.wait() == 5
         assert "elsewhere" in process.log
 
 

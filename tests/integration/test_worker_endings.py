@@ -68,7 +68,7 @@ def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_ret
         async with context.transaction() as session:
             await session.client[database_name]["effects"].insert_one({"x": 1}, session=session)
         seen.append((context.is_lease_valid, context.is_cancelled))
-        await asyncio.sleep(1.0)  # longer than the lease
+        await asyncio.sleep(2.3)  # longer than the lease
         seen.append(context.is_cancelled)
         return "value"
 
@@ -77,13 +77,13 @@ def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_ret
         with context.transaction() as session:
             session.client[database_name]["effects"].insert_one({"x": 1}, session=session)
         seen.append((context.is_lease_valid, context.is_cancelled))
-        time.sleep(1.0)
+        time.sleep(2.3)
         seen.append(context.is_cancelled)
         return "value"
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(kind, {}, key="1", worker_timeout_ms=700, ping_interval_ms=100)
+            await bench.client.publish(kind, {}, key="1", worker_timeout_ms=2000, ping_interval_ms=100)
             await bench.status(f"{kind}:1", "SUCCESS")
             await bench.at_rest()
             (run,) = bench.state(f"{kind}:1")["worker_states"]
@@ -160,7 +160,7 @@ def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its
         async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
             try:
                 await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
-                state = await bench.status("swallow:1", "FAIL", 6)
+                state = await bench.status("swallow:1", "FAIL")
                 assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
                 await bench.client.publish("work", {}, key="1")
                 await until(lambda: "work:1" in bench.worker._claimer._queue, message="the second task is at hand")
@@ -241,7 +241,7 @@ def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, data
             await bench.client.publish("work", {}, key="1")
             await until(lambda: ended)
             await bench.client.publish("work", {}, key="2")
-            await bench.status("work:2", "SUCCESS", 4)
+            await bench.status("work:2", "SUCCESS")
             await bench.at_rest()
             await until(lambda: not pinger.held(), message="no lease is kept")
 
@@ -252,18 +252,18 @@ def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, data
 def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
     mongo_uri: str, database_name: str, mongo: Client, task_cnt: int
 ) -> None:
-    app, ends = App(), {}
+    app, ends = App(), []
 
     @app.task
     async def work(context: Context) -> None:
-        started = time.monotonic()
         try:
             await asyncio.sleep(60)
         finally:
-            ends[context.task.key] = time.monotonic() - started
+            ends.append(context.task.key)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
+            bench.stop_scans()  # which look at what is held, too
 
             async def cancel() -> None:
                 count = bench.worker._discovery.event_cnt
@@ -272,13 +272,14 @@ def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
 
             between(bench.worker._claimer, "claim", after=cancel)
             with bench.backed_up():
-                for key in range(task_cnt):
-                    await bench.client.publish("work", {}, key=str(key))
+                for key in range(task_cnt):  # no ping tells of it in the time that this test has
+                    await bench.client.publish(
+                        "work", {}, key=str(key), ping_interval_ms=300_000, worker_timeout_ms=600_000
+                    )
                 await until(lambda: len(bench.worker._claimer._queue) == task_cnt)
             bench.worker._claimer.wake()
-            await bench.status("work:0", "CANCELED", 3)
-            assert list(ends) == ["0"]
-            assert ends["0"] < 1.5
+            await bench.status("work:0", "CANCELED")
+            assert ends == ["0"]
             assert bench.count("RUNNING") == task_cnt - 1
 
     asyncio.run(scenario())
@@ -306,10 +307,10 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
                 await bench.client.publish("work", {}, key="1")
                 await until(lambda: waiting and waiting[0].suspended)
                 await bench.client.cancel("work", "1")
-                await bench.status("work:1", "CANCELED", 4)
+                await bench.status("work:1", "CANCELED")
             assert raised == [asyncio.CancelledError]
             suspensions = bench.worker._runner._contexts._suspensions  # type: ignore[attr-defined]
-            await until(lambda: not suspensions and not waiting[0].suspended, 3, "pings go on")
+            await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
             await bench.at_rest()
 
     asyncio.run(scenario())
