@@ -12,6 +12,10 @@ TEST_PROCESSES ?= 4
 # More for the demo's or pytest's command line, such as PYTEST_ARGS="-k publish -x".
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# A run under faults: how long, and which one is to be repeated; CHAOS_ARGS="--nemesis 'kill worker'" for one kind.
+MINUTES ?= 15
+SEED ?=
+CHAOS_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -25,8 +29,13 @@ demo: $(VENV)/.demo-ready ## Run the demo on a real folder: make demo [FOLDER=pa
 	mtask demo $(DEMO_ARGS) $(if $(FOLDER),"$(FOLDER)")
 
 .PHONY: test
-test: lint ## Run linters, types, import contracts and all tests: make test [PYTEST_ARGS=...]
+test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
 	pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
+
+.PHONY: chaos
+chaos: $(VENV)/.dev-ready ## Run under all faults, and prove that nothing is lost: make chaos [MINUTES=15] [SEED=n]
+	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Run linters, types and import contracts

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import bson
+from tests.faults import wire
 
-_HEADER = struct.Struct("<iiii")
-_OP_MSG = 2013
+_CHUNK = 1 << 18
 
 
 @dataclass
@@ -111,7 +110,7 @@ class LossyProxy:
             loss = self._loss
             if loss is not None and _is_of(message, loss):
                 self._loss = None
-                loss.request_id = _HEADER.unpack_from(message)[1]
+                loss.request_id = wire.request_id(message)
                 losses[loss.request_id] = loss
             writer.write(message)
             await writer.drain()
@@ -120,27 +119,24 @@ class LossyProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, losses: dict[int, Loss]
     ) -> None:
         async for message in _messages(reader):
-            loss = losses.get(_HEADER.unpack_from(message)[2])
+            loss = losses.get(wire.response_to(message))
             if loss is not None:
-                loss.seen.append(bson.decode(message[21:]))
+                loss.seen.append(wire.body(message))
                 loss.is_lost.set()
                 return  # which cuts the connection
             writer.write(message)
             await writer.drain()
 
 
-async def _messages(reader: asyncio.StreamReader) -> Any:
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            length = await reader.readexactly(4)
-            (size,) = struct.unpack("<i", length)
-            yield length + await reader.readexactly(size - 4)
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    frames = wire.Frames()
+    with suppress(ConnectionError):
+        while received := await reader.read(_CHUNK):
+            for message in frames.feed(received):
+                yield message
 
 
 def _is_of(message: bytes, loss: Loss) -> bool:
-    _, _, _, kind = _HEADER.unpack_from(message)
-    if kind != _OP_MSG or message[20] != 0:
+    if wire.operation(message) != wire.OP_MSG or wire.command_name(message) != loss.command.encode():
         return False
-    (size,) = struct.unpack_from("<i", message, 21)
-    body = bson.decode(message[21 : 21 + size])
-    return body.get(loss.command) == loss.collection and loss.text in message
+    return wire.body(message)[loss.command] == loss.collection and loss.text in message

@@ -29,8 +29,7 @@ FACTS = {
     "publishers": {"p1": 0, "p2": 0},
     "exit_codes": {"w1": 0, "w2": 0},
     "connections_after": {},
-    "cursors_before": 3,
-    "cursors_after": 3,
+    "cursors_after": 0,
     "drain_s": 12.5,
 }
 RESCUES = [Rescue(f"slow:p1/{n}", 10.0 + n, 10.02 + n + n / 1000, False, False) for n in range(99)]
@@ -115,6 +114,9 @@ def test_report_says_what_was_run_and_how_to_run_it_again() -> None:
     text = markdown(OUTCOME)
     assert text.startswith("# mtask under faults: 15 min, seed 4711, 3 nodes, 2 workers\n")
     assert "make chaos MINUTES=15 SEED=4711\n" in text
+    assert "--once\n```" in markdown(
+        replace(OUTCOME, facts={**FACTS, "command": "python -m tests.faults.chaos --once"})
+    )
     assert ["versions", "mtask 0.1.0, pymongo 4.15.1, mongod 7.0.2"] in rows_of(text)
     assert ["workers", "1 plain, 1 proxied"] in rows_of(text)
     assert "](picture.png)" in text
@@ -182,9 +184,11 @@ def test_report_tells_what_was_left_over() -> None:
     assert ["connections of workers still open on the servers", "none"] in rows
     assert ["backlog after the faults", "drained within 12.5 s"] in rows
     assert ["w1, exit code -9", "3"] in rows
-    bad = {**FACTS, "connections_after": {"mtask-worker w1": 4}, "exit_codes": {"w1": -9, "w2": 0}}
+    assert ["cursors still open that were used after the last fault", "none"] in rows
+    bad = {**FACTS, "cursors_after": 2, "connections_after": {"mtask-worker w1": 4}, "exit_codes": {"w1": -9, "w2": 0}}
     rows = rows_of(markdown(replace(OUTCOME, leftovers=leftovers(bad))))
     assert ["connections of workers still open on the servers", "**mtask-worker w1: 4**"] in rows
+    assert ["cursors still open that were used after the last fault", "**2**"] in rows
     assert ["workers that ended otherwise than in good order", "**w1 with -9**"] in rows
 
 

@@ -1,0 +1,153 @@
+"""The app of the fault tests: one handler per way of working; each notes what it does in the run's history."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from mtask import App, Context, Fail, Retry
+from tests.faults.history import History, Ledger, Note
+
+#: Names the history's folder in a worker's environment.
+HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
+QUEUE = "load"
+_LOOK = 0.01
+
+app = App()
+
+
+@cache
+def _ledger() -> Ledger:
+    return Ledger(History(Path(os.environ[HISTORY_VARIABLE])).notes_path(os.getpid()))
+
+
+def note(context: Context, event: Literal["start", "written", "end", "raised", "cancelled"]) -> None:
+    """Write down what a handler does, before it goes on."""
+    _ledger().write(
+        Note(event, context.task.id, context.run_id, context.worker_id, context.attempt, os.getpid(), time.monotonic())
+    )
+
+
+@contextmanager
+def noted(context: Context) -> Iterator[None]:
+    """Note the start and the end of a handler; no end if its process died."""
+    note(context, "start")
+    try:
+        yield
+    except asyncio.CancelledError:
+        note(context, "cancelled")
+        raise
+    except BaseException:
+        note(context, "raised")
+        raise
+    note(context, "end")
+
+
+@app.task(queue=QUEUE)
+async def quick(context: Context, value: int = 0) -> int:
+    """Return at once."""
+    with noted(context):
+        return value
+
+
+@app.task(queue=QUEUE)
+def plain(context: Context, value: int = 0) -> int:
+    """Return at once, from a thread."""
+    with noted(context):
+        return value
+
+
+@app.task(queue=QUEUE)
+async def slow(context: Context, seconds: float) -> float:
+    """Take a while."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.task(queue=QUEUE)
+def slow_plain(context: Context, seconds: float) -> float:
+    """Take a while in a thread; end early when told to."""
+    with noted(context):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if context.is_cancelled:
+                raise RuntimeError("told to end")
+            time.sleep(_LOOK)
+    return seconds
+
+
+@app.task(queue=QUEUE)
+async def team(context: Context, seconds: float) -> str:
+    """Be done by several workers."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+    return context.worker_id
+
+
+@app.task(queue=QUEUE)
+async def flaky(context: Context, failures: int, seconds: float = 0.0) -> int:
+    """Fail a few times; hand back once in between."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+        if context.attempt == failures and failures > 1:
+            raise Retry(0.1, "not yet")
+        if context.attempt <= failures:
+            raise RuntimeError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+@app.task(queue=QUEUE)
+async def doomed(context: Context, is_final: bool = False) -> None:
+    """Fail, always."""
+    with noted(context):
+        if is_final:
+            raise Fail("for good")
+        raise RuntimeError("as ever")
+
+
+@app.task(queue=QUEUE)
+async def deposit(context: Context, database: str, seconds: float = 0.0) -> str:
+    """Write one effect in the task's own transaction."""
+    with noted(context):
+        async with context.transaction() as session:
+            effects = session.client[database]["effects"]
+            effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+            await effects.insert_one(effect, session=session)
+            note(context, "written")
+            await asyncio.sleep(seconds)
+    return context.worker_id
+
+
+@app.task(queue=QUEUE)
+def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
+    """Write one effect in the task's own transaction, from a thread."""
+    with noted(context), context.transaction() as session:
+        effects = session.client[database]["effects"]
+        effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+        effects.insert_one(effect, session=session)
+        note(context, "written")
+        time.sleep(seconds)
+    return context.worker_id
+
+
+@app.task(queue=QUEUE)
+async def hog(context: Context, seconds: float) -> None:
+    """Keep the event loop for itself."""
+    with noted(context):
+        time.sleep(seconds)  # noqa: ASYNC251 it is meant to
+
+
+@app.task(queue=QUEUE)
+async def killer(context: Context) -> None:
+    """Take the whole process along, every time."""
+    note(context, "start")
+    os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(60)

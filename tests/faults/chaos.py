@@ -1,0 +1,44 @@
+"""Run mtask under faults and prove from the history that nothing was lost and nothing held twice.
+
+`python -m tests.faults.chaos --minutes 15`, or `make chaos MINUTES=15`. Exit code 0: all of the checker's zeros hold;
+1: they do not; 2: nothing was proven, because the run itself went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults import nemeses, report
+from tests.faults.checker import check
+from tests.faults.display import Display
+from tests.faults.run import Plan, Run, fresh_folder, seed_of
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run, check, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=15.0, help="how long the nemeses work")
+    parser.add_argument("--seed", help="repeats an earlier run's faults and load [a fresh one]")
+    parser.add_argument("--rate", type=float, default=160.0, help="tasks published a second")
+    parser.add_argument("--nemesis", action="append", default=[], choices=nemeses.names(), help="only this one")
+    parser.add_argument("--once", action="store_true", help="every nemesis once, then the end")
+    parser.add_argument("--folder", type=Path, help="where history and report go [build/chaos/SEED]")
+    arguments = parser.parse_args(given)
+    seed = seed_of(arguments.seed)
+    folder = fresh_folder(arguments.folder or Path("build/chaos") / str(seed))
+    plan = Plan(folder, arguments.minutes, seed, arguments.rate, arguments.nemesis, arguments.once)
+    with Display() as display:
+        history = Run(plan, display).go()
+    print("checking the history", flush=True)
+    verdict = check(history)
+    path = report.write(history, verdict)
+    print(verdict.describe())
+    print(f"report: {path}")
+    return 0 if verdict.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""The checker: reads the history of a run under faults and says what it proves.
+
+`python -m tests.faults.checker FOLDER` prints the verdict, and exits with 1 unless it is clean. Nothing is taken on
+trust: every version of every task is derived anew by the rules, and compared with what publishers were told, what
+handlers did and what their transactions wrote. What cannot be read, or was not all seen, proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bson.errors import BSONError
+
+from tests.faults.checks.asked import Asked
+from tests.faults.checks.chain import Chain
+from tests.faults.checks.course import Course
+from tests.faults.checks.ends import EndJudge
+from tests.faults.checks.handlers import HandlerJudge
+from tests.faults.checks.verdict import Verdict
+from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
+
+T = TypeVar("T")
+DEPOSITING = frozenset({"deposit", "deposit_plain"})
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, BSONError)
+
+
+def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict:
+    """Judge a history. `depositing` names the handlers that write one effect into their run's transaction."""
+    verdict = Verdict()
+    facts = _facts(history, verdict)
+    if facts is None:
+        return verdict
+    clock = Clock(facts["epoch"])
+    faults = list(_readable(lambda: history.faults(), "faults", _is_fault, verdict))
+    asked = Asked(_readable(history.calls, "calls", _is_call, verdict), clock)
+    course = Course(verdict.figures, clock, facts["started"], faults)
+    chain = Chain(verdict, asked, course)
+    for version in _readable(history.versions, "versions", _is_version, verdict):
+        chain.follow(version)
+    handlers = HandlerJudge(verdict, clock, chain.runs, depositing)
+    notes = _readable(history.notes, "notes", _is_note, verdict)
+    handlers.read(notes, verdict.figures.timeline, clock.epoch + facts["started"])
+    handlers.judge()
+    handlers.judge_effects(_readable(history.effects, "effects", _is_document, verdict))
+    handlers.measure_overtime(faults)
+    ends = EndJudge(verdict, asked, chain.tasks)
+    ends.judge_documents(_readable(history.documents, "documents", _is_document, verdict))
+    ends.judge_calls()
+    course.conclude()
+    _count(verdict, chain, asked)
+    _doubt(verdict, history, facts, chain, asked)
+    return verdict
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def _facts(history: History, verdict: Verdict) -> Document | None:
+    try:
+        facts = history.facts()
+        readable = all(_is_instant(facts[name]) for name in ("epoch", "started"))
+    except _UNREADABLE as error:
+        verdict.doubt(f"facts.json cannot be read: {type(error).__name__}: {error}")
+        return None
+    if not readable:
+        verdict.doubt("facts.json holds no epoch, or not when the run began")
+        return None
+    return facts
+
+
+def _readable(
+    read: Callable[[], Iterable[T]], what: str, is_whole: Callable[[T], bool], verdict: Verdict
+) -> Iterator[T]:
+    """Yield what can be read, up to the first that cannot: with that, nothing is proven."""
+    count = 0
+    try:
+        for record in read():
+            if not is_whole(record):
+                verdict.doubt(f"{what}: record {count + 1} is garbled: {str(record)[:200]}")
+                return
+            count += 1
+            yield record
+    except _UNREADABLE as error:
+        verdict.doubt(f"{what} cannot be read after {count} records: {type(error).__name__}: {error}")
+
+
+def _is_instant(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_call(call: Call) -> bool:
+    texts = isinstance(call.call_id, str) and isinstance(call.task_id, str) and isinstance(call.operation, str)
+    return texts and _is_instant(call.sent) and (call.told is None or _is_instant(call.told))
+
+
+def _is_note(note: Note) -> bool:
+    texts = (note.event, note.task_id, note.run_id, note.worker_id)
+    return all(isinstance(text, str) for text in texts) and _is_instant(note.at)
+
+
+def _is_fault(fault: Fault) -> bool:
+    return _is_instant(fault.start) and _is_instant(fault.end) and isinstance(fault.detail, dict)
+
+
+def _is_version(version: Version) -> bool:
+    return isinstance(version.at, datetime) and isinstance(version.document, dict | None)
+
+
+def _is_document(document: Any) -> bool:
+    return isinstance(document, dict)
+
+
+# --- summing up -------------------------------------------------------------------------------------------------
+
+
+def _count(verdict: Verdict, chain: Chain, asked: Asked) -> None:
+    figures = verdict.figures
+    figures.versions = chain.version_count
+    figures.runs = len(chain.runs)
+    for run in chain.runs.values():
+        figures.runs_by_status[run.status.value] = figures.runs_by_status.get(run.status.value, 0) + 1
+    figures.calls = {operation: dict(answers) for operation, answers in asked.answers.items()}
+
+
+def _doubt(verdict: Verdict, history: History, facts: Document, chain: Chain, asked: Asked) -> None:
+    """Note what stands against the proof, however well all looks."""
+    gaps = facts.get("observer_gaps")
+    if gaps is None:
+        verdict.doubt("the observer did not say whether it saw everything")
+    elif gaps != 0:
+        verdict.doubt(f"the observer may have missed versions: {gaps} gaps")
+    if not chain.version_count:
+        verdict.doubt("no version of any task was seen")
+    if not asked.count:
+        verdict.doubt("nothing was asked for")
+    for name, path in {"documents": history.documents_path, "effects": history.effects_path}.items():
+        if not path.exists():
+            verdict.doubt(f"the {name} at the end are missing")
+    if facts.get("not_drained") or facts.get("drained_at") is None:
+        verdict.doubt(f"the backlog did not drain: {facts.get('not_drained')}")
+    expected = facts.get("tasks_expected")
+    if isinstance(expected, int) and len(chain.tasks) < expected:
+        verdict.doubt(f"{len(chain.tasks)} tasks were seen of {expected} expected")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print the verdict on the history in a folder."""
+    arguments = sys.argv[1:] if given is None else given
+    folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    if len(folders) != 1 or not folders[0].is_dir():
+        print("usage: python -m tests.faults.checker [--json] FOLDER", file=sys.stderr)
+        return 2
+    verdict = check(History(folders[0]))
+    print(json.dumps(verdict.as_dict(), indent=2) if "--json" in arguments else verdict.describe())
+    return 0 if verdict.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""Makes histories for tests of the checker: documents by the engine's own pipelines, at instants of our choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import bson
+from pymongo import ReturnDocument
+from pymongo.collection import Collection
+
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus
+from mtask.store import expressions as x
+from mtask.store import pipelines
+from mtask.store.pipelines import Outcome, Pipeline
+from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
+
+Document = dict[str, Any]
+EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
+#: How long a write takes, in seconds.
+_TAKES = 0.002
+_SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+
+
+def instant(seconds: float) -> datetime:
+    """Return the server's instant, so many seconds after the beginning."""
+    return EPOCH + timedelta(milliseconds=round(seconds * 1000))
+
+
+@dataclass
+class Story:
+    """A history that is being made. Its clock stands still but for `wait`; both clocks begin at 0."""
+
+    tasks: Collection[Document]
+    now: float = 1.0
+    calls: list[Call] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    effects: list[Document] = field(default_factory=list)
+    #: What the documents at the end are, where they are not what the collection holds.
+    documents: list[Document] | None = None
+    facts: Document = field(default_factory=dict)
+    number: int = 0
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    def fresh(self, prefix: str) -> str:
+        """Return a text that no other has."""
+        self.number += 1
+        return f"{prefix}-{self.number}"
+
+    # --- publishers -------------------------------------------------------------------------------------------
+
+    def call(self, operation: Operation, task_id: str, answer: str | None, *, takes: float = 0.05) -> None:
+        """Have something asked for now; without an answer it was never told."""
+        sent = Call(self.fresh("call"), operation, task_id, "p1", self.now - 0.01)
+        self.calls.append(sent)
+        if answer is not None:
+            told = Call(sent.call_id, operation, task_id, "p1", sent.sent, self.now + takes, answer)
+            self.calls.append(told)
+
+    def publish(
+        self, name: str = "quick", *, delay: float | None = None, answer: str | None = "created", **options: Any
+    ) -> str:
+        """Publish a new task."""
+        key = self.fresh("k")
+        return self.publish_again(f"{name}:{key}", delay=delay, answer=answer, **options)
+
+    def publish_again(
+        self, task_id: str, *, delay: float | None = None, answer: str | None = "created", **options: Any
+    ) -> str:
+        """Publish a task under this id, which no document has."""
+        name, _, key = task_id.partition(":")
+        fixed = {
+            "_id": task_id,
+            "name": name,
+            "key": key,
+            "queue": "load",
+            "params": {"n": 1},
+            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
+        }
+        start = None if delay is None else instant(self.now + delay)
+        document = pipelines.task_document(fixed, start, instant(self.now))
+        self.tasks.insert_one(document)
+        self.call("publish", task_id, answer)
+        self._record(task_id, document)
+        return task_id
+
+    def ask(self, operation: Operation, task_id: str, pipeline: Pipeline, answer: str | None = "done") -> None:
+        """Change a task as a client does."""
+        self.call(operation, task_id, answer)
+        self.apply(task_id, pipeline)
+
+    def cancel(self, task_id: str) -> None:
+        """Ask for the end."""
+        self.ask("cancel", task_id, pipelines.cancel(instant(self.now)))
+
+    def again(self, task_id: str, operation: Operation = "retry") -> None:
+        """Retry or rerun."""
+        self.ask(operation, task_id, pipelines.run_again(everything=operation == "rerun", now=instant(self.now)))
+
+    def update_option(self, task_id: str, **changes: Any) -> None:
+        """Change options."""
+        option = TaskOption(**{**self.document(task_id)["task_option"], **changes})
+        self.ask("update", task_id, pipelines.update_option(option, instant(self.now)), "updated")
+
+    def clean(self, task_id: str, *, success: bool = False) -> None:
+        """Drop the closed runs, so that the task runs again."""
+        pipeline = pipelines.republish(
+            replacement=None, start=None, clean_failed=True, clean_success=success, now=instant(self.now)
+        )
+        self.ask("update", task_id, pipeline, "updated")
+
+    def remove(self, task_id: str, *, is_asked: bool = True) -> None:
+        """Remove a task, as a client or the TTL index does."""
+        if is_asked:
+            self.call("remove", task_id, "done")
+            if self.document(task_id)["task_state"]["status"] == "RUNNING":
+                self.apply(task_id, [{"$set": {"task_state.cancel_requested": True}}])
+        self.tasks.delete_one({"_id": task_id})
+        self.versions.append(Version(task_id, instant(self.now + _TAKES), None))
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def claim(self, task_id: str, worker_id: str = "w1", *, starts: bool = True) -> str:
+        """Claim a task and begin its handler; return the run_id."""
+        run_id = self.fresh("run")
+        self.apply(task_id, pipelines.claim(worker_id, x.literal(run_id), instant(self.now)))
+        run = self.run(task_id, run_id)
+        assert run is not None, "the rules do not allow this claim"
+        if starts:
+            self.note("start", task_id, run_id)
+        return run_id
+
+    def force(self, task_id: str, worker_id: str = "w1", *, attempt: int | None = None, **fields: Any) -> str:
+        """Claim a task whatever the rules say."""
+        runs = self.document(task_id)["task_state"]["worker_states"]
+        lease = self.document(task_id)["task_option"]["worker_timeout_ms"] / 1000
+        run_id = self.fresh("run")
+        run = {
+            "run_id": run_id,
+            "worker_id": worker_id,
+            "attempt": attempt if attempt is not None else max((run["attempt"] for run in runs), default=0) + 1,
+            "status": "RUNNING",
+            "claim_time": instant(self.now),
+            "ping_expire_time": instant(self.now + lease),
+            **fields,
+        }
+        added = {"$set": {"task_state.worker_states": {"$concatArrays": [x.RUNS, [x.literal(run)]]}}}
+        now = instant(self.now)
+        self.apply(task_id, [*pipelines.close_lapsed(now), added, *pipelines.derive(now)])
+        self.note("start", task_id, run_id, worker_id=worker_id)
+        return run_id
+
+    def ping(self, task_id: str, run_id: str, lease: float = 4.0) -> None:
+        """Move a lease."""
+        self.apply(task_id, pipelines.ping([run_id], round(lease * 1000), instant(self.now)))
+
+    def finish(
+        self,
+        task_id: str,
+        run_id: str,
+        status: Any = RunStatus.SUCCESS,
+        *,
+        note: Any = "",
+        final: bool = False,
+        delay: float | None = None,
+    ) -> None:
+        """End a run; its handler ends first."""
+        ends = {RunStatus.SUCCESS: "end", RunStatus.FAIL: "raised", RunStatus.CANCELED: "cancelled"}
+        if note is not None:
+            self.note(note or ends[status], task_id, run_id)
+        delay_ms = None if delay is None else round(delay * 1000)
+        outcome = Outcome(task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5)
+        self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
+
+    def deposit(self, task_id: str, run_id: str) -> None:
+        """Write an effect and the SUCCESS in one transaction."""
+        worker_id = self.note("written", task_id, run_id).worker_id
+        self.effects.append({"task_id": task_id, "run_id": run_id, "worker_id": worker_id})
+        self.finish(task_id, run_id)
+
+    def settle(self, task_id: str) -> None:
+        """Close what has lapsed."""
+        self.apply(task_id, pipelines.settle(instant(self.now)))
+
+    def done(self, name: str = "quick", worker_id: str = "w1", **options: Any) -> str:
+        """Make a task that succeeds at once; return its id."""
+        task_id = self.publish(name, **options)
+        self.wait(0.02)
+        run_id = self.claim(task_id, worker_id)
+        self.wait(0.1)
+        if name.startswith("deposit"):
+            self.deposit(task_id, run_id)
+        else:
+            self.finish(task_id, run_id)
+        self.wait(0.1)
+        return task_id
+
+    # --- records ----------------------------------------------------------------------------------------------
+
+    def note(self, event: Any, task_id: str, run_id: str, worker_id: str | None = None) -> Note:
+        """Have a handler note something."""
+        run = self.run(task_id, run_id) or {"worker_id": worker_id or "w1", "attempt": 1}
+        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001)
+        self.notes.append(note)
+        return note
+
+    def document(self, task_id: str) -> Document:
+        """Return a task as it is now."""
+        document = self.tasks.find_one({"_id": task_id})
+        assert document is not None
+        return document
+
+    def run(self, task_id: str, run_id: str) -> Document | None:
+        """Return a run as it is now."""
+        document = self.tasks.find_one({"_id": task_id}) or {"task_state": {"worker_states": []}}
+        return next((run for run in document["task_state"]["worker_states"] if run["run_id"] == run_id), None)
+
+    def apply(self, task_id: str, pipeline: Pipeline) -> Document:
+        """Make a change, and record its version."""
+        document = self.tasks.find_one_and_update({"_id": task_id}, pipeline, return_document=ReturnDocument.AFTER)
+        assert document is not None
+        self._record(task_id, document)
+        return document
+
+    def set(self, task_id: str, **fields: Any) -> None:
+        """Set fields by hand, `__` for a dot: what no engine does."""
+        self.apply(task_id, [{"$set": {name.replace("__", "."): x.literal(value) for name, value in fields.items()}}])
+
+    def _record(self, task_id: str, document: Document) -> None:
+        seen = deepcopy(document)
+        seen.pop("params", None)
+        for run in seen["task_state"]["worker_states"]:
+            run.pop("returns", None)
+        self.versions.append(Version(task_id, instant(self.now + _TAKES), seen))
+
+    def write(self, history: History) -> History:
+        """Write it all down."""
+        facts = {
+            "epoch": EPOCH.timestamp(),
+            "started": 0.0,
+            "drained_at": self.now + 1.0,
+            "stopped_at": self.now + 2.0,
+            "observer_gaps": 0,
+            **self.facts,
+        }
+        history.facts_path.write_text(json.dumps(facts))
+        _append(history.calls_path("p1"), self.calls)
+        _append(history.notes_path(100), self.notes)
+        _append(history.faults_path, self.faults)
+        documents = list(self.tasks.find()) if self.documents is None else self.documents
+        for path, entries in {
+            history.versions_path: [_entry(version) for version in self.versions],
+            history.documents_path: documents,
+            history.effects_path: self.effects,
+        }.items():
+            path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
+        return history
+
+
+def _append(path: Path, records: Sequence[Call | Note | Fault]) -> None:
+    ledger = Ledger(path)
+    for record in records:
+        ledger.write(record)
+    ledger.close()
+
+
+def _entry(version: Version) -> Document:
+    entry: Document = {"_id": version.task_id, "at": version.at}
+    if version.document is not None:
+        entry["document"] = version.document
+    return entry

@@ -1,0 +1,106 @@
+"""The load: what a publisher asks for, as a pure function of seed, publisher and number, so that it can be repeated.
+
+A publisher asks in batches. What it does after a batch (cancel, update, publish again, retry) is decided by the same
+seed, so that one that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from mtask import TaskSpec
+
+Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
+
+#: Tasks per call of publish_many.
+BATCH = 20
+
+#: A lease short enough that a killed worker's tasks are rescued many times in a run.
+_SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+#: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
+_PATIENT: dict[str, Any] = {**_SHORT, "max_unexpected_retries": 50}
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something that the publisher does to a task that it published."""
+
+    operation: Operation
+    number: int
+
+
+def key_of(publisher: str, number: int) -> str:
+    """Return the key of a publisher's task."""
+    return f"{publisher}/{number}"
+
+
+def specs(seed: int, publisher: str, batch: int, workers: list[str], database: str) -> list[TaskSpec]:
+    """Return the tasks of one batch, the same whenever it is asked for."""
+    first = batch * BATCH
+    return [
+        _spec(Random(f"{seed}/{publisher}/{n}"), publisher, n, workers, database) for n in range(first, first + BATCH)
+    ]
+
+
+def _spec(random: Random, publisher: str, number: int, workers: list[str], database: str) -> TaskSpec:
+    key = key_of(publisher, number)
+    kind = random.choices(*zip(*_SHARES.items(), strict=True))[0]
+    extra: dict[str, Any] = {**_PATIENT, "priority": random.choice((0, 0, 0, 5))}
+    if random.random() < 0.05:
+        extra["delay"] = random.uniform(0.5, 5.0)
+    params: dict[str, Any]
+    match kind:
+        case "quick" | "plain":
+            params = {"value": number}
+        case "slow" | "slow_plain":
+            params = {"seconds": round(random.uniform(0.3, 6.0), 2)}
+        case "team":
+            params = {"seconds": round(random.uniform(0.0, 1.0), 2)}
+            extra["concurrent_worker_cnt"] = random.choice((2, 3))
+            if random.random() < 0.3:
+                extra |= {"specific_worker_ids": random.sample(workers, 3), "retry_scope": "worker"}
+        case "flaky":
+            params = {"failures": random.randint(1, 4), "seconds": round(random.uniform(0.0, 0.3), 2)}
+        case "doomed":
+            params = {"is_final": random.random() < 0.3}
+            extra["max_unexpected_retries"] = random.randint(0, 2)
+        case _:
+            params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
+    return TaskSpec(kind, params, key=key, queue="load", **extra)
+
+
+#: How often each handler is asked for, per thousand.
+_SHARES = {
+    "quick": 640,
+    "plain": 200,
+    "slow": 25,
+    "slow_plain": 10,
+    "team": 30,
+    "flaky": 35,
+    "doomed": 20,
+    "deposit": 25,
+    "deposit_plain": 15,
+}
+
+
+def deeds(seed: int, publisher: str, batch: int) -> list[Deed]:
+    """Return what is done to earlier tasks after this batch: now and then one of each kind."""
+    random = Random(f"{seed}/{publisher}/deeds/{batch}")
+    newest = (batch + 1) * BATCH
+    chosen: list[Deed] = []
+    for operation, share in _DEEDS.items():
+        if random.random() < share:
+            recent = max(0, newest - 10 * BATCH)
+            chosen.append(Deed(operation, random.randrange(recent, newest)))
+    return chosen
+
+
+_DEEDS: dict[Operation, float] = {
+    "publish": 0.10,
+    "update": 0.10,
+    "cancel": 0.10,
+    "retry": 0.05,
+    "rerun": 0.05,
+}

@@ -1,0 +1,139 @@
+"""A publisher process: asks for the load's tasks batch by batch, and writes down what it was told.
+
+It may be killed at any instant: started again, it reads its own ledger, asks once more for what it was never told of,
+and goes on. So does it after an error, as any service with idempotency keys would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import mtask
+from mtask.errors import MtaskError, TaskError
+from tests.faults import load
+from tests.faults.history import Call, History, Ledger
+
+#: Between two tries of what the database did not answer, in seconds.
+_PAUSE = 0.1
+
+
+class Publisher:
+    """Publishes until it is told to stop; each step is written down before and after."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._name: str = arguments.name
+        self._seed: int = arguments.seed
+        self._workers: list[str] = arguments.workers
+        self._database: str = arguments.database
+        self._pause = load.BATCH / arguments.rate
+        self._is_stopped = threading.Event()
+        history = History(Path(arguments.folder))
+        self._batch = next_batch(history.calls_path(self._name))
+        self._ledger = Ledger(history.calls_path(self._name))
+        self._client = mtask.Client(arguments.uri, database=self._database, server_timeout=timedelta(seconds=3))
+
+    def stop(self, *_: object) -> None:
+        """Finish the batch under way, and end."""
+        self._is_stopped.set()
+
+    def run(self) -> None:
+        """Publish at the rate asked for; what a break has delayed is caught up with, at most ten times as fast."""
+        due = time.monotonic()
+        while not self._is_stopped.is_set():
+            self._publish_batch(self._batch)
+            for deed in load.deeds(self._seed, self._name, self._batch):
+                self._do(deed)
+            self._batch += 1
+            due += self._pause
+            self._is_stopped.wait(max(self._pause / 10, due - time.monotonic()))
+        self._client.close()
+
+    def _publish_batch(self, batch: int) -> None:
+        specs = load.specs(self._seed, self._name, batch, self._workers, self._database)
+        task_ids = [f"{spec.task}:{spec.key}" for spec in specs]
+        while True:
+            calls = self._send("publish", task_ids)
+            try:
+                results = self._client.publish_many(specs)
+            except MtaskError as error:
+                self._told(calls, ["unknown"] * len(calls), str(error))
+                time.sleep(_PAUSE)
+                continue
+            self._told(calls, [_answer(result) for result in results])
+            return
+
+    def _do(self, deed: load.Deed) -> None:
+        batch, index = divmod(deed.number, load.BATCH)
+        spec = load.specs(self._seed, self._name, batch, self._workers, self._database)[index]
+        name, key = str(spec.task), str(spec.key)
+        act: Callable[[], object] = {
+            "publish": lambda: _answer(self._client.publish(name, spec.params, key=key, queue="load", **spec.options)),
+            "update": lambda: _answer(
+                self._client.publish(name, spec.params, key=key, queue="load", if_exists="update", **spec.options)
+            ),
+            "cancel": lambda: self._client.cancel(name, key),
+            "retry": lambda: self._client.retry(name, key),
+            "rerun": lambda: self._client.rerun(name, key),
+        }[deed.operation]
+        calls = self._send(deed.operation, [f"{name}:{key}"])
+        try:
+            done = act()
+        except TaskError as error:
+            self._told(calls, ["refused"], str(error))
+        except MtaskError as error:
+            self._told(calls, ["unknown"], str(error))
+        else:
+            self._told(calls, [done if isinstance(done, str) else "done"])
+
+    def _send(self, operation: load.Operation, task_ids: Sequence[str]) -> list[Call]:
+        calls = [Call(uuid.uuid4().hex, operation, task_id, self._name, time.monotonic()) for task_id in task_ids]
+        self._ledger.write_all(calls)
+        return calls
+
+    def _told(self, calls: Sequence[Call], answers: Sequence[str], error: str | None = None) -> None:
+        self._ledger.write_all([call.told_now(answer, error) for call, answer in zip(calls, answers, strict=True)])
+
+
+def _answer(result: object) -> str:
+    if isinstance(result, mtask.Published):
+        return "created" if result.created else "updated" if result.updated else "kept"
+    return "refused"
+
+
+def next_batch(path: Path) -> int:
+    """Return the batch with which a publisher goes on: the first of which it was not told everything."""
+    if not path.exists():
+        return 0
+    told: set[int] = set()
+    with path.open("rb") as file:
+        for line in file:
+            call = Call.parse(line)
+            if call.operation == "publish" and call.answer in ("created", "kept"):
+                told.add(int(call.task_id.rpartition("/")[2]))
+    return next(number for number in range(len(told) + 1) if number not in told) // load.BATCH
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Publish until SIGTERM."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--uri", required=True)
+    parser.add_argument("--database", required=True)
+    parser.add_argument("--folder", required=True, help="the history's")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rate", type=float, required=True, help="tasks a second")
+    parser.add_argument("--workers", nargs="+", required=True, help="worker_ids that tasks may name")
+    publisher = Publisher(parser.parse_args(given))
+    signal.signal(signal.SIGTERM, publisher.stop)
+    publisher.run()
+
+
+if __name__ == "__main__":
+    main()

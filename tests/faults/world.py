@@ -1,0 +1,201 @@
+"""The world that nemeses work in: the database, the fleets, and the ledger of what was done to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+import mtask
+from mtask.errors import MtaskError
+from mtask.local import ReplicaSet
+from mtask.local.node import Node
+from mtask.local.replication import primary_of
+from tests.faults.fleet import PATIENCE, Fleet, Place, State
+from tests.faults.history import Call, Document, Fault, Ledger
+from tests.faults.network import ReplicaSetProxy
+from tests.mongo import eventually
+
+
+@dataclass
+class Episode:
+    """A fault under way; what is found out on the way goes into `detail`."""
+
+    nemesis: str
+    target: str
+    start: float
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class World:
+    """What a nemesis is given."""
+
+    def __init__(
+        self,
+        replica_set: ReplicaSet,
+        proxy: ReplicaSetProxy,
+        database: str,
+        workers: Fleet,
+        publishers: Fleet,
+        faults: Ledger,
+        calls: Ledger,
+    ) -> None:
+        self.replica_set = replica_set
+        self.proxy = proxy
+        self.database = database
+        self.workers = workers
+        self.publishers = publishers
+        #: For what is done to the servers, and to look at them.
+        self.mongo: MongoClient[Document] = MongoClient(
+            replica_set.uri, tz_aware=True, serverSelectionTimeoutMS=5000, socketTimeoutMS=20000
+        )
+        self.is_over = threading.Event()
+        self.under_way: list[Episode] = []
+        self.recent: deque[str] = deque(maxlen=6)
+        self._faults = faults
+        self._calls = calls
+        self._client = mtask.Client(replica_set.uri, database=database, server_timeout=timedelta(seconds=5))
+
+    @property
+    def primary(self) -> str:
+        """The primary's address, as the harness's own client sees it; empty while there is none."""
+        address = self.mongo.primary
+        return f"{address[0]}:{address[1]}" if address else ""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self.mongo.close()
+
+    @contextmanager
+    def fault(self, nemesis: str, target: str = "", *, is_database_away: bool = False) -> Iterator[Episode]:
+        """Write down that something was done to the target meanwhile."""
+        episode = Episode(nemesis, target, time.monotonic())
+        self.under_way.append(episode)
+        try:
+            yield episode
+        finally:
+            end = time.monotonic()
+            self._faults.write(Fault(nemesis, target, episode.start, end, is_database_away, episode.detail))
+            self.under_way.remove(episode)
+            self.recent.appendleft(f"{nemesis} {target} ({end - episode.start:.1f} s)".replace("  ", " "))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, at most until the run is over."""
+        self.is_over.wait(seconds)
+
+    def elected(self, *, other_than: Node | None = None, patience: float = 60.0) -> float:
+        """Wait until a member is primary; return when it was first seen to be, on the monotonic clock."""
+        candidates = [node for node in self.replica_set.nodes if node != other_than]
+        end = time.monotonic() + patience
+        while primary_of(candidates) is None:
+            if time.monotonic() > end:
+                raise AssertionError(f"no primary within {patience:g} s")
+        return time.monotonic()
+
+    def fail(
+        self,
+        commands: Sequence[str],
+        seconds: float,
+        *,
+        app_name: str,
+        error_code: int | None = None,
+        write_concern_code: int | None = None,
+        close_connection: bool = False,
+        block_ms: int | None = None,
+    ) -> None:
+        """Make these commands of one kind of client fail for so long, on all members that answer."""
+        what: Document = {"failCommands": list(commands), "appName": app_name}
+        if error_code is not None:
+            what["errorCode"] = error_code
+        if write_concern_code is not None:
+            what["writeConcernError"] = {"code": write_concern_code, "errmsg": "as the nemesis has it"}
+        if close_connection:
+            what["closeConnection"] = True
+        if block_ms is not None:
+            what |= {"blockConnection": True, "blockTimeMS": block_ms}
+        self._on_all_members("configureFailPoint", "failCommand", mode="alwaysOn", data=what)
+        try:
+            self.wait(seconds)
+        finally:
+            self._on_all_members("configureFailPoint", "failCommand", mode="off")
+
+    def kill_streams(self) -> int:
+        """Kill the change streams of all workers; return how many."""
+        idle: list[Document] = [
+            {"$currentOp": {"allUsers": True, "idleCursors": True}},
+            {"$match": {"cursor.originatingCommand.aggregate": {"$exists": True}}},
+        ]
+        try:
+            found = [operation["cursor"] for operation in self.mongo.admin.aggregate(idle)]
+            cursors = [
+                int(cursor["cursorId"])
+                for cursor in found
+                if any("$changeStream" in stage for stage in cursor["originatingCommand"]["pipeline"])
+            ]
+            answer = self.mongo[self.database].command("killCursors", "$cmd.aggregate", cursors=cursors)
+        except PyMongoError:
+            return 0  # the database is away
+        return len(answer["cursorsKilled"])
+
+    def _on_all_members(self, *command: Any, **options: Any) -> None:
+        for node in self.replica_set.nodes:
+            member = MongoClient[Document](node.address, directConnection=True, serverSelectionTimeoutMS=2000)
+            with member, suppress(PyMongoError):  # a member that is down has forgotten its fail points
+                member.admin.command(*command, **options)
+
+    @contextmanager
+    def any_place(self, fleet: Fleet, random: Random, *kinds: str) -> Iterator[Place | None]:
+        """Hold a place that works and that no other nemesis has, of these kinds if given; None if there is none."""
+        places = fleet.of_kind(*kinds) if kinds else fleet.places
+        for place in random.sample(places, len(places)):
+            if place.lock.acquire(blocking=False):
+                try:
+                    if place.state == State.UP and place.pid is not None:
+                        yield place
+                        return
+                finally:
+                    place.lock.release()
+        yield None
+
+    def wait_working(self, places: Sequence[Place]) -> None:
+        """Wait until these workers say of themselves that they work; one that ended meanwhile is started again."""
+        registry = self.mongo[self.database]["workers"]
+
+        def are_working() -> bool:
+            for place in places:
+                if place.notice_end():
+                    place.start()
+            try:
+                running = {found["_id"]: found["pid"] for found in registry.find({"status": "running"})}
+            except PyMongoError:
+                return False
+            return all(running.get(place.name) == place.pid for place in places)
+
+        eventually(are_working, PATIENCE, f"working: {', '.join(place.name for place in places)}", interval=0.1)
+
+    def publish(self, name: str, params: dict[str, Any], **options: Any) -> str:
+        """Publish a task on behalf of a nemesis; it counts among the load."""
+        key = uuid.uuid4().hex
+        task_id = f"{name}:{key}"
+        while True:
+            call = Call(uuid.uuid4().hex, "publish", task_id, "nemesis", time.monotonic())
+            self._calls.write(call)
+            try:
+                done = self._client.publish(name, params, key=key, queue="load", **options)
+            except MtaskError as error:
+                self._calls.write(call.told_now("unknown", str(error)))
+                self.wait(0.2)
+            else:
+                self._calls.write(call.told_now("created" if done.created else "kept"))
+                return task_id
