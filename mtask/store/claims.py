@@ -9,7 +9,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.model.status import RunStatus
+from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
 from mtask.store import filters, pipelines
 from mtask.store.operation import Operation, tasks
@@ -49,6 +49,15 @@ RULE_VIEW: Mapping[str, Any] = {
 }
 
 
+SCAN_VIEW: Mapping[str, Any] = {
+    "name": 1,
+    "task_option.priority": 1,
+    "task_state.next_preempt_time": 1,
+    "task_state.status": 1,
+    "now": x.NOW,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What one batch query found."""
@@ -62,15 +71,21 @@ class Scan:
 
 def scan(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int, limit: int) -> Operation[Scan]:
     """Return what this worker could take within the horizon, highest priority first, then longest due."""
-    found = yield tasks(
-        "find",
-        filters.claimable(queues, names, worker_id, horizon_ms),
-        {"name": 1, "task_option.priority": 1, "task_state.next_preempt_time": 1, "now": x.NOW},
-        sort=[("task_option.priority", -1), ("task_state.next_preempt_time", 1)],
-        limit=limit,
-        batch_size=limit,
-        hint=DISCOVERY_INDEX,
-    )
+    by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
+    claimable = filters.claimable(queues, names, worker_id, horizon_ms)
+    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX))
+
+
+def scan_begun(
+    queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int, limit: int
+) -> Operation[Scan]:
+    """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
+    begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
+    return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
+
+
+def _scan(criteria: filters.Filter, order: list[tuple[str, int]], limit: int, index: str) -> Operation[Scan]:
+    found = yield tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
     now = found[0]["now"] if found else None
     return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
 

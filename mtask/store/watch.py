@@ -15,7 +15,7 @@ from typing import Any
 
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
-from mtask.model.status import FINAL_STATUSES
+from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
 from mtask.store.driver import TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
@@ -45,6 +45,8 @@ class Event:
     document: Document | None = None
     #: The new preemption time of a changed task, if that is what changed.
     preempt_time: datetime | None = None
+    #: Whether some worker holds it now; None where that did not change.
+    is_begun: bool | None = None
     #: Whether a holder must look: options changed, or the end is asked for.
     concerns_holder: bool = False
 
@@ -147,7 +149,9 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.queue": 1,
                 "fullDocument.task_option.priority": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
+                "fullDocument.task_state.status": 1,
                 "preempt_time": _updated("task_state.next_preempt_time"),
+                "status": _updated("task_state.status"),
                 "concerns_holder": {
                     "$or": [{"$eq": [_updated("task_state.cancel_requested"), True]}, _updates_under("task_option")]
                 },
@@ -206,5 +210,6 @@ def _event(change: Any) -> Event:
         EventKind.TASK_CHANGED,
         document_id,
         preempt_time=change.get("preempt_time"),
+        is_begun=change["status"] == TaskStatus.RUNNING if "status" in change else None,
         concerns_holder=kind == "replace" or bool(change.get("concerns_holder")),
     )

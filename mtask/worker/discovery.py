@@ -116,7 +116,9 @@ class Discovery:
         if event.kind is EventKind.TASK_INSERTED:
             self._hints.push(event.task_id, event.document or {})
         elif event.kind is EventKind.TASK_CHANGED:
-            self._hints.push_changed(event.task_id, event.preempt_time, concerns_holder=event.concerns_holder)
+            self._hints.push_changed(
+                event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder
+            )
         elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._worker_id:
             self._on_control()
         elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
@@ -152,6 +154,8 @@ class Discovery:
                 is_regular = monotonic() >= next_regular
                 await self._scan()
                 if is_regular or self._is_full_scan_due:
+                    if self._queue.has_more:
+                        await self._scan_within(HORIZON, begun_only=True)
                     next_regular = monotonic() + HORIZON.total_seconds() / 2
                     await self._upkeep(regular_cnt)
                     regular_cnt += 1
@@ -187,10 +191,11 @@ class Discovery:
                 await self._scan_within(timedelta(0))
         self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
 
-    async def _scan_within(self, horizon: timedelta) -> claims.Scan:
+    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
         sent = monotonic()
+        scan = claims.scan_begun if begun_only else claims.scan
         found = await self._store.run(
-            claims.scan(self._queues, self._names, self._worker_id, _ms(horizon), self._queue.capacity)
+            scan(self._queues, self._names, self._worker_id, _ms(horizon), self._queue.capacity)
         )
         self.scan_cnt += 1
         if found.server_time is not None:

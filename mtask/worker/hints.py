@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from mtask.errors import DatabaseError
 from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
+from mtask.model.status import TaskStatus
 from mtask.store import claims
 from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
@@ -80,7 +81,8 @@ class Hints:
         try:
             name, queue = document["name"], document.get("queue")
             priority = int(document["task_option"]["priority"])
-            moment = document["task_state"]["next_preempt_time"]
+            state = document["task_state"]
+            moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
             is_readable = isinstance(task_id, str) and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
             due = self._clock.monotonic_of(moment) if is_readable else 0.0
@@ -93,7 +95,7 @@ class Hints:
         elif name not in self._names:
             self.note_unserved(str(name))
         else:
-            self._enqueue(task_id, name, priority, due)
+            self._enqueue(task_id, name, priority, due, is_begun=is_begun)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless it was claimed here since the scan was sent (monotonic seconds)."""
@@ -105,7 +107,9 @@ class Hints:
                 return  # the scan is no news to the claim under way
         self.push(task_id, document)
 
-    def push_changed(self, task_id: Any, preempt_time: Any, *, concerns_holder: bool) -> None:
+    def push_changed(
+        self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False
+    ) -> None:
         """Take a change of a task that the stream told of, without its document."""
         if not isinstance(task_id, str):
             self.suspect(task_id)
@@ -115,7 +119,9 @@ class Hints:
             self.look_at_holder(task_id)
         if is_held:
             return
-        if isinstance(preempt_time, datetime) and self._queue.move(task_id, self._clock.monotonic_of(preempt_time)):
+        if isinstance(preempt_time, datetime) and self._queue.move(
+            task_id, self._clock.monotonic_of(preempt_time), is_begun=is_begun
+        ):
             self._claimer.wake()
         elif task_id.partition(":")[0] in self._names:
             self.suspect(task_id)
@@ -159,11 +165,11 @@ class Hints:
         self._peers.update(live)
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
 
-    def _enqueue(self, task_id: str, name: str, priority: int, due: float) -> None:
+    def _enqueue(self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool) -> None:
         if task_id in self._claimer.busy:
             self._missed.add(task_id)  # the claim under way may be older than this hint
         elif not self._quarantine.is_left_alone(task_id):
-            self._queue.push(task_id, name, priority, due, self._rank(task_id, name))
+            self._queue.push(task_id, name, priority, due, self._rank(task_id, name), is_begun=is_begun)
             self._claimer.wake()
 
     def _rank(self, task_id: str, name: str) -> int:
@@ -244,7 +250,8 @@ class Hints:
         if moment is None or moment - now > HORIZON:
             self._queue.discard(task.id)
         else:
-            self._enqueue(task.id, task.name, task.task_option.priority, self._clock.monotonic_of(moment))
+            due, is_begun = self._clock.monotonic_of(moment), task.status is TaskStatus.RUNNING
+            self._enqueue(task.id, task.name, task.task_option.priority, due, is_begun=is_begun)
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[str]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""

@@ -24,6 +24,8 @@ class Entry:
     priority: int
     due: float
     rank: int
+    #: Some worker has begun it: its lease lapses at `due`, or it wants further workers.
+    is_begun: bool = False
     is_dropped: bool = False
 
     @property
@@ -32,13 +34,14 @@ class Entry:
         return self.due + min(self.rank * STAGGER, MAX_STAGGER)
 
     @property
-    def order(self) -> tuple[int, float]:
-        """Highest priority first, then the longest due; a head start for those that this worker ranks first for."""
-        return (-self.priority, self.due + (PREFERENCE if self.rank > 0 else 0.0))
+    def order(self) -> tuple[int, bool, float]:
+        """Highest priority first, then what was begun: a dead worker's tasks are rescued before new ones are taken up.
+        Then the longest due; with a head start for those that this worker ranks first for."""
+        return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
 
 class PreemptionQueue:
-    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last."""
+    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last, leases aside."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity = capacity
@@ -47,7 +50,7 @@ class PreemptionQueue:
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        self._ready: list[tuple[tuple[int, float], int, Entry]] = []
+        self._ready: list[tuple[tuple[int, bool, float], int, Entry]] = []
         self._sequence = 0
         self._own = 0
 
@@ -62,14 +65,14 @@ class PreemptionQueue:
         """How many of the entries this worker ranks first for."""
         return self._own
 
-    def push(self, task_id: str, name: str, priority: int, due: float, rank: int) -> None:
+    def push(self, task_id: str, name: str, priority: int, due: float, rank: int, *, is_begun: bool = False) -> None:
         """Add a task, or move the one that is there."""
         old = self._entries.get(task_id)
         if old is not None:
-            if old.due == due and old.priority == priority and old.rank == rank:
+            if (old.due, old.priority, old.rank, old.is_begun) == (due, priority, rank, is_begun):
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank)
+        entry = Entry(task_id, name, priority, due, rank, is_begun)
         self._entries[task_id] = entry
         self._own += rank == 0
         self._sequence += 1
@@ -77,12 +80,13 @@ class PreemptionQueue:
         if len(self._entries) > self.capacity + self.capacity // 4:
             self._shrink()
 
-    def move(self, task_id: str, due: float) -> bool:
-        """Change when a task is due; return whether it was there."""
+    def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
+        """Change when a task is due and, where given, whether it was begun; return whether it was there."""
         entry = self._entries.get(task_id)
         if entry is None:
             return False
-        self.push(task_id, entry.name, entry.priority, due, entry.rank)
+        is_begun = entry.is_begun if is_begun is None else is_begun
+        self.push(task_id, entry.name, entry.priority, due, entry.rank, is_begun=is_begun)
         return True
 
     def discard(self, task_id: str) -> None:
@@ -126,7 +130,7 @@ class PreemptionQueue:
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
-                self.push(task_id, entry.name, entry.priority, entry.due, rank)
+                self.push(task_id, entry.name, entry.priority, entry.due, rank, is_begun=entry.is_begun)
 
     def names(self) -> list[tuple[str, str]]:
         """Return id and name of every entry."""
@@ -148,7 +152,11 @@ class PreemptionQueue:
         # Ready entries go by their order, and the others come after them, the soonest first.
         ready = [item[2] for item in sorted(self._ready) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
-        for entry in [*ready, *waiting][self.capacity :]:
+        # Leases that others hold now: a long backlog must not drop what tells of their lapse.
+        leases = [entry for entry in waiting if entry.is_begun]
+        kept = self.capacity // 2
+        rest = [*ready, *(entry for entry in waiting if not entry.is_begun), *leases[kept:]]
+        for entry in rest[self.capacity - len(leases[:kept]) :]:
             self._forget(entry)
         self.has_more = True
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]

@@ -55,7 +55,7 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
         case "quick" | "plain":
             params = {"value": number}
         case "slow" | "slow_plain":
-            params = {"seconds": round(random.uniform(0.3, 6.0), 2)}
+            params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
         case "team":
             params = {"seconds": round(random.uniform(0.0, 1.0), 2)}
             extra["concurrent_worker_cnt"] = random.choice((2, 3))
@@ -73,10 +73,10 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 640,
+    "quick": 655,
     "plain": 200,
-    "slow": 25,
-    "slow_plain": 10,
+    "slow": 15,
+    "slow_plain": 5,
     "team": 30,
     "flaky": 35,
     "doomed": 20,
