@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from random import Random
-from typing import Any
 
+from mtask.local import ReplicaSet
+from tests.faults import breaks
 from tests.faults.fleet import Fleet, State
 from tests.faults.links import Direction
 from tests.faults.world import World
 
 Nemesis = Callable[[World, Random], None]
+_Loss = Callable[[ReplicaSet], AbstractContextManager[breaks.Break]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,105 +114,69 @@ def rolling_restart(world: World, random: Random) -> None:
 
 
 def kill_primary(world: World, random: Random) -> None:
-    """SIGKILL the primary; start it again when another one has been elected."""
-    down = random.uniform(0.5, 5.0)
-    node = world.replica_set.primary()
-    with world.fault("kill primary", node.address, is_database_away=True) as episode:
-        world.replica_set.kill(node)
-        episode.detail["elected_at"] = world.elected(other_than=node)
-    with world.fault("one member down", node.address):
-        world.wait(down)
-        world.replica_set.restart(node)
-
-
-def step_down(world: World, random: Random) -> None:
-    """Make the primary give up its role."""
-    node = world.replica_set.primary()
-    with world.fault("step down", node.address, is_database_away=True) as episode:
-        world.replica_set.step_down(timedelta(seconds=random.randint(3, 8)))
-        episode.detail["elected_at"] = world.elected(other_than=node)
+    """SIGKILL the primary; start it again a while after another one has been elected."""
+    _lose_primary(world, "kill primary", breaks.killed_primary, "one member down", random.uniform(0.5, 5.0))
 
 
 def freeze_primary(world: World, random: Random) -> None:
     """SIGSTOP the primary until another one has been elected, and a while longer."""
-    frozen = random.uniform(1.0, 5.0)
-    node = world.replica_set.primary()
-    try:
-        with world.fault("freeze primary", node.address, is_database_away=True) as episode:
-            world.replica_set.pause(node)
-            episode.detail["elected_at"] = world.elected(other_than=node)
-        with world.fault("one member frozen", node.address):
-            world.wait(frozen)
-    finally:
-        world.replica_set.resume(node)
+    _lose_primary(world, "freeze primary", breaks.frozen_primary, "one member frozen", random.uniform(1.0, 5.0))
 
 
-def restart_all(world: World, random: Random) -> None:
+def _lose_primary(world: World, name: str, lose: _Loss, then: str, seconds: float) -> None:
+    with ExitStack() as mending:
+        with world.fault(name, is_database_away=True) as episode:
+            broken = mending.enter_context(lose(world.replica_set))
+            episode.target = broken.nodes[0].address
+            episode.detail["elected_at"] = broken.elected
+        with world.fault(then, episode.target):
+            world.wait(seconds)
+            mending.close()
+
+
+def step_down(world: World, random: Random) -> None:
+    """Make the primary give up its role."""
+    with world.fault("step down", is_database_away=True) as episode:
+        broken = breaks.step_down(world.replica_set, random.randint(3, 8))
+        episode.target = broken.nodes[0].address
+        episode.detail["elected_at"] = broken.elected
+
+
+def kill_all_members(world: World, random: Random) -> None:
     """SIGKILL all members at once, and start them again."""
     down = random.uniform(0.2, 4.0)
     with world.fault("kill all members", is_database_away=True) as episode:
-        for node in world.replica_set.nodes:
-            world.replica_set.kill(node)
-        world.wait(down)
-        for node in world.replica_set.nodes:
-            world.replica_set.restart(node)
-        episode.detail["elected_at"] = world.elected()
+        with breaks.killed_servers(world.replica_set) as broken:
+            world.wait(down)
+        episode.detail["elected_at"] = broken.elected
 
 
-def kill_cursors(world: World, random: Random) -> None:
-    """Kill the change streams of all workers."""
+def kill_streams(world: World, random: Random) -> None:
+    """Kill the cursors of all workers' change streams."""
     with world.fault("kill cursors") as episode:
-        episode.detail["cursors"] = world.kill_streams()
+        episode.detail["cursors"] = len(breaks.kill_streams(world.replica_set, world.database))
 
 
-def fail_claims_and_pings(world: World, random: Random) -> None:
-    """Make single claims and pings fail, in the server."""
-    _fail_commands(world, random, "fail claims and pings", ["findAndModify"])
+def kill_sessions(world: World, random: Random) -> None:
+    """Kill whatever a worker has under way in the server: cursors, operations, transactions."""
+    name = random.choice(world.workers.places).name
+    with world.fault("kill sessions", name) as episode:
+        episode.detail["sessions"] = breaks.kill_sessions(world.replica_set, f"mtask-worker:{name}")
 
 
-def fail_finishes(world: World, random: Random) -> None:
-    """Make finishes, and claims and pings in groups, fail in the server."""
-    _fail_commands(world, random, "fail finishes and groups", ["update"])
+def failing(name: str, *operations: breaks.Operation, app: str | None = None) -> Nemesis:
+    """Return the nemesis that has the server fail one of these operations of a worker, or of the app given."""
 
+    def fail(world: World, random: Random) -> None:
+        operation, failure = random.choice(operations), random.choice(sorted(breaks.FAILURES))
+        whose = app or f"mtask-worker:{random.choice(world.workers.places).name}"
+        seconds = random.uniform(0.5, 4.0)
+        with world.fault(name, whose) as episode:
+            with breaks.failing(world.replica_set, operation, failure, app=whose, database=world.database) as armed:
+                world.wait(seconds)
+            episode.detail |= {"operation": operation, "failure": failure, "count": armed.count}
 
-def fail_transactions(world: World, random: Random) -> None:
-    """Make the commits of handlers' transactions fail."""
-    _fail_commands(world, random, "fail commits", ["commitTransaction"])
-
-
-def fail_streams(world: World, random: Random) -> None:
-    """Make opening and reading the change streams fail, as if what lies behind their tokens were gone."""
-    with world.fault("fail streams") as episode:
-        commands = random.choice((["getMore"], ["aggregate"], ["getMore", "aggregate"]))
-        code = random.choice((286, 280, 43, 91))  # history lost, fatal error, cursor not found, shutdown
-        app_name = f"mtask-worker:{random.choice(world.workers.places).name}"
-        episode.detail |= {"commands": commands, "error_code": code, "app_name": app_name}
-        world.fail(commands, random.uniform(0.5, 4.0), error_code=code, app_name=app_name)
-
-
-def fail_publishes(world: World, random: Random) -> None:
-    """Make publishes fail: before the write, after it, or without an answer."""
-    _fail_commands(world, random, "fail publishes", ["insert"], app_name="mtask")
-
-
-def _fail_commands(world: World, random: Random, name: str, commands: list[str], app_name: str | None = None) -> None:
-    app_name = app_name or f"mtask-worker:{random.choice(world.workers.places).name}"
-    how: dict[str, Any] = random.choice(_FAILURES)
-    with world.fault(name) as episode:
-        episode.detail |= {"commands": commands, "app_name": app_name, **how}
-        world.fail(commands, random.uniform(0.5, 4.0), app_name=app_name, **how)
-
-
-#: Refused before the write; applied, but reported as not; the connection closed; late.
-_FAILURES: tuple[dict[str, Any], ...] = (
-    {"error_code": 91},
-    {"error_code": 11600},
-    {"error_code": 189},
-    {"error_code": 112},
-    {"write_concern_code": 91},
-    {"close_connection": True},
-    {"block_ms": 1500},
-)
+    return fail
 
 
 # --- the network between one worker and the database --------------------------------------------------------------
@@ -314,13 +279,15 @@ TRACKS = (
             "kill primary": kill_primary,
             "step down": step_down,
             "freeze primary": freeze_primary,
-            "kill all members": restart_all,
-            "kill cursors": kill_cursors,
-            "fail claims and pings": fail_claims_and_pings,
-            "fail finishes and groups": fail_finishes,
-            "fail commits": fail_transactions,
-            "fail streams": fail_streams,
-            "fail publishes": fail_publishes,
+            "kill all members": kill_all_members,
+            "kill cursors": kill_streams,
+            "kill sessions": kill_sessions,
+            "fail claims and pings": failing("fail claims and pings", "claim", "ping"),
+            "fail finishes": failing("fail finishes", "write"),
+            "fail reads": failing("fail reads", "read"),
+            "fail commits": failing("fail commits", "commit"),
+            "fail streams": failing("fail streams", "stream", "open stream"),
+            "fail publishes": failing("fail publishes", "publish", app="mtask"),
         },
     ),
     Track(

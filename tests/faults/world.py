@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
@@ -19,8 +19,6 @@ from pymongo.errors import PyMongoError
 import mtask
 from mtask.errors import MtaskError
 from mtask.local import ReplicaSet
-from mtask.local.node import Node
-from mtask.local.replication import primary_of
 from tests.faults.fleet import PATIENCE, Fleet, Place, State
 from tests.faults.history import Call, Document, Fault, Ledger
 from tests.faults.network import ReplicaSetProxy
@@ -93,66 +91,6 @@ class World:
     def wait(self, seconds: float) -> None:
         """Let time pass, at most until the run is over."""
         self.is_over.wait(seconds)
-
-    def elected(self, *, other_than: Node | None = None, patience: float = 60.0) -> float:
-        """Wait until a member is primary; return when it was first seen to be, on the monotonic clock."""
-        candidates = [node for node in self.replica_set.nodes if node != other_than]
-        end = time.monotonic() + patience
-        while primary_of(candidates) is None:
-            if time.monotonic() > end:
-                raise AssertionError(f"no primary within {patience:g} s")
-        return time.monotonic()
-
-    def fail(
-        self,
-        commands: Sequence[str],
-        seconds: float,
-        *,
-        app_name: str,
-        error_code: int | None = None,
-        write_concern_code: int | None = None,
-        close_connection: bool = False,
-        block_ms: int | None = None,
-    ) -> None:
-        """Make these commands of one kind of client fail for so long, on all members that answer."""
-        what: Document = {"failCommands": list(commands), "appName": app_name}
-        if error_code is not None:
-            what["errorCode"] = error_code
-        if write_concern_code is not None:
-            what["writeConcernError"] = {"code": write_concern_code, "errmsg": "as the nemesis has it"}
-        if close_connection:
-            what["closeConnection"] = True
-        if block_ms is not None:
-            what |= {"blockConnection": True, "blockTimeMS": block_ms}
-        self._on_all_members("configureFailPoint", "failCommand", mode="alwaysOn", data=what)
-        try:
-            self.wait(seconds)
-        finally:
-            self._on_all_members("configureFailPoint", "failCommand", mode="off")
-
-    def kill_streams(self) -> int:
-        """Kill the change streams of all workers; return how many."""
-        idle: list[Document] = [
-            {"$currentOp": {"allUsers": True, "idleCursors": True}},
-            {"$match": {"cursor.originatingCommand.aggregate": {"$exists": True}}},
-        ]
-        try:
-            found = [operation["cursor"] for operation in self.mongo.admin.aggregate(idle)]
-            cursors = [
-                int(cursor["cursorId"])
-                for cursor in found
-                if any("$changeStream" in stage for stage in cursor["originatingCommand"]["pipeline"])
-            ]
-            answer = self.mongo[self.database].command("killCursors", "$cmd.aggregate", cursors=cursors)
-        except PyMongoError:
-            return 0  # the database is away
-        return len(answer["cursorsKilled"])
-
-    def _on_all_members(self, *command: Any, **options: Any) -> None:
-        for node in self.replica_set.nodes:
-            member = MongoClient[Document](node.address, directConnection=True, serverSelectionTimeoutMS=2000)
-            with member, suppress(PyMongoError):  # a member that is down has forgotten its fail points
-                member.admin.command(*command, **options)
 
     @contextmanager
     def any_place(self, fleet: Fleet, random: Random, *kinds: str) -> Iterator[Place | None]:
