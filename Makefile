@@ -16,6 +16,7 @@ PYTEST_ARGS ?=
 MINUTES ?= 15
 SEED ?=
 CHAOS_ARGS ?=
+MUTANTS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -36,6 +37,10 @@ test: lint ## Run linters, types, import contracts, all tests and each fault onc
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and prove that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+.PHONY: mutants
+mutants: $(VENV)/.dev-ready ## Break the engine on purpose, and see that tests notice: make mutants [MUTANTS="name ..."]
+	python -m tests.faults.mutations $(MUTANTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Run linters, types and import contracts

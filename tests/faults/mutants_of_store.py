@@ -1,0 +1,310 @@
+"""Mutations of the store: fences, guards, counts, rules and concerns of what is asked of MongoDB."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_CLAIMS = "mtask/store/claims.py"
+_DRIVER = "mtask/store/driver.py"
+_FILTERS = "mtask/store/filters.py"
+_PIPELINES = "mtask/store/pipelines.py"
+_PUBLISHING = "mtask/store/publishing.py"
+_RULES = "mtask/model/rules.py"
+_TWINS = "mtask/store/expressions.py"
+_WATCH = "mtask/store/watch.py"
+_WORKERS = "mtask/store/workers.py"
+
+_STORE_CLAIMS = "tests/integration/test_store_claims.py"
+_CAUGHT = "tests/integration/test_mutants_caught.py"
+_INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
+_CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
+
+_LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
+_FINISH_GUARD = 'result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))'
+_CLOSES = (
+    'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
+)
+_CLOSES_ANY = 'closes = {"$eq": ["$$run.status", RunStatus.RUNNING.value]}'
+
+STORE_MUTATIONS = (
+    # --- fences ---------------------------------------------------------------------------------------------
+    Mutation(
+        "finish-by-task-alone",
+        "A worker that lost its lease ends whatever run its task has now.",
+        (
+            Edit(_CLAIMS, _FINISH_GUARD, _FINISH_GUARD.replace("held_runs(task_ids, run_ids)", "by_ids(task_ids)")),
+            Edit(_PIPELINES, _CLOSES, _CLOSES_ANY),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",),
+    ),
+    Mutation(
+        "finish-closes-every-run",
+        "A finish closes the runs of all workers that hold the task.",
+        (Edit(_PIPELINES, _CLOSES, _CLOSES_ANY),),
+        (f"{_STORE_CLAIMS}::test_two_workers_at_once_where_two_must_succeed_and_no_third",),
+    ),
+    Mutation(
+        "finish-after-the-lease",
+        "A run whose lease has lapsed still writes its result, as long as nobody has preempted it.",
+        (
+            Edit(_FILTERS, 'RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}',
+                 'RUNS: {"$elemMatch": fence}}'),
+            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *derive(now)]',
+                 'return [{"$set": change}, *derive(now)]'),
+        ),
+        (
+            f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",
+            f"{_STORE_CLAIMS}::test_a_lapsed_run_finishes_nothing_in_a_transaction",
+        ),
+    ),
+    Mutation(
+        "ping-without-fence",
+        "A ping brings a lapsed lease back to life.",
+        (
+            Edit(_CLAIMS, "guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms)",
+                 "guard, pipeline = filters.by_ids(task_ids), pipelines.ping(run_ids, lease_ms)"),
+            Edit(_PIPELINES,
+                 'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}',
+                 'holds = {"$in": ["$$run.run_id", x.literal(list(run_ids))]}'),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_pings_nothing",),
+    ),
+    Mutation(
+        "hand-back-without-fence",
+        "A worker that stops hands back a run that another worker holds by now.",
+        (
+            Edit(_CLAIMS, _FINISH_GUARD, "is_back = outcomes[0].status is RunStatus.CANCELED\n    "
+                 "guard = filters.by_ids(task_ids) if is_back else filters.held_runs(task_ids, run_ids)\n    "
+                 'result = yield tasks("update_many", guard, pipelines.finish(outcomes))'),
+            Edit(_PIPELINES, _CLOSES,
+                 f"{_CLOSES}\n    if outcomes[0].status is RunStatus.CANCELED:\n        {_CLOSES_ANY}"),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",),
+    ),
+    Mutation(
+        "commit-though-the-fence-missed",
+        "A handler's transaction commits after its lease was lost: its effect happens twice.",
+        (
+            Edit("mtask/store/transactions.py",
+                 "if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):",
+                 "yield from claims.finish_in_transaction(outcome)\n    if not is_lease_valid():"),
+        ),
+        (f"{_CAUGHT}::test_commit_of_a_run_whose_lease_lapsed_is_refused_and_its_write_is_not_there",),
+    ),
+    Mutation(
+        "success-beside-the-transaction",
+        "The SUCCESS stands though the handler's transaction did not commit.",
+        (
+            Edit(_DRIVER, 'if session is not None and call.target != "session":',
+                 'if session is not None and call.target == "database":'),
+        ),
+        (f"{_CAUGHT}::test_transaction_that_the_server_ended_leaves_neither_effect_nor_success_and_the_next_leaves_both",),
+    ),
+    Mutation(
+        "heartbeat-without-fence",
+        "Two live processes share a worker_id: the older one never learns that its place was taken.",
+        (
+            Edit(_WORKERS, '{"_id": me.worker_id, "incarnation": me.incarnation},', '{"_id": me.worker_id},'),
+        ),
+        ("tests/integration/test_worker_discovery.py::test_process_whose_worker_id_was_taken_over_exits_with_code_5",),
+    ),
+    Mutation(
+        "worker-id-never-in-use",
+        "A second process takes a worker_id while its owner lives.",
+        (Edit(_WORKERS, '{"$eq": [{"$type": "$incarnation"}, "missing"]},', "True,"),),
+        ("tests/acceptance/test_09_worker_processes.py"
+         "::test_worker_id_of_a_live_process_is_refused_to_another_with_a_clear_error",),
+    ),
+    # --- clocks ---------------------------------------------------------------------------------------------
+    Mutation(
+        "guard-by-the-workers-clock",
+        "What is due is decided by the claiming worker's own clock.",
+        (
+            Edit(_FILTERS, '"$expr": {"$lte": [f"${NEXT}", x.NOW]},',
+                 f'"$expr": {{"$lte": [f"${{NEXT}}", {_LOCAL_NOW}]}},'),
+        ),
+        (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
+    ),
+    Mutation(
+        "claim-by-the-workers-clock",
+        "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
+        (
+            Edit(_CLAIMS, "pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))",
+                 f"pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids), {_LOCAL_NOW})"),
+        ),
+        (
+            f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",
+            f"{_CLOCKS}::test_worker_with_a_wrong_clock_takes_nothing_from_a_live_lease_and_a_lapsed_one_soon",
+        ),
+    ),
+    Mutation(
+        "scan-by-the-workers-clock",
+        "The batch query asks for what is due by the worker's own clock.",
+        (
+            Edit(_FILTERS, "until = x.add_ms(x.NOW, horizon_ms)", f"until = x.add_ms({_LOCAL_NOW}, horizon_ms)"),
+        ),
+        (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
+    ),
+    Mutation(
+        "stream-with-a-frozen-time",
+        "The change stream's filter holds the time of its opening, and hides ever more as it ages.",
+        (
+            Edit(_WATCH, '{"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},',
+                 f'{{"$lte": [instant, {{"$add": [{_LOCAL_NOW}, horizon_ms]}}]}},'),
+        ),
+        (f"{_INSTANTS}::test_change_streams_filter_holds_no_instant_that_would_age",),
+    ),
+    # --- counts and rules: where rule and twin are changed alike, the tests that compare them see nothing --------
+    Mutation(
+        "timeouts-not-counted",
+        "A task that kills its worker every time is tried for ever.",
+        (
+            Edit(_PIPELINES,
+                 'return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]',
+                 'return [{"$set": {"task_state.worker_states": runs}}]'),
+        ),
+        (
+            f"{_STORE_CLAIMS}::test_a_lapsed_run_is_marked_by_whoever_preempts_and_counts",
+            f"{_STORE_CLAIMS}::test_a_task_that_kills_every_worker_ends_as_fail_at_the_limit",
+        ),
+    ),
+    Mutation(
+        "failures-not-counted",
+        "A task that always fails is tried for ever.",
+        (
+            Edit(_PIPELINES, 'change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}',
+                 'change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", {"$multiply": [one, 0]}]}'),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_group_of_failures_and_runs_handed_back_gives_each_its_own_end",),
+    ),
+    Mutation(
+        "hand-back-counted",
+        "A worker that stops uses up the retries of what it hands back.",
+        (
+            Edit(_PIPELINES, "if any(outcome.status is RunStatus.FAIL for outcome in outcomes):",
+                 "if outcomes[0].status is not RunStatus.SUCCESS:"),
+            Edit(_PIPELINES, "counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]",
+                 "counted = [1 for outcome in outcomes]"),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_run_handed_back_is_not_counted_and_claimable_at_once",),
+    ),
+    Mutation(
+        "one-retry-too-many",
+        "The limit lets one run more through, in the rule and in its twin.",
+        (
+            Edit(_TWINS, 'over = {"$gt": [failures(now), f"{OPTION}.max_unexpected_retries"]}',
+                 'over = {"$gt": [failures(now), {"$add": [f"{OPTION}.max_unexpected_retries", 1]}]}'),
+            Edit(_RULES, "return option.has_retry_limit and failures(task, now) > option.max_unexpected_retries",
+                 "return option.has_retry_limit and failures(task, now) > option.max_unexpected_retries + 1"),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_task_that_kills_every_worker_ends_as_fail_at_the_limit",),
+    ),
+    Mutation(
+        "twin-one-retry-too-few",
+        "The server's limit differs by one from the rule that the worker goes by.",
+        (
+            Edit(_TWINS, 'over = {"$gt": [failures(now), f"{OPTION}.max_unexpected_retries"]}',
+                 'over = {"$gte": [failures(now), f"{OPTION}.max_unexpected_retries"]}'),
+        ),
+        ("tests/parity/test_rules_parity.py::test_every_rule_and_its_twin_agree",),
+    ),
+    Mutation(
+        "holder-takes-a-second-place",
+        "A worker that holds a task takes another of its places too, in the rule and in its twin.",
+        (
+            Edit(_TWINS, 'holds = {"$or": [is_run_live(now), _has_status(RunStatus.SUCCESS)]}',
+                 "holds = _has_status(RunStatus.SUCCESS)"),
+            Edit(_RULES,
+                 "if any(run.worker_id == worker_id for run in live_runs(task, now)):\n        return False\n    ", ""),
+        ),
+        (f"{_STORE_CLAIMS}::test_two_workers_at_once_where_two_must_succeed_and_no_third",),
+    ),
+    Mutation(
+        "running-takes-no-place",
+        "S < k in place of S + R < k, in the rule and in its twin: any number of workers run a task at once.",
+        (
+            Edit(_TWINS, 'taken = {"$add": [{"$size": succeeded_workers()}, {"$size": live_runs(now)}]}',
+                 'taken = {"$size": succeeded_workers()}'),
+            Edit(_RULES, "taken = len(succeeded_workers(task)) + len(live_runs(task, now))",
+                 "taken = len(succeeded_workers(task))"),
+        ),
+        (
+            f"{_STORE_CLAIMS}::test_a_task_that_is_held_is_not_claimed_again",
+            f"{_STORE_CLAIMS}::test_fifty_claims_at_once_give_a_task_to_one_worker",
+        ),
+    ),
+    Mutation(
+        "named-workers-ignored",
+        "specific_worker_ids keeps nobody out, in the rule and in its twin.",
+        (
+            Edit(_TWINS, 'return {"$or": [{"$not": [_names_workers()]}, '
+                 '{"$in": [worker_id, f"{OPTION}.specific_worker_ids"]}]}', "return True"),
+            Edit(_RULES, "return not allowed or worker_id in allowed", "return True"),
+        ),
+        (f"{_STORE_CLAIMS}::test_only_named_workers_get_a_task",),
+    ),
+    Mutation(
+        "retry-delay-ignored",
+        "A failed task is tried again at once, by the rule and by its twin.",
+        (
+            Edit(_TWINS, "return {\"$max\": [due_time(), retry_time(worker_id)]}", "return due_time()"),
+            Edit(_RULES, "return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now",
+                 "return due_time(task) <= now"),
+            Edit(_RULES, 'return [max(due, retry_time(task, "") or due)]', "return [due]"),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_failure_waits_for_its_delay_and_then_is_tried_again",),
+    ),
+    Mutation(
+        "ping-leaves-the-preemption-time",
+        "next_preempt_time stays behind the lease: every worker tries the held task, again and again.",
+        (
+            Edit(_PIPELINES, 'return [{"$set": {"task_state.worker_states": runs}}, *derive(now)]',
+                 'return [{"$set": {"task_state.worker_states": runs}}]'),
+        ),
+        (f"{_STORE_CLAIMS}::test_a_ping_moves_the_lease_and_the_preemption_time_with_it",),
+    ),
+    # --- replies, races and concerns ------------------------------------------------------------------------
+    Mutation(
+        "finish-not-read-back",
+        "A finish sent again after a lost reply is taken for a lost lease.",
+        (Edit(_CLAIMS, "return (yield from finished(outcomes))", "return set()"),),
+        (f"{_STORE_CLAIMS}::test_a_finish_repeated_after_a_lost_reply_stands_once_and_says_so",),
+    ),
+    Mutation(
+        "publish-looks-then-writes",
+        "Publishing is two steps: of many who publish one key at once, several create it.",
+        (
+            Edit(_PUBLISHING, "result = yield tasks(\"update_one\", {\"_id\": task.task_id}, pipeline, upsert=True)",
+                 'if (yield tasks("find_one", {"_id": task.task_id})) is not None:\n                return False\n'
+                 '            yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)\n'
+                 "            return True"),
+            Edit(_PUBLISHING, "        return result.upserted_id is not None\n", ""),
+            Edit(_PIPELINES, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
+                 'return [{"$replaceWith": {"$cond": [is_new, made, made]}}]'),
+        ),
+        ("tests/integration/test_store_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),
+    ),
+    Mutation(
+        "stream-resumed-where-it-ended",
+        "A stream that cannot be resumed is resumed for ever.",
+        (
+            Edit(_WATCH, "    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:",
+                 "    last_token: Any = None\n\n"
+                 "    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:"),
+            Edit(_WATCH, "pipeline(worker_id, queues, horizon_ms),\n                max_await",
+                 "pipeline(worker_id, queues, horizon_ms),\n                resume_after=cls.last_token,\n"
+                 "                max_await"),
+            Edit(_WATCH, "return None if change is None else _event(change)",
+                 "Stream.last_token = self._cursor.resume_token\n"
+                 "        return None if change is None else _event(change)"),
+        ),
+        (f"{_CAUGHT}::test_stream_is_opened_anew_and_not_where_the_old_one_ended",),
+    ),
+    Mutation(
+        "weak-writes",
+        "What the engine writes can be rolled back: a write is done when one node has it.",
+        (Edit(_DRIVER, '"write_concern": WriteConcern(w="majority", j=True),', '"write_concern": WriteConcern(w=1),'),),
+        ("tests/integration/test_client_connections.py"
+         "::test_weak_concerns_in_the_uri_of_mtasks_own_client_do_not_weaken_it",),
+    ),
+)  # fmt: skip

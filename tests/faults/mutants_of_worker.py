@@ -1,0 +1,211 @@
+"""Mutations of the worker: what it hears, trusts, keeps alive and gives back."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_CLAIMER = "mtask/worker/claimer.py"
+_DISCOVERY = "mtask/worker/discovery.py"
+_FINISHER = "mtask/worker/finisher.py"
+_OUTCOMES = "mtask/worker/outcomes.py"
+_PINGER = "mtask/worker/pinger.py"
+_RUNNER = "mtask/worker/runner.py"
+
+_CAUGHT = "tests/integration/test_mutants_caught.py"
+_CLAIMS = "tests/integration/test_worker_claims.py"
+_ENDINGS = "tests/integration/test_worker_endings.py"
+_LEAKS = "tests/integration/test_worker_leaks.py"
+
+_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self._ask_full_scan()\n        try:\n", "        try:\n")
+
+WORKER_MUTATIONS = (
+    # --- what it hears --------------------------------------------------------------------------------------
+    Mutation(
+        "times-by-the-local-clock",
+        "When to try a task is read from the wall clock of the worker's machine.",
+        (
+            Edit("mtask/worker/clock.py", "return instant.timestamp() - self._offset",
+                 "return instant.timestamp() - time.time() + time.monotonic()"),
+        ),
+        ("tests/unit/test_worker_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
+    ),
+    Mutation(
+        "no-scan-after-a-lost-stream",
+        "What came while there was no stream is not looked for.",
+        (
+            _SCAN_AFTER_OPENING,
+            Edit(_DISCOVERY, "self._ask_full_scan()  # until it opens, scans are all there is", "pass"),
+        ),
+        (f"{_CAUGHT}::test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening",),
+    ),
+    Mutation(
+        "scan-before-the-stream",
+        "What comes between the scan and the stream's opening is missed.",
+        (_SCAN_AFTER_OPENING,),
+        (f"{_CAUGHT}::test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening",),
+    ),
+    Mutation(
+        "no-regular-scan",
+        "What moves into the horizon is never met.",
+        (
+            Edit(_DISCOVERY, "next_regular = monotonic() + HORIZON.total_seconds() / 2",
+                 "next_regular = monotonic() + 3600.0"),
+        ),
+        (f"{_CAUGHT}::test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan",),
+    ),
+    Mutation(
+        "priority-ignored",
+        "Due tasks go by age alone.",
+        (
+            Edit("mtask/worker/queue.py", "return (-self.priority, ", "return (0, "),
+        ),
+        ("tests/unit/test_worker_queue.py::test_priority_goes_before_any_preference",),
+    ),
+    # --- claims ---------------------------------------------------------------------------------------------
+    Mutation(
+        "lost-claim-is-a-failure",
+        "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
+        (
+            Edit(_CLAIMER, "await self._recover(task_ids, token, sent, _LOOKS_AGAIN)",
+                 "self._hints.look_again(task_ids)"),
+        ),
+        (f"{_CLAIMS}::test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run",),
+    ),
+    Mutation(
+        "late-claim-forgotten",
+        "A claim that came true after it had been read back is held by nobody until its lease lapses.",
+        (Edit(_CLAIMER, "if doubtful and monotonic() < sent + _SETTLED:", "if False:"),),
+        (f"{_CAUGHT}::test_claim_that_comes_true_after_it_was_given_up_is_handed_back",),
+    ),
+    Mutation(
+        "malformed-document-raises",
+        "One document that cannot be read keeps all others of its group from starting.",
+        (
+            Edit(_CLAIMER, "except (ValidationError, StopIteration, KeyError) as error:",
+                 "except StopIteration as error:"),
+        ),
+        (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),
+    ),
+    # --- leases ---------------------------------------------------------------------------------------------
+    Mutation(
+        "claim-trusted-from-its-reply",
+        "The lease of a claim that was answered late is trusted beyond its end.",
+        (
+            Edit(_CLAIMER, "await self._adopt(documents, task_ids, token, sent)\n            self._hints",
+                 "await self._adopt(documents, task_ids, token, monotonic())\n            self._hints"),
+        ),
+        (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
+    ),
+    Mutation(
+        "ping-trusted-from-its-reply",
+        "The lease of a ping that was answered late is trusted beyond its end.",
+        (
+            Edit(_PINGER, "self.apply(runs, documents, sent)\n                return",
+                 "self.apply(runs, documents, monotonic())\n                return"),
+        ),
+        (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
+    ),
+    Mutation(
+        "lapse-unnoticed",
+        "A worker that is cut off from the database goes on with runs that are others' by now.",
+        (Edit(_PINGER, "if run.trusted_until <= now and not run.is_over:", "if False:"),),
+        (f"{_CAUGHT}::test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_server_is_not_heard",),
+    ),
+    Mutation(
+        "out-of-time-kept-alive",
+        "A handler that blocks the loop for good holds its task for good, whatever run_timeout_ms says.",
+        (Edit(_PINGER, "now < min(run.trusted_until, run.deadline + _OVERTIME)", "now < run.trusted_until"),),
+        (f"{_CAUGHT}::test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts",),
+    ),
+    Mutation(
+        "pings-into-the-transaction",
+        "Pings go on during a handler's transaction and make it conflict with itself.",
+        (
+            Edit(_PINGER, "return not run.suspended and not run.is_over and now", "return not run.is_over and now"),
+            Edit(_PINGER, "runs = [run for run in candidates if not run.suspended]", "runs = list(candidates)"),
+        ),
+        ("tests/acceptance/test_13_transactions.py"
+         "::test_ping_interval_shorter_than_the_transaction_does_not_abort_it",),
+    ),
+    Mutation(
+        "ended-run-kept-alive",
+        "A run that has ended, canceled or not, is pinged on and on.",
+        (
+            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._pending -= 1", "self._pending -= 1"),
+        ),
+        (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
+    ),
+    # --- ends -----------------------------------------------------------------------------------------------
+    Mutation(
+        "lost-finish-is-a-failure",
+        "A result whose write was not answered is thrown away.",
+        (
+            Edit(_FINISHER, "                group = self._drop_expired(group)\n",
+                 "                for ending in group:\n"
+                 "                    self._resolve(ending, is_accepted=False)\n"
+                 "                group = []\n"),
+        ),
+        (f"{_ENDINGS}::test_one_error_of_the_server_on_a_finish_costs_no_success",),
+    ),
+    Mutation(
+        "hand-back-as-a-failure",
+        "What a worker hands back when it stops is written as failed.",
+        (
+            Edit(_OUTCOMES, "return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))",
+                 "return _outcome(run, RunStatus.FAIL, words.get(reason, reason.value))"),
+        ),
+        ("tests/acceptance/test_09_stop_and_pause.py::test_second_signal_stops_at_once_and_what_ran_is_handed_back",),
+    ),
+    Mutation(
+        "cancel-unheard",
+        "A task that runs cannot be canceled.",
+        (
+            Edit(_PINGER, 'if document["task_state"].get("cancel_requested"):\n        return EndReason.CANCELED\n    ',
+                 ""),
+        ),
+        ("tests/acceptance/test_18_changes_while_it_runs.py::test_canceled_task_ends_at_once_and_nothing_counts",),
+    ),
+    Mutation(
+        "exclusion-unheard",
+        "A run goes on though specific_worker_ids no longer admits its worker.",
+        (
+            Edit(_PINGER, "if isinstance(admitted, list) and admitted and worker_id not in admitted:", "if False:"),
+        ),
+        ("tests/acceptance/test_06_one_claim.py"
+         "::test_run_ends_when_its_worker_is_no_longer_admitted_and_the_named_one_takes_over",),
+    ),
+    Mutation(
+        "slot-freed-too-early",
+        "A worker runs more plain handlers at once than its concurrency allows.",
+        (Edit(_RUNNER, "if thread is None or thread.done():", "if True:"),),
+        (f"{_CAUGHT}::test_plain_handler_that_goes_on_after_its_run_keeps_its_slot",),
+    ),
+    # --- what stays behind ----------------------------------------------------------------------------------
+    Mutation(
+        "client-left-open",
+        "A worker that has stopped keeps connections.",
+        (Edit("mtask/worker/worker.py", "await asyncio.to_thread(ping_store.close)", "pass"),),
+        (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
+    ),
+    Mutation(
+        "transaction-left-open",
+        "A handler's transaction that is not committed holds its locks until the server gives up.",
+        (Edit("mtask/worker/effects.py", "await session.end_session()", "pass"),),
+        (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
+    ),
+    Mutation(
+        "finished-runs-remembered",
+        "The worker's memory grows with each task that it does.",
+        (Edit(_RUNNER, "task.add_done_callback(self._tasks.discard)", "pass"),),
+        (f"{_LEAKS}::test_worker_keeps_nothing_of_the_tasks_that_it_has_done",),
+    ),
+    Mutation(
+        "clients-connections-left-open",
+        "A client that was closed keeps its connections.",
+        (
+            Edit("mtask/store/driver.py", '        """Close the client."""\n        self.client.close()',
+                 '        """Close the client."""'),
+        ),
+        (f"{_LEAKS}::test_clients_that_are_closed_leave_nothing",),
+    ),
+)  # fmt: skip

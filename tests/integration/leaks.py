@@ -1,0 +1,100 @@
+"""What a worker or a client could leave behind: in this process, and on the server."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from tests.integration.worker_harness import PATIENCE
+from tests.mongo import Client, Document, eventually
+
+
+def open_files() -> dict[int, str]:
+    """Return this process's open files and sockets."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # that of the listing itself
+            continue
+    return found
+
+
+def connections(mongo: Client, app_name: str) -> list[Document]:
+    """Return what the server knows of clients of this name: connections, operations, cursors and sessions."""
+    idle = {"allUsers": True, "idleConnections": True, "idleCursors": True, "idleSessions": True}
+    return list(mongo.admin.aggregate([{"$currentOp": idle}, {"$match": {"appName": app_name}}]))
+
+
+def open_transactions(mongo: Client) -> int:
+    """Return how many transactions are open on the server."""
+    count: int = mongo.admin.command("serverStatus")["transactions"]["currentOpen"]
+    return count
+
+
+def open_cursors(mongo: Client) -> int:
+    """Return how many cursors are open on the server."""
+    count: int = mongo.admin.command("serverStatus")["metrics"]["cursor"]["open"]["total"]
+    return count
+
+
+def own_objects() -> Counter[str]:
+    """Count the objects of mtask's own classes, and the futures, that are alive."""
+    gc.collect()
+    counted: Counter[str] = Counter()
+    for found in gc.get_objects():
+        kind = type(found)
+        if kind.__module__.startswith("mtask.") or kind.__name__ in ("Future", "Task", "_WorkItem"):
+            counted[f"{kind.__module__}.{kind.__qualname__}"] += 1
+    return counted
+
+
+@dataclass
+class Before:
+    """How things were before, to be compared with how they are afterwards."""
+
+    mongo: Client
+    threads: set[threading.Thread]
+    files: dict[int, str]
+    cursors: int
+
+    @classmethod
+    def note(cls, mongo: Client) -> Self:
+        """Take it all down; the test's own client has made its connections by then."""
+        mongo.admin.command("ping")
+        gc.collect()
+        return cls(mongo, set(threading.enumerate()), open_files(), open_cursors(mongo))
+
+    def new_files(self) -> dict[int, str]:
+        """Return the files that are open and were not; those that the test's own client may have opened left out."""
+        gc.collect()
+        return {number: name for number, name in open_files().items() if self.files.get(number) != name}
+
+    def check_nothing_left(self, app_name: str) -> None:
+        """See that nothing is left in this process, nor on the server of clients of this name."""
+        wait = partial(eventually, timeout=PATIENCE)
+        wait(lambda: not set(threading.enumerate()) - self.threads, message=f"threads end: {threading.enumerate()}")
+        wait(lambda: not connections(self.mongo, app_name), message=f"connections of {app_name} end")
+        wait(lambda: open_transactions(self.mongo) == 0, message="transactions end")
+        wait(lambda: open_cursors(self.mongo) <= self.cursors, message="cursors end")
+        wait(lambda: len(self.new_files()) == 0, message=f"files and sockets are closed: {self.new_files()}")
+
+
+def sizes_of(worker: Any) -> dict[str, int]:
+    """Return how much a worker keeps in each of the places where runs and hints are kept."""
+    runner, claimer, hints, finisher = worker._runner, worker._claimer, worker._hints, worker._finisher
+    return {
+        "leases": len(worker._pinger.held()),
+        "runs": len(runner._runs) + len(runner._by_task) + len(runner._tasks),
+        "claims": len(claimer.busy) + len(claimer._in_flight) + len(claimer._recoveries),
+        "slots": claimer._claiming + claimer._running,
+        "suspensions": len(runner._contexts._suspensions),
+        "hints": len(hints._suspects) + len(hints._holders) + len(hints._missed),
+        "endings": finisher.pending + sum(len(lane.waiting) + len(lane.in_flight) for lane in finisher._lanes),
+        "queue": len(worker._discovery._queue),
+    }

@@ -1,0 +1,71 @@
+"""What is sent to the server holds no instant of this process's clock: every decision is the server's, by `$$NOW`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus, WorkerStatus
+from mtask.store import claims, publishing, tasks, watch, workers
+from mtask.store.filters import LAST_TIME
+from mtask.store.operation import Operation
+from mtask.store.pipelines import Outcome
+from mtask.store.publishing import NewTask, Policy
+
+_ME = workers.Registration(
+    worker_id="w",
+    incarnation="i",
+    host="host",
+    pid=1,
+    pid_scope=None,
+    queues=["default"],
+    names=["task"],
+    concurrency=1,
+    version="1",
+    heartbeat_timeout=timedelta(seconds=30),
+)
+_TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().model_dump(), timedelta(minutes=1))
+_REQUESTS: dict[str, Operation[Any]] = {
+    "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
+    "claim": claims.claim(["task:k"], "w", "token"),
+    "claim of a group": claims.claim(["task:k", "task:l"], "w", "token"),
+    "ping": claims.ping({"run": "task:k"}, 60_000),
+    "finish": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)]),
+    "failure": claims.finish([Outcome("task:k", "run", RunStatus.FAIL, reason="no luck")]),
+    "lapsed": claims.lapsed(2_000, 10),
+    "settle": claims.settle(["task:k"]),
+    "quarantine": claims.quarantine("task:k", "w", "malformed"),
+    "publish": publishing.publish(_TASK, Policy()),
+    "cancel": tasks.cancel("task:k"),
+    "run again": tasks.run_again("task:k", everything=True),
+    "register": workers.register(_ME),
+    "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
+    "live workers": workers.live(),
+}
+
+
+def instants_in(value: Any) -> Iterator[datetime]:
+    """Return every date within."""
+    if isinstance(value, datetime):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from instants_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from instants_in(part)
+
+
+@pytest.mark.parametrize("name", list(_REQUESTS))
+def test_request_of_the_engine_holds_no_instant_of_this_process(name: str) -> None:
+    call = next(_REQUESTS[name])
+    assert list(instants_in([call.args, call.kwargs])) == []
+    assert "$$NOW" in repr(call)
+
+
+def test_change_streams_filter_holds_no_instant_that_would_age() -> None:
+    assert set(instants_in(watch.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}
