@@ -31,7 +31,7 @@ demo: $(VENV)/.demo-ready ## Run the demo on a real folder: make demo [FOLDER=pa
 
 .PHONY: test
 test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
-	pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
 
 .PHONY: chaos

@@ -19,7 +19,7 @@ def no_process_is_left() -> Iterator[None]:
     session = uuid.uuid4().hex
     os.environ[SESSION_VARIABLE] = session
     yield
-    eventually(lambda: not processes_of_session(session), 20, f"no process left: {processes_of_session(session)}")
+    eventually(lambda: not processes_of_session(session), 40, f"no process left: {processes_of_session(session)}")
     del os.environ[SESSION_VARIABLE]
 
 

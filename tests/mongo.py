@@ -21,7 +21,7 @@ TEST_COMMANDS = {"enableTestCommands": "1"}
 SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
-def eventually(condition: Callable[[], T], timeout: float = 10.0, message: str = "", *, interval: float = 0.02) -> T:
+def eventually(condition: Callable[[], T], timeout: float = 40.0, message: str = "", *, interval: float = 0.02) -> T:
     """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come."""
     end = time.monotonic() + timeout
     while True:
@@ -34,7 +34,7 @@ def eventually(condition: Callable[[], T], timeout: float = 10.0, message: str =
 
 
 async def eventually_async(
-    condition: Callable[[], Awaitable[T]], timeout: float = 10.0, message: str = "", *, interval: float = 0.02
+    condition: Callable[[], Awaitable[T]], timeout: float = 40.0, message: str = "", *, interval: float = 0.02
 ) -> T:
     """Do as `eventually` does for a condition that is awaited."""
     end = time.monotonic() + timeout

@@ -159,7 +159,7 @@ def test_not_update_running_lets_a_task_through_that_nobody_holds(client: AnyCli
 def test_not_update_running_refuses_until_the_lease_has_lapsed_and_no_longer(
     sync_client: Client, store: SyncStore, mongo: Mongo
 ) -> None:
-    publish(sync_client, ping_interval_ms=500, worker_timeout_ms=1500)
+    publish(sync_client, ping_interval_ms=500, worker_timeout_ms=2500)
     claim(store, ID)
     lease = read(sync_client).runs[0].ping_expire_time
     refusals = 0

@@ -12,7 +12,7 @@ from tests.acceptance.conftest import Report
 from tests.workers import Stage, end_of, milliseconds, runs_of
 
 DELAY = timedelta(seconds=2)
-SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1200, "unexpected_retry_delay_ms": 0}
+SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 2000, "unexpected_retry_delay_ms": 0}
 
 
 def test_always_failing_task_is_tried_four_times_two_seconds_apart_then_fails_and_runs_no_more(
@@ -119,7 +119,8 @@ def test_tasks_that_fail_on_one_worker_are_tried_on_an_idle_other_before_their_l
     stage: Stage, report: Report
 ) -> None:
     stage.start_all("AB")
-    option: dict[str, Any] = {"max_unexpected_retries": 3, "unexpected_retry_delay_ms": 300}
+    # Where A always came first it would use up any limit; how often B is late on a loaded machine is chance.
+    option: dict[str, Any] = {"max_unexpected_retries": 9, "unexpected_retry_delay_ms": 300}
     task_ids = [
         stage.client.publish("fail_on", {"worker_ids": ["A"]}, key=f"{number}", **option).task_id
         for number in range(40)

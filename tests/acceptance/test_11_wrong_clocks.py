@@ -19,7 +19,7 @@ TEN_MINUTES = timedelta(minutes=10)
 AHEAD = timedelta(seconds=3)
 #: What a right clock shows on a quiet machine is 3 ms.
 GENEROUS = timedelta(seconds=3)
-LEASE: TaskOptions = {"ping_interval_ms": 700, "worker_timeout_ms": 2000}
+LEASE: TaskOptions = {"ping_interval_ms": 700, "worker_timeout_ms": 3000}
 
 wrong = pytest.mark.parametrize("offset", [TEN_MINUTES, -TEN_MINUTES], ids=["fast", "slow"])
 
@@ -41,15 +41,17 @@ def test_worker_with_a_wrong_clock_starts_nothing_early_and_nothing_late(
     stage: Stage, offset: timedelta, report: Report, request: pytest.FixtureRequest
 ) -> None:
     waited = stage.client.publish("noop", key="waited", delay=AHEAD)
-    start(stage, "A", offset)
+    came = stage.wait_running(start(stage, "A", offset))["started_time"]
     told = stage.client.publish("noop", key="told", delay=AHEAD)
     at_once = stage.client.publish("noop", key="at-once")
 
     for published in (waited, told, at_once):
         state = stage.wait_status(published.task_id, "SUCCESS")["task_state"]
-        late = state["worker_states"][0]["claim_time"] - state.get("start_time", state["create_time"])
-        assert timedelta(0) <= late < GENEROUS
         begin: datetime = state.get("start_time", state["create_time"])
+        claimed: datetime = state["worker_states"][0]["claim_time"]
+        assert claimed >= begin
+        late = claimed - max(begin, came)  # it may have taken its time to start
+        assert late < GENEROUS
         assert stage.events.starts(published.task_id)[0].time >= begin
         report(f"{request.node.callspec.id} clock: claim after the time of {published.task_id}, ms", milliseconds(late))
 
@@ -63,7 +65,7 @@ def test_worker_with_a_wrong_clock_takes_nothing_from_a_live_lease_and_a_lapsed_
     first = stage.wait_run(task.task_id, "A")
     start(stage, "B", offset)
     # More than two leases long, it is there and takes nothing: the holder's pings are all that keep it away.
-    stage.wait_server_time(first["claim_time"] + timedelta(seconds=4.5))
+    stage.wait_server_time(first["claim_time"] + timedelta(seconds=6.5))
     (run,) = runs_of(stage.document(task.task_id))
     assert (run["run_id"], run["status"]) == (first["run_id"], "RUNNING")
 
@@ -85,14 +87,14 @@ def test_worker_with_a_wrong_clock_keeps_its_own_lease(stage: Stage, offset: tim
     task = stage.client.publish("hold", {"gate": stage.gate()}, key="t", **LEASE)
     first = stage.wait_run(task.task_id, "A")
     start(stage, "B")
-    stage.wait_server_time(first["claim_time"] + timedelta(seconds=4.5))
+    stage.wait_server_time(first["claim_time"] + timedelta(seconds=6.5))
     stage.open_gate()
 
     document = stage.wait_status(task.task_id, "SUCCESS")
 
     (run,) = runs_of(document)
     assert run["run_id"] == first["run_id"]
-    assert first["claim_time"] + timedelta(seconds=4.5) < end_of(run) < stage.server_now()
+    assert first["claim_time"] + timedelta(seconds=6.5) < end_of(run) < stage.server_now()
     assert document["task_state"]["failed_cnt"] == 0
     assert len(stage.events.starts(task.task_id)) == 1
 

@@ -25,10 +25,15 @@ both_kinds = pytest.mark.parametrize("handler", ["deposit", "deposit_plain_gated
 @pytest.fixture(autouse=True)
 def abandoned_transactions_end_soon(mongo_session_client: Mongo) -> Iterator[None]:
     """Have the server abort what a killed worker left open after 5 s, not 60: dropping the database waits for it."""
-    set_parameter = {"setParameter": 1, "transactionLifetimeLimitSeconds": 5}
-    before = mongo_session_client.admin.command(set_parameter)["was"]
+    before = limit_transactions(mongo_session_client, 5)
     yield
-    mongo_session_client.admin.command(set_parameter | {"transactionLifetimeLimitSeconds": before})
+    limit_transactions(mongo_session_client, before)
+
+
+def limit_transactions(mongo: Mongo, seconds: int) -> int:
+    """Have the server abort transactions that are begun from now on after so long; return what it was before."""
+    was: int = mongo.admin.command({"setParameter": 1, "transactionLifetimeLimitSeconds": seconds})["was"]
+    return was
 
 
 def start(stage: Stage, worker_id: str, *flags: str) -> WorkerProcess:
@@ -297,6 +302,7 @@ def test_tasks_whose_transactions_write_one_document_all_count_once(stage: Stage
 
 
 def test_open_transaction_of_a_service_on_one_task_holds_back_no_other(stage: Stage, report: Report) -> None:
+    limit_transactions(stage.mongo, 60)  # it stays open while five tasks are run, however slow the machine
     start(stage, "A")
     held = stage.client.publish("noop", key="held", delay=0.5)
     with stage.mongo.start_session() as session, session.start_transaction():

@@ -234,7 +234,7 @@ def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
 
             between(bench.worker._claimer, "claim", before=lose, after=hear)
             await bench.client.publish(
-                "work", {}, key="1", worker_timeout_ms=1000, ping_interval_ms=500, unexpected_retry_delay_ms=0
+                "work", {}, key="1", worker_timeout_ms=3000, ping_interval_ms=500, unexpected_retry_delay_ms=0
             )
             state = await bench.status("work:1", "SUCCESS")
             assert runs_of(bench, "work:1") == [("dead", "TIMEOUT"), ("w1", "SUCCESS")]
