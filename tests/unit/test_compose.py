@@ -129,4 +129,6 @@ def test_make_test_runs_each_check() -> None:
     commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.strip()]
     for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         assert check in commands
-    assert commands[-1] == ["pytest", "-n", "4", "--dist", "loadfile"]
+    tests, faults = commands[-2:]
+    assert tests == ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
+    assert faults[:4] == ["python", "-m", "tests.faults.chaos", "--once"]
