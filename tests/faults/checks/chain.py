@@ -50,7 +50,8 @@ class Chain:
             task = None
         if task is not None and log.is_asked:
             is_final = task.status.is_final
-            log.writes.append(Write(at, is_final, is_final or task.task_state.cancel_requested))
+            is_ending = is_final or task.task_state.cancel_requested
+            log.writes.append(Write(at, log.is_final and not is_final, is_ending))
         if not log.is_there:
             self._created(log, task, version.at)
         elif task is not None and log.task is not None:

@@ -85,7 +85,7 @@ class EndJudge:
             case "remove":
                 is_lost = any(life.created < start and (life.removed is None or life.removed > end) for life in lives)
             case "retry" | "rerun":
-                is_lost = all(write.is_final for write in within)
+                is_lost = not any(write.is_reopening for write in within)
             case "cancel":
                 earlier = [write for write in writes if write.at < start]
                 is_lost = not any(write.is_ending for write in (*earlier[-1:], *within))

@@ -139,7 +139,7 @@ class FieldJudge:
         if option.retry_scope == "worker":
             others = rules.worker_failures(before, earlier.worker_id, now)
         shortest, longest = (retry_delay_ms(option, others + 1, jitter) * MILLISECOND for jitter in (1.0, 0.0))
-        if not shortest - MILLISECOND <= run.retry_time - run.fail_time <= longest + MILLISECOND:
+        if not shortest <= run.retry_time - run.fail_time <= longest:
             wait = run.retry_time - run.fail_time
             self._report(
                 change.after, change.at, "retry_time", run=run.run_id, wait=wait, expected=f"{shortest} to {longest}"

@@ -11,7 +11,7 @@ import bson
 from bson.codec_options import CodecOptions
 
 from mtask.model.documents import Run, StoredTask, Task
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.model.status import RunStatus
 
 Document = dict[str, Any]
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
@@ -58,7 +58,7 @@ class Write(NamedTuple):
     """A version: when it was written, in wall seconds, and what it made of the task."""
 
     at: float
-    is_final: bool
+    is_reopening: bool
     is_ending: bool  #: final, or asked to end
 
 
@@ -69,15 +69,14 @@ class TaskLog:
     task_id: str
     is_asked: bool  #: some call is about it
     lives: list[Life] = field(default_factory=list)
-    writes: list[float] = field(
-        default_factory=list
-    )  #: when versions were written, for tasks that were asked things of
+    writes: list[Write] = field(default_factory=list)  #: if anything was asked of it
     tried: int = 0  #: counted runs of this round
     tried_by: Counter[str] | None = None  #: the same by worker, with retry_scope "worker"
     most_places: int = 0  #: the largest concurrent_worker_cnt of this round
     lapses: list[datetime] = field(default_factory=list)  #: ends of leases whose place nobody has claimed yet
     was_claimed: bool = False
     is_unreadable: bool = False  #: the last version is malformed
+    is_final: bool = False  #: the last version is
     packed: bytes | None = None
     _task: Task | None = None
 
@@ -98,21 +97,16 @@ class TaskLog:
         """The last version as it is stored."""
         return None if self.packed is None else bson.decode(self.packed, _AWARE)
 
-    @property
-    def status(self) -> TaskStatus | None:
-        """The last version's status."""
-        task = self.task
-        return None if task is None else task.status
-
     def keep(self, document: Document, task: Task | None) -> None:
         """Take this version as the last one; without a task it is malformed."""
         self.packed = bson.encode(document)
         self.is_unreadable = task is None
-        self._task = None if task is None or task.status.is_final else task
+        self.is_final = task is not None and task.status.is_final
+        self._task = None if self.is_final else task
 
     def forget(self) -> None:
         """There is no document any more, and nothing of it counts for a later one."""
-        self.packed, self._task, self.is_unreadable = None, None, False
+        self.packed, self._task, self.is_unreadable, self.is_final = None, None, False, False
         self.begin_round(0)
         self.was_claimed = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bson
-from pymongo import ReturnDocument
+from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
 from mtask.model.options import TaskOption
@@ -48,6 +48,10 @@ class Story:
     documents: list[Document] | None = None
     facts: Document = field(default_factory=dict)
     number: int = 0
+
+    def __post_init__(self) -> None:
+        # A story outlives no crash: it need not wait for the journal at every step.
+        self.tasks = self.tasks.with_options(write_concern=WriteConcern(w=1, j=False))
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -206,6 +210,34 @@ class Story:
         self.wait(0.1)
         return task_id
 
+    def running(self, name: str = "slow", **options: Any) -> tuple[str, str]:
+        """Publish a task and claim it; return its id and the run_id."""
+        task_id = self.publish(name, **options)
+        self.wait(0.1)
+        return task_id, self.claim(task_id)
+
+    # --- what no engine does --------------------------------------------------------------------------------------
+
+    def rewrite(self, task_id: str, runs: list[Document], counted: int = 0) -> None:
+        """Replace the runs, and derive: an engine that follows the rules, and writes what it should not."""
+        failed_cnt = {"$add": ["$task_state.failed_cnt", counted]}
+        change = {"task_state.worker_states": x.literal(runs), "task_state.failed_cnt": failed_cnt}
+        self.apply(task_id, [{"$set": change}, *pipelines.derive(instant(self.now))])
+
+    def runs(self, task_id: str) -> list[Document]:
+        """Return a task's runs as they are now."""
+        runs: list[Document] = self.document(task_id)["task_state"]["worker_states"]
+        return runs
+
+    def change_run(self, task_id: str, **fields: Any) -> None:
+        """Change a task's first run, and nothing else."""
+        first, *others = self.runs(task_id)
+        self.set(task_id, task_state__worker_states=[{**first, **fields}, *others])
+
+    def set(self, task_id: str, **fields: Any) -> None:
+        """Set fields by hand, `__` for a dot."""
+        self.apply(task_id, [{"$set": {name.replace("__", "."): x.literal(value) for name, value in fields.items()}}])
+
     # --- records ----------------------------------------------------------------------------------------------
 
     def note(self, event: Any, task_id: str, run_id: str, worker_id: str | None = None) -> Note:
@@ -232,10 +264,6 @@ class Story:
         assert document is not None
         self._record(task_id, document)
         return document
-
-    def set(self, task_id: str, **fields: Any) -> None:
-        """Set fields by hand, `__` for a dot: what no engine does."""
-        self.apply(task_id, [{"$set": {name.replace("__", "."): x.literal(value) for name, value in fields.items()}}])
 
     def _record(self, task_id: str, document: Document) -> None:
         seen = deepcopy(document)

@@ -207,14 +207,14 @@ class Verdict:
     @property
     def is_clean(self) -> bool:
         """Whether all is proven to be well."""
-        return not self.doubts and not self.violations
+        return not self.not_proven and not self.violations
 
     @property
     def word(self) -> str:
         """The verdict in a word or two."""
-        if self.doubts:
-            return "NOT PROVEN" + (", and what was seen is not clean" if self.violations else "")
-        return "VIOLATED" if self.violations else "CLEAN"
+        if self.violations:
+            return "VIOLATED" + (", and not all of it seen" if self.not_proven else "")
+        return "NOT PROVEN" if self.not_proven else "CLEAN"
 
     def describe(self) -> str:
         """Return all of it as plain text."""
