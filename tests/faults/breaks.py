@@ -101,10 +101,10 @@ def killed_servers(replica_set: ReplicaSet) -> Iterator[Break]:
 @contextmanager
 def _election(replica_set: ReplicaSet, broken: list[Node]) -> Iterator[Break]:
     """Watch from before the block until after it for the next primary, and note when it was there."""
-    told = ask(replica_set.primary(), "hello")
-    assert told is not None, "the primary answers"
+    told = eventually(lambda: ask(broken[0] if len(broken) == 1 else replica_set.primary(), "hello"), PATIENCE)
+    assert told is not None
     with ThreadPoolExecutor(1) as thread:
-        watch = thread.submit(asyncio.run, _elected(replica_set.nodes, told["electionId"]))
+        watch = thread.submit(asyncio.run, _elected(replica_set.nodes, told.get("electionId")))
         done = Break(broken, time.monotonic())
         yield done
         done.primary, done.elected = watch.result()

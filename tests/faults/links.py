@@ -149,6 +149,10 @@ class Link:
             return False
         return self.app.startswith(app[:-1]) if app.endswith("*") else self.app == app
 
+    def has_ended(self) -> bool:
+        """Tell whether it is over, or about to be."""
+        return self._is_over
+
     def begin(self) -> None:
         """Take up the client's connection; nothing is read from it before the member's is there."""
         self.traffic.links.add(self)
@@ -158,7 +162,7 @@ class Link:
 
     async def dial(self) -> None:
         """Connect to the member; if it is dead, be as a dead server is."""
-        if self._is_over:
+        if self.has_ended():
             return
         try:
             await asyncio.get_running_loop().create_connection(lambda: self.server, HOST, self.port)
@@ -167,7 +171,7 @@ class Link:
             if not self._swallows_replies:
                 self._refuse()
             return
-        if self._is_over:
+        if self.has_ended():
             self.server.abort()
             return
         host, port = self.server.transport.get_extra_info("sockname")
@@ -194,13 +198,13 @@ class Link:
         self._losses = [fault for fault in faults if isinstance(fault, ReplyLoss)]
 
     def _refuse(self) -> None:
-        if not self._is_over:
+        if not self.has_ended():
             self.traffic.counts.refused += 1
         self._abort()
 
     def cut(self) -> None:
         """Reset both connections, also where one is just about to end."""
-        if not self._is_over:
+        if not self.has_ended():
             self.traffic.counts.cut += 1
         self._abort()
 
@@ -213,7 +217,7 @@ class Link:
         """Let the other side follow a side that has gone, if it gets to know."""
         is_client = side is self.client
         is_swallowed = self._swallows_requests if is_client else self._swallows_replies
-        if not self._is_over and not is_swallowed:
+        if not self.has_ended() and not is_swallowed:
             self._is_over = True
             if not is_client:
                 self._look()
@@ -222,11 +226,11 @@ class Link:
             self.traffic.links.discard(self)
 
     def _take_request(self, message: bytes) -> None:
-        if self._is_over:
+        if self.has_ended():
             return
         if self.app is None:
             self._identify(message)
-            if self._is_over:
+            if self.has_ended():
                 return
         self._is_used = True
         counts = self.traffic.counts
@@ -249,7 +253,7 @@ class Link:
         self.refresh()
 
     def _take_reply(self, message: bytes) -> None:
-        if self._is_over:
+        if self.has_ended():
             return
         counts = self.traffic.counts
         if self._swallows_replies:

@@ -189,7 +189,8 @@ def _port(node: Node | None) -> int | None:
 
 
 def _scope(node: Node | None, app: str | None) -> Callable[[Link], bool]:
-    return Fault(_port(node), app).concerns
+    scope = Fault(_port(node), app)
+    return lambda link: scope.concerns(link) and not link.has_ended()
 
 
 class _Place:
