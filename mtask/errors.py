@@ -52,6 +52,15 @@ from datetime import timedelta
 from typing import ClassVar
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """Return a value for a message, on one line, abridged: whatever the value is, it can be told of."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of many thousand digits, a `__repr__` that raises
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 class MtaskError(Exception):
     """The root of the tree."""
 
@@ -77,7 +86,7 @@ class InvalidName(InvalidInput):
 
     def __init__(self, name: object, reason: str) -> None:
         super().__init__(
-            f"{name!r} is not a task name: {reason}. Use 1 to 256 letters, digits, '_', '.', '-' or '/'.",
+            f"{shown(name)} is not a task name: {reason}. Use 1 to 256 letters, digits, '_', '.', '-' or '/'.",
             field="name",
         )
         self.name = name
@@ -88,11 +97,8 @@ class InvalidKey(InvalidInput):
     """A key is empty, longer than 512 bytes, or not text."""
 
     def __init__(self, key: object, reason: str) -> None:
-        shown = repr(key)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
         super().__init__(
-            f"{shown} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash what is longer.",
+            f"{shown(key)} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash what is longer.",
             field="key",
         )
         self.key = key
@@ -103,7 +109,8 @@ class InvalidOption(InvalidInput):
     """An option's value is out of range or of the wrong type."""
 
     def __init__(self, option: str, reason: str, value: object = None) -> None:
-        super().__init__(f"option {option}: {reason}", field=option)
+        name = option if option.isidentifier() and len(option) <= 80 else shown(option)
+        super().__init__(f"option {name}: {reason}", field=option)
         self.option = option
         self.reason = reason
         self.value = value

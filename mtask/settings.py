@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from mtask.errors import InvalidInput
+from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
@@ -41,4 +41,6 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         variable = "MTASK_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise InvalidInput(f"{variable}={first['input']!r}: {first['msg']}", field=variable) from None
+        raise InvalidInput(f"{variable}={shown(first['input'])}: {first['msg']}", field=variable) from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f".env in the working folder cannot be read: {error}.", field=".env") from None

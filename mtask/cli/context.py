@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from mtask import local
-from mtask.cli.output import console, write_json
+from mtask.cli.output import clean, console, write_json
 from mtask.client import Client
 from mtask.settings import Settings, read_settings
 
@@ -117,7 +117,7 @@ class Cli:
     def notice(self, message: str, style: str = "bright_black") -> None:
         """Print a remark to the side of the answer, unless asked to be quiet."""
         if not self.flags.quiet:
-            self.err.print(Text(message, style=style), soft_wrap=True)
+            self.err.print(Text(clean(message), style=style), soft_wrap=True)
 
     def answer(self, document: Any, *lines: RenderableType) -> None:
         """Print the answer: the document for scripts, else the lines."""
@@ -137,7 +137,7 @@ class _Notices(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         level = record.levelname.lower()
-        self._cli.err.print(Text(f"{level}: {record.getMessage()}", style="yellow"), soft_wrap=True)
+        self._cli.err.print(Text(f"{level}: {clean(record.getMessage())}", style="yellow"), soft_wrap=True)
 
 
 def spaced(parts: Sequence[str], separator: str = " · ") -> str:

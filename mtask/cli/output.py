@@ -54,7 +54,16 @@ def console(stream: TextIO, *, no_color: bool) -> Console:
 def write_json(document: Any, stream: TextIO | None = None) -> None:
     """Print one JSON document."""
     target = stream or sys.stdout
-    target.write(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
+    # JSON escapes only some of what steers a terminal. Beside the line breaks, all of it is inside of strings.
+    target.write("\n".join(_escaped(line) for line in text.split("\n")) + "\n")
+
+
+def _escaped(text: str) -> str:
+    """Return the JSON with what cannot be printed as escapes: it says the same."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def plain(value: Any) -> Any:
@@ -144,7 +153,7 @@ MIN_FLEXIBLE = 12
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> list[Text]:
     """Return the rows as lines under their headings, fitted to the width where that is possible."""
     cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
-    headings = [Text(column.title, style="bold") for column in columns]
+    headings = [Text(clean(column.title), style="bold") for column in columns]
     lines = [headings, *cells]
     widths = [max(line[place].cell_len for line in lines) for place in range(len(columns))]
     surplus = sum(widths) + GAP * (len(columns) - 1) - width

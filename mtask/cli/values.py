@@ -69,6 +69,8 @@ def option_value(name: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         value = text.strip()
+    except RecursionError:
+        raise InvalidOption(name, "its value is nested too deeply") from None
     if not isinstance(value, str):
         return value
     if name.endswith("_ms"):
@@ -102,8 +104,9 @@ def read_text(path: str, field: str) -> str:
         raise InvalidInput(
             f"{field}: {path} is not UTF-8 text: {error.reason} at byte {error.start}.", field=field
         ) from None
-    except OSError as error:
-        raise InvalidInput(f"{field}: {path} cannot be read: {error.strerror}.", field=field) from None
+    except (OSError, ValueError) as error:  # a ValueError: no file can have such a name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(f"{field}: {path} cannot be read: {reason}.", field=field) from None
 
 
 def params_from(text: str | None, path: str | None) -> Any:

@@ -12,10 +12,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from mtask.cli.output import clean
 from mtask.errors import InvalidInput, MtaskError
 from mtask.model.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
 from mtask.store import connect
+from mtask.store.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.loader import load_app
 from mtask.worker.log import FieldFormatter
@@ -32,6 +34,10 @@ Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or i
 
 Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_id in use, 1 anything else.
 """
+
+_MAX_PROCESSES = 1000
+#: A day, in seconds: a stop that takes longer is none.
+_MAX_TIMEOUT = 86_400
 
 cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -76,8 +82,8 @@ def main(
     _start_logging(settings.log_level)
     if settings.app is None:
         raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
-    if settings.processes < 1:
-        raise InvalidInput(f"--processes {settings.processes}: use 1 or more.", field="processes")
+    if not 1 <= settings.processes <= _MAX_PROCESSES:
+        raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
     loaded = load_app(settings.app)
     options = _options(settings)
     if settings.processes > 1:
@@ -89,9 +95,10 @@ def main(
 
 
 def _options(settings: Settings) -> WorkerOptions:
-    if settings.shutdown_timeout < 0:
+    if not 0 <= settings.shutdown_timeout <= _MAX_TIMEOUT:  # nor is a NaN
         raise InvalidInput(
-            f"--shutdown-timeout {settings.shutdown_timeout:g}: use 0 or more.", field="shutdown_timeout"
+            f"--shutdown-timeout {settings.shutdown_timeout:g}: use 0 to {_MAX_TIMEOUT} seconds.",
+            field="shutdown_timeout",
         )
     uri = settings.uri
     if uri == "local":
@@ -173,7 +180,8 @@ def run() -> None:
     try:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:
-        print(f"mtask-worker: {error}", file=sys.stderr)  # noqa: T201 a command line speaks
+        lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
+        print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command line speaks
         sys.exit(error.exit_code)
 
 

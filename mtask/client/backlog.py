@@ -30,7 +30,8 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     found = [*_live_workers(live), *_unserved(live)]
     found += yield from _gone(on_record, now)
     rows = yield from diagnosis.due_groups(_GROUPS)
-    groups = [DueGroup.of(row) for row in rows]
+    # What has another preemption time than an instant is malformed, and told of as such.
+    groups = [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
     waiting = due_tasks(groups, live, now, patience)
     waiting += yield from _not_taken(
         [g for g in groups if now - g.oldest > patience and not _cause(g, live)], live, now
@@ -61,7 +62,7 @@ class DueGroup:
         return cls(
             queue=str(key.get("queue")),
             name=str(key.get("name")),
-            worker_ids=named if isinstance(named, list) else [],
+            worker_ids=[str(worker_id) for worker_id in named] if isinstance(named, list) else [],
             count=row["count"],
             oldest=row["oldest"],
             task_id=str(row["task_id"]),

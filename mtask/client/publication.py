@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
 
-from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, MtaskError, NotStorable
+from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, MtaskError, NotStorable, shown
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handlers import Handler, handler_of
 from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
@@ -85,7 +85,7 @@ def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
 def policy(if_exists: IfExists, *, clean_failed: bool, clean_success: bool, not_update_running: bool) -> Policy:
     """Return the checked policy for tasks that exist already."""
     if if_exists not in ("keep", "update", "reject"):
-        raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {if_exists!r}', field="if_exists")
+        raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
     if if_exists == "reject" and (clean_failed or clean_success):
         raise InvalidInput('if_exists="reject" leaves an existing task alone: drop clean_failed and clean_success.')
     return Policy(if_exists, clean_failed, clean_success, not_update_running)
@@ -97,12 +97,17 @@ def _start(start_time: datetime | None, delay: timedelta | float | None) -> date
     if start_time is not None:
         if not isinstance(start_time, datetime):
             raise InvalidInput(f"start_time is a datetime, not {type(start_time).__name__}.", field="start_time")
-        if start_time.tzinfo is None:
+        if start_time.utcoffset() is None:
             raise InvalidInput(
                 "start_time has no time zone: give an aware datetime, such as datetime.now(UTC) + ...",
                 field="start_time",
             )
-        return start_time
+        try:
+            return start_time.astimezone(UTC)
+        except OverflowError:
+            raise InvalidInput(
+                f"start_time {start_time} lies, in UTC, outside of the years 1 to 9999.", field="start_time"
+            ) from None
     if delay is None:
         return None
     if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
@@ -110,7 +115,7 @@ def _start(start_time: datetime | None, delay: timedelta | float | None) -> date
     try:
         wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
     except (OverflowError, ValueError):
-        raise InvalidInput(f"delay {delay!r} is no length of time.", field="delay") from None
+        raise InvalidInput(f"delay {shown(delay)} is no length of time.", field="delay") from None
     if not timedelta(0) <= wait <= MAX_DELAY:
         raise InvalidInput(f"delay {wait.total_seconds():g} s lies outside of 0 to 10 years.", field="delay")
     return wait
@@ -123,9 +128,30 @@ def _checked_params(name: str, params: Any) -> Any:
         raise InvalidParams(name, "they are nested too deeply, or hold themselves") from None
     try:
         stored_size(value)
-    except (NotStorable, DocumentTooLarge) as error:
+    except NotStorable as error:
+        place, reason = _place_of_unstorable(value, error)
+        raise InvalidParams(name, f"{place} cannot be stored as BSON: {reason}") from error
+    except DocumentTooLarge as error:
         raise explain_unstorable(error, name) from error
     return value
+
+
+def _place_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
+    """Return which part of the params BSON cannot hold, as a path, and why."""
+    path: list[str] = []
+    while True:
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for name, item in entries:
+            try:
+                stored_size(item)
+            except DocumentTooLarge:
+                continue
+            except NotStorable as inner:
+                path.append(name if isinstance(name, str) and name.isidentifier() else shown(name, 40))
+                value, error = item, inner
+                break
+        else:
+            return ".".join(path[:20]) or "they", error.reason
 
 
 def explain_unstorable(error: NotStorable | DocumentTooLarge, name: str) -> InvalidParams:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.client import views
 from mtask.client.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
-from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, NotStorable, OperationFailed
+from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, NotStorable, OperationFailed, shown
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.handlers import handler_of
 from mtask.model.identity import check_key, check_name, check_text, task_id_of
@@ -106,11 +106,14 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
     checked = check_text("worker_id", worker_id)
     concurrency = change.get("concurrency")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
-        raise InvalidInput(f"concurrency {concurrency!r}: use a whole number, 0 to pause.", field="concurrency")
+        raise InvalidInput(f"concurrency {shown(concurrency)}: use a whole number, 0 to pause.", field="concurrency")
     if concurrency is not None and not 0 <= concurrency <= 10_000:
-        raise InvalidInput(f"concurrency {concurrency}: use 0 (pause) to 10000.", field="concurrency")
-    document = yield from workers.control(checked, change)
-    return WorkerDocument.model_validate(document)
+        raise InvalidInput(f"concurrency {shown(concurrency)}: use 0 (pause) to 10000.", field="concurrency")
+    try:
+        return views.worker_of((yield from workers.control(checked, change)))
+    except OperationFailed:  # what stands there as `control` takes no order, perhaps
+        views.worker_of((yield from workers.find(checked)) or {"_id": checked})
+        raise
 
 
 @dataclass(slots=True)
@@ -139,5 +142,5 @@ def waiting(task_id: str, timeout: timedelta | float | None) -> Waiting:
     except (TypeError, ValueError, OverflowError):
         wait = timedelta(-1)
     if isinstance(timeout, bool) or wait < timedelta(0):
-        raise InvalidInput(f"timeout {timeout!r} is no length of time; None waits without end.", field="timeout")
+        raise InvalidInput(f"timeout {shown(timeout)} is no length of time; None waits without end.", field="timeout")
     return Waiting(task_id, wait)

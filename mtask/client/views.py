@@ -10,11 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import InvalidInput, MalformedTask
+from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
+from mtask.model.identity import is_text
 from mtask.model.status import TaskStatus
 
 logger = logging.getLogger("mtask.client")
+#: What MongoDB takes as a limit.
+MAX_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,24 @@ def tasks_of(documents: Iterable[Mapping[str, Any]]) -> list[Task]:
     return found
 
 
+def worker_of(document: Mapping[str, Any]) -> WorkerDocument:
+    """Return the document as a worker; raise SchemaMismatch."""
+    try:
+        return WorkerDocument.model_validate(document)
+    except ValidationError as error:
+        reason = f"the document of worker {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        remedy = "Remove it: a worker that lives registers again."
+        raise SchemaMismatch("workers", reason, remedy) from None
+
+
 def workers_of(documents: Iterable[Mapping[str, Any]]) -> list[WorkerDocument]:
     """Return the documents as workers; foreign ones are left out, with a warning in the log."""
     found = []
     for document in documents:
         try:
-            found.append(WorkerDocument.model_validate(document))
-        except ValidationError as error:
-            logger.warning("malformed worker left out: %s: %s", document.get("_id"), describe_validation(error))
+            found.append(worker_of(document))
+        except SchemaMismatch as error:
+            logger.warning("malformed worker left out: %s", error)
     return found
 
 
@@ -67,10 +80,15 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
             name=str(row["_id"].get("name")),
             status=str(row["_id"].get("status")),
             count=row["count"],
-            oldest_preempt_time=row["oldest_preempt_time"],
+            oldest_preempt_time=_instant(row["oldest_preempt_time"]),
         )
         for row in rows
     ]
+
+
+def _instant(value: Any) -> datetime | None:
+    """Return what a malformed document may have written in the place of an instant as none."""
+    return value if isinstance(value, datetime) else None
 
 
 def criteria(
@@ -83,6 +101,7 @@ def criteria(
 ) -> dict[str, Any]:
     """Return the checked criteria of a search; raise InvalidInput."""
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
+    checked: dict[str, Any] = {}
     for field, wanted in given.items():
         if not isinstance(wanted, str | Iterable | None):
             raise InvalidInput(f"{field} is text, or several in a list, not {type(wanted).__name__}.", field=field)
@@ -90,16 +109,18 @@ def criteria(
         for value in several:
             if not isinstance(value, str):
                 raise InvalidInput(f"{field} is text, not {type(value).__name__}.", field=field)
-            if field == "status" and value not in TaskStatus.__members__:
-                raise InvalidInput(f"{value!r} is no status: use {', '.join(TaskStatus.__members__)}.", field="status")
-    return {
-        field: wanted if wanted is None or isinstance(wanted, str) else [str(value) for value in wanted]
-        for field, wanted in given.items()
-    }
+            if not is_text(value):
+                raise InvalidInput(f"{field} {shown(value)} holds a lone surrogate, which is not text.", field=field)
+            if field == "status" and str(value) not in TaskStatus.__members__:
+                known = ", ".join(TaskStatus.__members__)
+                raise InvalidInput(f"{shown(value)} is no status: use {known}.", field="status")
+        texts = [str(value) for value in several]
+        checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
+    return checked
 
 
 def check_limit(limit: int) -> int:
     """Return the limit; raise InvalidInput unless it is 0 (no limit) or more."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidInput(f"limit {limit!r}: use a whole number, 0 for no limit.", field="limit")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
+        raise InvalidInput(f"limit {shown(limit)}: use a whole number, 0 for no limit.", field="limit")
     return limit

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from mtask.errors import HandlerError, InvalidInput, InvalidParams
+from mtask.errors import HandlerError, InvalidInput, InvalidParams, shown
 from mtask.model.documents import DEFAULT_QUEUE, describe_validation
 from mtask.model.identity import check_name, check_text
 from mtask.model.options import build_option
@@ -150,6 +150,6 @@ def handler_of(task: object) -> Handler | None:
     found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)
     if not isinstance(found, Handler):
         raise InvalidInput(
-            f"{task!r} is no task: give its name, or a function registered with @app.task.", field="task"
+            f"{shown(task)} is no task: give its name, or a function registered with @app.task.", field="task"
         )
     return found

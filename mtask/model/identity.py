@@ -6,13 +6,22 @@ import re
 import secrets
 from datetime import datetime
 
-from mtask.errors import InvalidInput, InvalidKey, InvalidName
+from mtask.errors import InvalidInput, InvalidKey, InvalidName, shown
 
 NAME_PATTERN = r"^[A-Za-z0-9_./-]{1,256}$"
 MAX_KEY_BYTES = 512
 MAX_TEXT_BYTES = 256
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8, and so BSON, can hold it: Python's text may have lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_name(name: object) -> str:
@@ -30,10 +39,9 @@ def check_key(key: object) -> str:
         raise InvalidKey(key, f"it is {type(key).__name__}, not text")
     if not key:
         raise InvalidKey(key, "it is empty")
-    try:
-        size = len(key.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise InvalidKey(key, "it holds a lone surrogate, which is not text") from None
+    if not is_text(key):
+        raise InvalidKey(key, "it holds a lone surrogate, which is not text")
+    size = len(key.encode("utf-8"))
     if size > MAX_KEY_BYTES:
         raise InvalidKey(key, f"it has {size} bytes")
     return str(key)
@@ -42,11 +50,11 @@ def check_key(key: object) -> str:
 def check_text(field: str, text: object) -> str:
     """Return a queue or worker_id: 1 to 256 bytes of printable text; raise InvalidInput."""
     if not isinstance(text, str) or not text.strip() or not text.isprintable():
-        raise InvalidInput(f"{field} {text!r}: use non-empty printable text.", field=field)
+        raise InvalidInput(f"{field} {shown(text)}: use non-empty printable text.", field=field)
     if "," in text:
-        raise InvalidInput(f"{field} {text!r}: a comma separates entries and cannot be part of one.", field=field)
+        raise InvalidInput(f"{field} {shown(text)}: a comma separates entries and cannot be part of one.", field=field)
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
-        raise InvalidInput(f"{field} {text[:40]!r}...: at most {MAX_TEXT_BYTES} bytes.", field=field)
+        raise InvalidInput(f"{field} {shown(text, 40)}: at most {MAX_TEXT_BYTES} bytes.", field=field)
     return str(text)
 
 

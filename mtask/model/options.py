@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from mtask.errors import InvalidOption, UnknownOption
+from mtask.errors import InvalidOption, UnknownOption, shown
 from mtask.model.identity import check_text
 
 #: Ten years: the longest duration an option takes, in ms.
@@ -147,7 +147,7 @@ def build_option(*layers: Mapping[str, Any]) -> TaskOption:
         name = str(first["loc"][0]) if first["loc"] else "worker_timeout_ms"
         reason = first["msg"].removeprefix("Value error, ")
         if first["loc"]:
-            reason += f" (got {first['input']!r})"
+            reason += f" (got {shown(first['input'])})"
         raise InvalidOption(name, reason, first["input"]) from None
     named = len(option.specific_worker_ids)
     if 0 < named < option.concurrent_worker_cnt:

@@ -232,7 +232,7 @@ def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
 
 def settle(task_ids: Sequence[Any]) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
-    result = yield tasks("update_many", filters.by_ids(task_ids), pipelines.settle())
+    result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle())
     return int(result.modified_count)
 
 

@@ -8,7 +8,7 @@ from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.uri_parser import parse_uri
 
-from mtask.errors import InvalidInput, InvalidURI, MtaskError
+from mtask.errors import InvalidInput, InvalidURI, MtaskError, shown
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.translate import scrubbed, translated
 
@@ -30,13 +30,16 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 #: For a connection that is in use all the time: it finds out by itself when the server goes, without asking.
-QUIET: dict[str, Any] = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
+#: Of an election it is told: a primary that is frozen would not.
+QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
 
 
 def database_of(uri: str, database: str | None, default: str) -> str:
     """Return the database: the given one, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
     if not isinstance(uri, str) or not uri.strip():
         raise InvalidURI("it is empty")
+    if database is not None:
+        check_database(default if database == "" else database)
     try:
         # An SRV address costs a look-up in the DNS: only where the database must be found in it.
         told = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
@@ -50,9 +53,10 @@ def database_of(uri: str, database: str | None, default: str) -> str:
 
 def check_database(name: str) -> str:
     """Return the database's name; raise InvalidInput."""
-    if not name or len(name.encode()) > 63 or any(letter in ' "$*./\\\x00:<>?|' for letter in name):
+    is_usable = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 63
+    if not is_usable or any(letter in ' "$*./\\:<>?|' for letter in name):
         raise InvalidInput(
-            f"{name!r} is not a database name: use 1 to 63 letters, digits, '_' or '-'.", field="database"
+            f"{shown(name)} is not a database name: use 1 to 63 letters, digits, '_' or '-'.", field="database"
         )
     return name
 

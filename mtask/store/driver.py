@@ -6,7 +6,8 @@ URI says, the engine is not weakened by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, timedelta
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from bson.codec_options import DatetimeConversion
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
-from pymongo.errors import BulkWriteError, PyMongoError
+from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.synchronous.client_session import ClientSession
@@ -37,6 +38,8 @@ WORKERS = "workers"
 
 #: How long one operation may take, server selection and retries included.
 OPERATION_TIMEOUT = timedelta(seconds=10)
+#: How often a call that is not yet answered looks for another primary, in seconds.
+_LOOK_FOR_PRIMARY = 0.5
 
 CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
@@ -143,13 +146,18 @@ class SyncStore:
 
 
 class AsyncStore:
-    """Runs operations through a `pymongo.AsyncMongoClient`."""
+    """Runs operations through a `pymongo.AsyncMongoClient`.
+
+    A primary that is frozen, or cut off, keeps its connections and answers nothing: once another one is known, a call
+    that still waits for the former ends with DatabaseUnavailable, and its outcome can be read back from the new one.
+    """
 
     def __init__(
         self, client: AsyncMongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT
     ) -> None:
         self.client = client
         self.timeout = timeout
+        self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
             name: self.database.get_collection(name) for name in (TASKS, WORKERS)
@@ -167,7 +175,10 @@ class AsyncStore:
             while True:
                 try:
                     with bounded(call.timeout or self.timeout, session is not None):
-                        answer = await self._answer(call, session)
+                        if session is None:
+                            answer = await self.while_primary(self._answer(call, None))
+                        else:  # only its owner can say what becomes of a transaction
+                            answer = await self._answer(call, session)
                 except Exception as error:
                     call = operation.throw(error)
                 else:
@@ -175,6 +186,38 @@ class AsyncStore:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    async def while_primary(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait for the server's answer as long as no other primary is known than the one that was asked.
+
+        Raises DatabaseUnavailable where another has been elected.
+        """
+        asked = await self.client.primary
+        task = asyncio.ensure_future(waiting)
+        try:
+            while not (await asyncio.wait((task,), timeout=_LOOK_FOR_PRIMARY))[0]:
+                known = await self.client.primary
+                asked = asked or known
+                if asked is not None and known is not None and known != asked:
+                    self._abandon(task)
+                    former, present = (f"{host}:{port}" for host, port in (asked, known))
+                    raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now"))
+            return task.result()
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+
+    def _abandon(self, task: asyncio.Future[Any]) -> None:
+        """End a call that nobody waits for any more: the driver takes leave of the frozen server, which takes long."""
+        task.cancel()
+        self._abandoned.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # it has been looked at: nobody else will
 
     async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
         target = _target(self, call, session)

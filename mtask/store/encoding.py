@@ -9,7 +9,7 @@ import bson
 
 from mtask.errors import DocumentTooLarge, NotStorable
 from mtask.store.driver import CODEC
-from mtask.store.translate import NOT_STORABLE, first_line
+from mtask.store.translate import first_line
 
 #: MongoDB's limit for a document, less what a task needs beside the value.
 MAX_VALUE_BYTES = 15 * 1024 * 1024
@@ -26,7 +26,7 @@ def stored_size(value: Any) -> int:
         return 8
     try:
         size = len(bson.encode({"": value}, codec_options=CODEC))
-    except NOT_STORABLE as error:
+    except Exception as error:  # the encoder tells of a value by its `repr`, and that may raise anything
         raise NotStorable(first_line(error)) from error
     if size > MAX_VALUE_BYTES:
         raise DocumentTooLarge(f"it has {size} bytes, and {MAX_VALUE_BYTES} fit")

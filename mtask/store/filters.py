@@ -18,6 +18,18 @@ RUNS = "task_state.worker_states"
 _HAS_ARRAYS = {"$and": [{"$isArray": [x.RUNS]}, {"$isArray": [f"{x.OPTION}.specific_worker_ids"]}]}
 
 
+_FAILED_CNT = f"{x.STATE}.failed_cnt"
+#: What a rule would take for something else and nobody be told: a status, a cancel_requested or a failed_cnt that is
+#: none. Compared as expressions: a match by field would look into arrays.
+_IS_SOUND = {
+    "$and": [
+        {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
+        {"$in": [{"$ifNull": [f"{x.STATE}.cancel_requested", False]}, [True, False]]},
+        {"$eq": [_FAILED_CNT, {"$convert": {"input": _FAILED_CNT, "to": "long", "onError": None, "onNull": None}}]},
+    ]
+}
+
+
 #: The last instant that every driver can read.
 LAST_TIME = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
@@ -30,14 +42,12 @@ def by_ids(task_ids: Sequence[str]) -> Filter:
 def due_tasks(task_ids: Sequence[str]) -> Filter:
     """Match those of these tasks that someone could take or settle now: the guard of a claim.
 
-    A status or a cancel_requested that is none would be derived anew, and nobody told: it is left to be met.
+    What is not sound would be derived anew, and nobody told: it is left to be met.
     """
     return {
         **by_ids(task_ids),
         NEXT: {"$exists": True},
-        "task_state.status": {"$in": [status.value for status in TaskStatus]},
-        "task_state.cancel_requested": {"$in": [True, False, None]},
-        "$expr": {"$lte": [f"${NEXT}", x.NOW]},
+        "$expr": {"$and": [{"$lte": [f"${NEXT}", x.NOW]}, _IS_SOUND]},
     }
 
 
@@ -89,6 +99,11 @@ def lapsed(grace_ms: int) -> Filter:
             ]
         },
     }
+
+
+def sound(task_ids: Sequence[Any]) -> Filter:
+    """Match those of these tasks that the rules can settle."""
+    return {**by_ids(task_ids), "$expr": _IS_SOUND}
 
 
 def undiscoverable() -> Filter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
@@ -67,6 +67,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
             {"$eq": [{"$type": "$incarnation"}, "missing"]},
             {"$eq": ["$status", _STOPPED]},
             {"$lte": ["$heartbeat_expire_time", x.NOW]},
+            {"$ne": [{"$type": "$heartbeat_expire_time"}, "date"]},
             {"$eq": ["$incarnation", x.literal(dead_incarnation or "")]},
         ]
     }
@@ -91,9 +92,9 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
 
 
 def _in_use(document: Mapping[str, Any]) -> WorkerIdInUse:
-    now, expiry = document.get("now"), document.get("heartbeat_expire_time")
-    left = expiry - now if now and expiry else timedelta(0)
-    return WorkerIdInUse(document["_id"], str(document.get("host")), int(document.get("pid", 0)), left)
+    now, expiry, pid = document.get("now"), document.get("heartbeat_expire_time"), document.get("pid")
+    left = expiry - now if isinstance(now, datetime) and isinstance(expiry, datetime) else timedelta(0)
+    return WorkerIdInUse(document["_id"], str(document.get("host")), pid if isinstance(pid, int) else 0, left)
 
 
 def find(worker_id: str) -> Operation[Document | None]:
@@ -129,13 +130,17 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         return_document=ReturnDocument.AFTER,
         projection={"control": 1},
     )
-    return document["control"] if document else None
+    if document is None:
+        return None
+    control = document.get("control")
+    return control if isinstance(control, dict) else {}
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
     """Return the workers that are there, of one of the queues where given; each with the server's `now`."""
     matched: dict[str, Any] = {
         "status": {"$ne": _STOPPED},
+        "heartbeat_expire_time": {"$type": "date"},
         "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]},
     }
     if queues is not None:

@@ -102,13 +102,16 @@ class Discovery:
         stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON), _MAX_AWAIT)
         self._ask_full_scan()
         try:
-            while stream.is_open and not self._is_stopping:
-                event = await stream.next()
-                if event is not None and not self._take(event):
-                    return
+            await self._stream_store.while_primary(self._read(stream))
         finally:
             with suppress(Exception):
                 await stream.close()
+
+    async def _read(self, stream: Stream) -> None:
+        while stream.is_open and not self._is_stopping:
+            event = await stream.next()
+            if event is not None and not self._take(event):
+                return
 
     def _take(self, event: Event) -> bool:
         """Take one event, without any call to the database; return False where the stream must be opened anew."""
@@ -222,7 +225,8 @@ class Discovery:
         if not task_ids:
             return
         try:
-            await self._store.run(claims.settle(task_ids))
+            if await self._store.run(claims.settle(task_ids)) < len(task_ids):
+                self._hints.look_again(task_ids)  # another worker was faster, or some are malformed
         except OperationFailed:
             # One malformed document fails the whole batch: a look finds out which, and the next turn does the rest.
             self._hints.look_again(task_ids)

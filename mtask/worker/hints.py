@@ -83,7 +83,8 @@ class Hints:
             priority = int(document["task_option"]["priority"])
             state = document["task_state"]
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
-            is_readable = isinstance(task_id, str) and isinstance(moment, datetime)
+            # Code is a str, and not hashable; a queue may be a list.
+            is_readable = type(task_id) is str and type(queue) in (str, type(None)) and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
             due = self._clock.monotonic_of(moment) if is_readable else 0.0
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
@@ -100,7 +101,7 @@ class Hints:
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless it was claimed here since the scan was sent (monotonic seconds)."""
         task_id = document["_id"]
-        if isinstance(task_id, str):
+        if type(task_id) is str:
             if self._claimer.recent.get(task_id, 0.0) > sent or self._runner.held_run(task_id) is not None:
                 return
             if task_id in self._claimer.busy:
@@ -111,7 +112,7 @@ class Hints:
         self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False
     ) -> None:
         """Take a change of a task that the stream told of, without its document."""
-        if not isinstance(task_id, str):
+        if type(task_id) is not str:
             self.suspect(task_id)
             return
         is_held = self._runner.held_run(task_id) is not None
@@ -134,7 +135,7 @@ class Hints:
     def suspect(self, task_id: Any) -> None:
         """Look at this task soon."""
         # By its text: the `_id` of a malformed document need not be hashable.
-        self._suspects[task_id if isinstance(task_id, str) else repr(task_id)] = task_id
+        self._suspects[task_id if type(task_id) is str else repr(task_id)] = task_id
         self._wake.set()
 
     def look_at_holder(self, task_id: str) -> None:

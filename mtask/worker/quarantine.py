@@ -86,7 +86,7 @@ class Quarantine:
 
 def _name_of(task_id: Any) -> str:
     # An `_id` that is no text, of a malformed document, need not be hashable.
-    return task_id if isinstance(task_id, str) else repr(task_id)
+    return task_id if type(task_id) is str else repr(task_id)
 
 
 def malformation(document: Mapping[str, Any]) -> str | None:

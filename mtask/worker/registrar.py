@@ -52,7 +52,7 @@ class Registrar:
             if former is None or not is_known_dead(former):
                 raise
             logger.info("taking the worker_id over from a dead process", extra=fields(pid=former.get("pid")))
-            await self._store.run(workers.register(self.registration, dead_incarnation=former["incarnation"]))
+            await self._store.run(workers.register(self.registration, dead_incarnation=former.get("incarnation")))
 
     def register_again(self, on_taken_over: Callable[[WorkerIdInUse], None]) -> None:
         """Take the place again that is gone; tell where another process has it now."""

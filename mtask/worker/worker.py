@@ -40,7 +40,7 @@ _CANCEL_GRACE = 2.0
 _LAST_WRITES = 5.0
 #: How long a second signal waits for an orderly end, in seconds.
 _AT_ONCE = 3.0
-_MAX_CONCURRENCY = 10_000
+_CONCURRENCIES = range(10_001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,10 @@ class Worker:
         self.worker_id = check_text(
             "worker_id", automatic_worker_id() if options.worker_id is None else options.worker_id
         )
-        if not 0 <= options.concurrency <= _MAX_CONCURRENCY:
-            raise InvalidInput(f"concurrency {options.concurrency}: use 0 to {_MAX_CONCURRENCY}.", field="concurrency")
+        if options.concurrency not in _CONCURRENCIES:
+            raise InvalidInput(
+                f"concurrency {options.concurrency}: use 0 to {_CONCURRENCIES[-1]}.", field="concurrency"
+            )
         self.status = WorkerStatus.READY
         self._stop_requests = 0
         self._stop_reason = ""
@@ -316,12 +318,14 @@ class Worker:
         if control is None:
             self._registrar.register_again(self._taken_over)
             return
-        if control.get("stop"):
+        # Anybody may have written it, in any language: what is no clear order is none.
+        if control.get("stop") is True:
             self.stop("stopped remotely")
         wanted = control.get("concurrency")
-        concurrency = self._options.concurrency if wanted is None else wanted
-        is_usable = isinstance(concurrency, int) and 0 <= concurrency <= _MAX_CONCURRENCY
-        if is_usable and concurrency != self._claimer.concurrency:
+        concurrency = self._options.concurrency
+        if isinstance(wanted, int | float) and not isinstance(wanted, bool) and wanted in _CONCURRENCIES:
+            concurrency = int(wanted)
+        if concurrency != self._claimer.concurrency:
             logger.info("concurrency changed", extra=fields(concurrency=concurrency))
             self._claimer.set_concurrency(concurrency)
             self._pinger.beat_now()

@@ -120,8 +120,8 @@ STORE_MUTATIONS = (
         "guard-by-the-workers-clock",
         "What is due is decided by the claiming worker's own clock.",
         (
-            Edit(_FILTERS, '"$expr": {"$lte": [f"${NEXT}", x.NOW]},',
-                 f'"$expr": {{"$lte": [f"${{NEXT}}", {_LOCAL_NOW}]}},'),
+            Edit(_FILTERS, '{"$and": [{"$lte": [f"${NEXT}", x.NOW]}, _IS_SOUND]}',
+                 f'{{"$and": [{{"$lte": [f"${{NEXT}}", {_LOCAL_NOW}]}}, _IS_SOUND]}}'),
         ),
         (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
     ),

@@ -123,6 +123,11 @@ PASSED_OVER: dict[str, Document] = {
     "status as a list": malformed(task_state__status=[1]),
     "cancel_requested as text": malformed(task_state__cancel_requested="no"),
     "cancel_requested as a number": malformed(task_state__cancel_requested=1),
+    "failed_cnt as text": malformed(task_state__failed_cnt="0"),
+    "failed_cnt as an array": malformed(task_state__failed_cnt=[0]),
+    "failed_cnt as a date": malformed(task_state__failed_cnt=_RUN["claim_time"]),
+    "failed_cnt without end": malformed(task_state__failed_cnt=float("inf")),
+    "FAIL, but still due": malformed(task_state__status="FAIL", task_state__failed_cnt="1"),
 }
 
 #: What is derived is derived anew by a claim, whatever stood there.
@@ -135,8 +140,6 @@ MENDED: dict[str, Document] = {
 
 #: A claim of them, or of any group with one of them, is refused by the server, with this code.
 REFUSED: dict[str, tuple[Document, int]] = {
-    "failed_cnt as text": (malformed(task_state__failed_cnt="0"), 16554),
-    "failed_cnt as an array": (malformed(task_state__failed_cnt=[0]), 16554),
     "lease length as text": (malformed(task_option__worker_timeout_ms="1m"), 16554),
     "attempt as text": (malformed(task_state__worker_states=[_RUN | {"attempt": "1"}]), 16554),
     "no runs": (malformed(task_state__worker_states=_MISSING), 17124),
@@ -157,7 +160,6 @@ REFUSED: dict[str, tuple[Document, int]] = {
         malformed(task_option__specific_worker_ids="w", task_state__worker_states=[_RUN]),
         17124,
     ),
-    "FAIL, but still due": (malformed(task_state__status="FAIL", task_state__failed_cnt="1"), 16554),
 }
 
 ALL = {**TAKEN, **PASSED_OVER, **MENDED, **{name: document for name, (document, _) in REFUSED.items()}}

@@ -126,7 +126,7 @@ def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(
             with bench.backed_up():
                 for key in ("1", "2", "4", "5"):
                     await bench.client.publish("work", {}, key=key)
-                insert(bench, foreign("3", task_state__failed_cnt="x"))
+                insert(bench, foreign("3", task_option__worker_timeout_ms="1m"))
                 await until(lambda: len(bench.worker._claimer._queue) == 5)
             bench.worker._claimer.wake()
             for key in ("1", "2", "4", "5"):

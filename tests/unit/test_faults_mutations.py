@@ -60,7 +60,9 @@ def test_run_tells_a_mutation_that_is_caught_from_one_that_survives_and_one_that
     (caught,) = [mutation for mutation in MUTATIONS if mutation.name == "priority-ignored"]
     assert mutations.main(["priority-ignored", "harmless"], [caught, _HARMLESS]) == 1
     printed = capsys.readouterr().out
-    assert f"by {_CHEAP}\nSURVIVED harmless" in printed
+    assert "caught   priority-ignored" in printed
+    assert f"\n         by {_CHEAP}" in printed
+    assert "\nSURVIVED harmless" in printed
     assert printed.endswith("1 of 2 caught\nsurvived: harmless\n")
     with pytest.raises(RuntimeError, match="which tells nothing"):
         mutations.main(["fatal"], [_FATAL])
