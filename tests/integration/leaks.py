@@ -49,7 +49,8 @@ def own_objects() -> Counter[str]:
     counted: Counter[str] = Counter()
     for found in gc.get_objects():
         kind = type(found)
-        if kind.__module__.startswith("mtask.") or kind.__name__ in ("Future", "Task", "_WorkItem"):
+        # Of some classes in C, `__module__` is no text.
+        if str(kind.__module__).startswith("mtask.") or kind.__name__ in ("Future", "Task", "_WorkItem"):
             counted[f"{kind.__module__}.{kind.__qualname__}"] += 1
     return counted
 
