@@ -33,4 +33,6 @@ class FieldFormatter(logging.Formatter):
 
 def _shown(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return repr(text) if any(letter in text for letter in " \n\"'=") or not text else text
+    # What cannot be printed might steer the terminal that shows it: keys are other people's text.
+    is_plain = text.isprintable() and not any(letter in text for letter in " \"'=")
+    return text if text and is_plain else repr(text)
