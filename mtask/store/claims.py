@@ -101,6 +101,12 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
     return found
 
 
+def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Document]]:
+    """Do as `look` for those of these tasks that someone may take within the horizon; the others are left out."""
+    found: list[Document] = yield tasks("find", filters.due_tasks_within(task_ids, horizon_ms), RULE_VIEW)
+    return found
+
+
 def claim(task_ids: Sequence[str], worker_id: str, token: str) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 

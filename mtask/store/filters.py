@@ -51,6 +51,11 @@ def due_tasks(task_ids: Sequence[str]) -> Filter:
     }
 
 
+def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
+    """Match those of these tasks that someone could take or settle within the horizon, sound or not."""
+    return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
+
+
 def held_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
     """Match the unfinished runs that this worker holds under a live lease: the fence of ping and finish."""
     fence: Filter = {"run_id": run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}, "status": "RUNNING"}

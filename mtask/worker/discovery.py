@@ -60,6 +60,7 @@ class Discovery:
         self._is_full_scan_due = True
         self._are_peers_due = True
         self._is_setup_due = False
+        self._is_refill = False
         self._scanned_own = 0
         self._scanned_at = 0.0
         self._is_stopping = False
@@ -145,6 +146,7 @@ class Discovery:
         is_drained = self._queue.own_count * 4 <= self._scanned_own
         if self._queue.has_more and is_drained and monotonic() - self._scanned_at > _REFILL_PAUSE:
             self._queue.has_more = False
+            self._is_refill = True
             self._wake_scan.set()
 
     async def run_scans(self) -> None:
@@ -155,9 +157,10 @@ class Discovery:
         while not self._is_stopping:
             try:
                 is_regular = monotonic() >= next_regular
+                self._is_refill &= not (is_regular or self._is_full_scan_due)
                 await self._scan()
                 if is_regular or self._is_full_scan_due:
-                    if self._queue.has_more:
+                    if self._queue.has_more or self._hints.forgot_leases():
                         await self._scan_within(HORIZON, begun_only=True)
                     next_regular = monotonic() + HORIZON.total_seconds() / 2
                     await self._upkeep(regular_cnt)
@@ -181,12 +184,15 @@ class Discovery:
 
     async def _scan(self) -> None:
         self._wake_scan.clear()
+        is_refill, self._is_refill = self._is_refill, False
         if self._is_setup_due:
             await self._store.run(setup.ensure())
             self._is_setup_due = False
         if self._are_peers_due:
             await self._refresh_peers()
-        found = await self._scan_within(HORIZON)
+        found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
+        if found.is_complete and is_refill:
+            found = await self._scan_within(HORIZON)
         if not found.is_complete:
             self._queue.has_more = True
             if found.has_future:

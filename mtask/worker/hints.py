@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -22,19 +24,27 @@ from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
 from mtask.worker.clock import ServerClock
+from mtask.worker.due_looks import DueLooks
 from mtask.worker.log import fields, logger
 from mtask.worker.peers import Peers
 from mtask.worker.pinger import Pinger
 from mtask.worker.quarantine import Quarantine
-from mtask.worker.queue import PreemptionQueue
+from mtask.worker.queue import PreemptionQueue, stagger
 from mtask.worker.runner import Runner
 
 #: How far ahead the queue holds what comes due.
 HORIZON = timedelta(seconds=10)
+_HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 _MAX_LOOK = 500
+#: Tasks that are looked at when they come due, at most: about 200 bytes each.
+_MAX_DUE_LOOKS = 10_000
+#: Between two looks at what came due, in seconds at least: what comes due meanwhile shares one.
+_GATHER = 0.02
 #: Names without a handler here that are taken down at most.
 MAX_UNSERVED = 100
 _PAUSE = 0.1
+#: How long it is remembered that the stream told of a task, in seconds: no read takes longer. And for how many at least.
+_NEWS, _MIN_HEARD = 20.0, 2000
 
 
 class Hints:
@@ -62,9 +72,15 @@ class Hints:
         self._peers = Peers(worker_id)
         self._claimer: Claimer
         self._runner: Runner
+        self._due_looks = DueLooks(_MAX_DUE_LOOKS)
+        self._looked_at = -inf
         self._suspects: dict[str, Any] = {}
         self._holders: set[str] = set()
-        self._missed: set[str] = set()
+        #: Changed while their claim was under way; and whether in a way that concerns who holds them.
+        self._missed: dict[str, bool] = {}
+        #: When the stream last told of a task, monotonic seconds: what was asked before that is no news.
+        self._heard: dict[str, float] = {}
+        self._heard_limit = _MIN_HEARD
         self._wake = asyncio.Event()
         self._is_stopping = False
         self.unserved_names: set[str] = set()
@@ -95,14 +111,16 @@ class Hints:
             return
         elif name not in self._names:
             self.note_unserved(str(name))
+        elif is_begun and due > monotonic():
+            self._look_when_due(task_id, name, due)
         else:
             self._enqueue(task_id, name, priority, due, is_begun=is_begun)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Take a task that a scan found, unless it was claimed here since the scan was sent (monotonic seconds)."""
+        """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
         task_id = document["_id"]
         if type(task_id) is str:
-            if self._claimer.recent.get(task_id, 0.0) > sent or self._runner.held_run(task_id) is not None:
+            if self._is_old_news(task_id, sent) or self._runner.held_run(task_id) is not None:
                 return
             if task_id in self._claimer.busy:
                 return  # the scan is no news to the claim under way
@@ -115,17 +133,22 @@ class Hints:
         if type(task_id) is not str:
             self.suspect(task_id)
             return
+        self._note_heard(task_id)
         is_held = self._runner.held_run(task_id) is not None
         if concerns_holder and (is_held or task_id in self._claimer.busy):
             self.look_at_holder(task_id)
-        if is_held:
+        name = task_id.partition(":")[0]
+        if is_held or name not in self._names:
             return
-        if isinstance(preempt_time, datetime) and self._queue.move(
-            task_id, self._clock.monotonic_of(preempt_time), is_begun=is_begun
-        ):
-            self._claimer.wake()
-        elif task_id.partition(":")[0] in self._names:
+        if not isinstance(preempt_time, datetime):
             self.suspect(task_id)
+            return
+        due = self._clock.monotonic_of(preempt_time)
+        if not is_begun and self._queue.move(task_id, due, is_begun=is_begun):
+            self._claimer.wake()
+        else:
+            # Another worker's lease, mostly; or only the time is known, and the rest can wait until then.
+            self._look_when_due(task_id, name, due)
 
     def look_again(self, task_ids: Iterable[Any]) -> None:
         """Look at these tasks soon, with one batched read."""
@@ -141,19 +164,23 @@ class Hints:
     def look_at_holder(self, task_id: str) -> None:
         """See soon whether the run held here may go on; after the claim that is under way, if there is one."""
         if task_id in self._claimer.busy:
-            self._missed.add(task_id)
+            self._missed[task_id] = True
         else:
             self._holders.add(task_id)
             self._wake.set()
 
     def landed(self, task_ids: Iterable[str]) -> None:
         """Take up what was heard of tasks while their claim was under way."""
-        if self._missed:
-            missed = self._missed.intersection(task_ids)
-            self._missed -= missed
-            self._holders |= {task_id for task_id in missed if self._runner.held_run(task_id) is not None}
-            self.look_again(missed - self._holders)
-            self._wake.set()
+        if not self._missed:
+            return
+        for task_id in task_ids:
+            concerns_holder = self._missed.pop(task_id, None)
+            if concerns_holder is None:
+                continue
+            if self._runner.held_run(task_id) is None:
+                self.suspect(task_id)
+            elif concerns_holder:
+                self.look_at_holder(task_id)
 
     def note_unserved(self, name: str) -> None:
         """Take down a name that waits in a queue served here, without a handler here."""
@@ -168,10 +195,32 @@ class Hints:
 
     def _enqueue(self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool) -> None:
         if task_id in self._claimer.busy:
-            self._missed.add(task_id)  # the claim under way may be older than this hint
+            self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
         elif not self._quarantine.is_left_alone(task_id):
+            self._due_looks.discard(task_id)
             self._queue.push(task_id, name, priority, due, self._rank(task_id, name), is_begun=is_begun)
             self._claimer.wake()
+
+    def _look_when_due(self, task_id: str, name: str, due: float) -> None:
+        if task_id in self._claimer.busy:
+            self._missed.setdefault(task_id, False)
+            return
+        self._queue.discard(task_id)
+        when = due + stagger(self._rank(task_id, name))
+        self._due_looks.put(task_id, when)
+        if self._due_looks.next_time() == when:
+            self._wake.set()
+
+    def _note_heard(self, task_id: str) -> None:
+        now = monotonic()
+        self._heard[task_id] = now
+        if len(self._heard) > self._heard_limit:
+            self._heard = {heard: when for heard, when in self._heard.items() if when > now - _NEWS}
+            self._heard_limit = max(_MIN_HEARD, 2 * len(self._heard))
+
+    def _is_old_news(self, task_id: str, sent: float) -> bool:
+        """Whether there was news of this task since then (monotonic seconds): its claim here, or from the stream."""
+        return max(self._claimer.recent.get(task_id, 0.0), self._heard.get(task_id, 0.0)) > sent
 
     def _rank(self, task_id: str, name: str) -> int:
         """Return how many live workers go before this one for the task."""
@@ -183,9 +232,12 @@ class Hints:
     # --- looks --------------------------------------------------------------------------------------------
 
     async def run_looks(self) -> None:
-        """Resolve hints until `stop`. Woken by hints; bounded by one read at a time, while which others gather."""
+        """Resolve hints until `stop`. Woken by hints and by what comes due; bounded by one read at a time, while which
+        others gather."""
         while not self._is_stopping:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._until_due_look()):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 while (self._suspects or self._holders) and not self._is_stopping:
@@ -193,10 +245,35 @@ class Hints:
                     batch = list(self._suspects)[:_MAX_LOOK]
                     if batch:
                         await self._look({name: self._suspects.pop(name) for name in batch})
+                await self._look_at_due()
             except DatabaseError as error:
                 logger.warning("look failed, will be repeated", extra=fields(reason=str(error)))
                 await asyncio.sleep(_PAUSE)
                 self._wake.set()
+
+    def forgot_leases(self) -> bool:
+        """Return whether others held more since the last call than is kept in mind here: only a scan finds those."""
+        was_cut, self._due_looks.was_cut = self._due_looks.was_cut, False
+        return was_cut
+
+    def _until_due_look(self) -> float | None:
+        """Return the seconds until the next due look, None where there is none."""
+        when = self._due_looks.next_time()
+        return None if when is None else max(0.0, max(when, self._looked_at + _GATHER) - monotonic())
+
+    async def _look_at_due(self) -> None:
+        """Look at what has come due: most of it is finished, and not even returned."""
+        if self._is_stopping or self._until_due_look() != 0.0:
+            return
+        self._looked_at = sent = monotonic()
+        task_ids = [task_id for task_id in self._due_looks.take(sent, _MAX_LOOK) if not self._runner.held_run(task_id)]
+        if task_ids:
+            try:
+                documents = await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS))
+            except DatabaseError:
+                self.look_again(task_ids)
+                raise
+            await self._take_looks(documents, sent)
 
     def stop(self) -> None:
         """Look at nothing more."""
@@ -222,6 +299,9 @@ class Hints:
         except DatabaseError:
             self._suspects = {**suspects, **self._suspects}
             raise
+        await self._take_looks(documents, sent)
+
+    async def _take_looks(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
         malformed = [document["_id"] for document in documents if not self._resolve(document, sent)]
         # The look leaves parts out: only the whole document can be judged.
         await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
@@ -233,7 +313,7 @@ class Hints:
             task = StoredTask.model_validate(document)
         except ValidationError:
             return False
-        if self._claimer.recent.get(task.id, 0.0) <= sent and task.queue in self._queues:
+        if not self._is_old_news(task.id, sent) and task.queue in self._queues:
             if self._runner.held_run(task.id) is not None:
                 self.look_at_holder(task.id)
             elif task.name in self._names:
@@ -250,14 +330,18 @@ class Hints:
             moment = max(moment, stored)  # the claim's guard goes by what is stored, whoever wrote it
         if moment is None or moment - now > HORIZON:
             self._queue.discard(task.id)
+            self._due_looks.discard(task.id)
+            return
+        due, is_begun = self._clock.monotonic_of(moment), task.status is TaskStatus.RUNNING
+        if is_begun and moment > now:
+            self._look_when_due(task.id, task.name, due)
         else:
-            due, is_begun = self._clock.monotonic_of(moment), task.status is TaskStatus.RUNNING
             self._enqueue(task.id, task.name, task.task_option.priority, due, is_begun=is_begun)
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[str]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""
         sent = monotonic()
-        documents = yield from claims.look(task_ids)
+        documents = yield from claims.look_at_due(task_ids, _HORIZON_MS)
         found = []
         for document in documents:
             try:
@@ -267,7 +351,7 @@ class Hints:
                 continue
             if rules.may_take(task, self._worker_id, document["now"]):
                 found.append(task.id)
-            elif self._claimer.recent.get(task.id, 0.0) <= sent:
+            elif not self._is_old_news(task.id, sent):
                 self._claimer.busy.discard(task.id)
                 self._schedule(task, document["now"])
         return found

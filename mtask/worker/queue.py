@@ -15,6 +15,11 @@ MAX_STAGGER = 0.06
 PREFERENCE = 2.0
 
 
+def stagger(rank: int) -> float:
+    """Return for how long a worker of this rank lets the others go first, in seconds."""
+    return min(rank * STAGGER, MAX_STAGGER)
+
+
 @dataclass(slots=True)
 class Entry:
     """A task that may be due at `due` (monotonic seconds)."""
@@ -24,14 +29,14 @@ class Entry:
     priority: int
     due: float
     rank: int
-    #: Some worker has begun it: its lease lapses at `due`, or it wants further workers.
+    #: Some worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
     is_dropped: bool = False
 
     @property
     def ready_at(self) -> float:
         """When this worker tries it."""
-        return self.due + min(self.rank * STAGGER, MAX_STAGGER)
+        return self.due + stagger(self.rank)
 
     @property
     def order(self) -> tuple[int, bool, float]:
@@ -41,7 +46,7 @@ class Entry:
 
 
 class PreemptionQueue:
-    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last, leases aside."""
+    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity = capacity
@@ -152,11 +157,7 @@ class PreemptionQueue:
         # Ready entries go by their order, and the others come after them, the soonest first.
         ready = [item[2] for item in sorted(self._ready) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
-        # Leases that others hold now: a long backlog must not drop what tells of their lapse.
-        leases = [entry for entry in waiting if entry.is_begun]
-        kept = self.capacity // 2
-        rest = [*ready, *(entry for entry in waiting if not entry.is_begun), *leases[kept:]]
-        for entry in rest[self.capacity - len(leases[:kept]) :]:
+        for entry in [*ready, *waiting][self.capacity :]:
             self._forget(entry)
         self.has_more = True
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]

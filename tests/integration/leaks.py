@@ -95,7 +95,7 @@ def sizes_of(worker: Any) -> dict[str, int]:
         "claims": len(claimer.busy) + len(claimer._in_flight) + len(claimer._recoveries),
         "slots": claimer._claiming + claimer._running,
         "suspensions": len(runner._contexts._suspensions),
-        "hints": len(hints._suspects) + len(hints._holders) + len(hints._missed),
+        "hints": len(hints._suspects) + len(hints._holders) + len(hints._missed) + len(hints._due_looks),
         "endings": finisher.pending + sum(len(lane.waiting) + len(lane.in_flight) for lane in finisher._lanes),
         "queue": len(worker._discovery._queue),
     }

@@ -77,22 +77,3 @@ def test_task_that_another_worker_takes_counts_as_begun_when_its_lease_lapses() 
     assert queue.move("b", NOW, is_begun=False)  # handed back
     queue.push("c", "work", 0, NOW - 40.0, 0)
     assert taken(queue, NOW + MAX_STAGGER) == ["c", "b"]
-
-
-def test_backlog_beyond_the_capacity_does_not_drop_the_leases_of_others() -> None:
-    queue = PreemptionQueue(20, clock=lambda: NOW)
-    for number in range(6):
-        queue.push(f"lease-{number}", "work", 0, NOW + 4.0, 0, is_begun=True)
-    for number in range(200):
-        queue.push(f"old-{number}", "work", 0, NOW - 60.0, 0)
-    assert {f"lease-{number}" for number in range(6)} <= {task_id for task_id, _ in queue.names()}
-    assert taken(queue, NOW + 5.0)[:6] == [f"lease-{number}" for number in range(6)]
-
-
-def test_leases_of_others_do_not_drop_a_backlog() -> None:
-    queue = PreemptionQueue(20, clock=lambda: NOW)
-    for number in range(200):
-        queue.push(f"lease-{number}", "work", 0, NOW + 4.0, 0, is_begun=True)
-        queue.push(f"old-{number}", "work", 0, NOW - 60.0, 0)
-    assert sum(task_id.startswith("old") for task_id, _ in queue.names()) >= 10
-    assert sum(task_id.startswith("lease") for task_id, _ in queue.names()) >= 10
