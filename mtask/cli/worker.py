@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -91,6 +92,9 @@ def main(
         raise typer.Exit(_supervise(settings, options))
     if supervised:
         end_with_parent()
+    # What was imported stays: the collector need not look through it again and again beside the handlers.
+    gc.collect()
+    gc.freeze()
     _serve(loaded, options)
 
 

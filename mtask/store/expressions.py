@@ -2,6 +2,10 @@
 
 Each is evaluated on a task document; `now` is an expression, `$$NOW` in the engine and a fixed date in the
 property test that holds both sides together. Variables in `$let` and `$map` begin with a lower-case letter.
+
+What an expression costs the server is its size, each time an update is parsed, and what is evaluated per document. So
+`$$succeeded` (S) and `$$live` (R) are computed once, by `_bound`, around whatever needs them, and the conditions that
+decide most often, and at the least cost, come first.
 """
 
 from __future__ import annotations
@@ -77,6 +81,11 @@ def live_runs(now: Expression) -> Expression:
     return runs_where(_current(is_run_live(now)))
 
 
+def _bound(now: Expression, body: Expression) -> Expression:
+    """Return `body`, in which S is `$$succeeded` and R is `$$live`."""
+    return {"$let": {"vars": {"succeeded": succeeded_workers(), "live": live_runs(now)}, "in": body}}
+
+
 def failures(now: Expression) -> Expression:
     """F."""
     return {"$add": [f"{STATE}.failed_cnt", {"$size": runs_where(_current(is_run_lapsed(now)))}]}
@@ -113,7 +122,11 @@ def is_worker_exhausted(worker_id: Expression, now: Expression) -> Expression:
 
 def is_exhausted(now: Expression) -> Expression:
     """Whether the limit is used up, or a run ended in a final failure."""
-    done = {"$or": [{"$in": ["$$named", succeeded_workers()]}, is_worker_exhausted("$$named", now)]}
+    return _bound(now, _is_exhausted(now))
+
+
+def _is_exhausted(now: Expression) -> Expression:
+    done = {"$or": [{"$in": ["$$named", "$$succeeded"]}, is_worker_exhausted("$$named", now)]}
     all_named_done = {
         "$allElementsTrue": [{"$map": {"input": f"{OPTION}.specific_worker_ids", "as": "named", "in": done}}]
     }
@@ -134,18 +147,58 @@ def is_final() -> Expression:
 
 def status(now: Expression) -> Expression:
     """What the task is at `now`. A final status stays."""
-    return {
+    return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.status"}}
+
+
+def next_preempt_time(now: Expression) -> Expression:
+    """The earliest moment at which someone could take the task or settle it; null if it is final."""
+    return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
+
+
+def derived(now: Expression) -> Expression:
+    """Return `status` and `next`, the next preemption time, null if the status is final."""
+    has_live = _exists("$$live")
+    # Not asked for where no place is free beside live runs: nothing follows from it then.
+    matters = {"$or": [{"$not": [has_live]}, _has_free_place()]}
+    open_status = {
         "$switch": {
             "branches": [
-                {"case": is_final(), "then": STATUS},
-                {"case": _is_success(), "then": TaskStatus.SUCCESS.value},
-                {"case": _exists(live_runs(now)), "then": TaskStatus.RUNNING.value},
+                {"case": has_live, "then": TaskStatus.RUNNING.value},
                 {"case": f"{STATE}.cancel_requested", "then": TaskStatus.CANCELED.value},
-                {"case": is_exhausted(now), "then": TaskStatus.FAIL.value},
+                {"case": "$$exhausted", "then": TaskStatus.FAIL.value},
             ],
             "default": TaskStatus.INIT.value,
         }
     }
+    has_open_place = {
+        "$and": [_has_free_place(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]
+    }
+    leases = {"$map": {"input": "$$live", "as": "run", "in": "$$run.ping_expire_time"}}
+    moments = {"$concatArrays": [leases, {"$cond": [has_open_place, free_place_times(now), []]}]}
+    earliest = {"$ifNull": [{"$min": moments}, due_time()]}
+    unfinished = {
+        "$let": {
+            "vars": {"exhausted": {"$and": [matters, _is_exhausted(now)]}},
+            "in": {
+                "$let": {
+                    "vars": {"status": open_status},
+                    "in": {"status": "$$status", "next": {"$cond": [{"$in": ["$$status", _FINAL]}, None, earliest]}},
+                }
+            },
+        }
+    }
+    return _bound(
+        now,
+        {
+            "$switch": {
+                "branches": [
+                    {"case": is_final(), "then": {"status": STATUS, "next": None}},
+                    {"case": _is_success(), "then": {"status": TaskStatus.SUCCESS.value, "next": None}},
+                ],
+                "default": unfinished,
+            }
+        },
+    )
 
 
 def _places() -> Expression:
@@ -154,13 +207,16 @@ def _places() -> Expression:
 
 
 def _is_success() -> Expression:
-    return {"$gte": [{"$size": succeeded_workers()}, _places()]}
+    return {"$gte": [{"$size": "$$succeeded"}, _places()]}
 
 
 def has_free_place(now: Expression) -> Expression:
     """Whether S + R < k."""
-    taken = {"$add": [{"$size": succeeded_workers()}, {"$size": live_runs(now)}]}
-    return {"$lt": [taken, _places()]}
+    return _bound(now, _has_free_place())
+
+
+def _has_free_place() -> Expression:
+    return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _places()]}
 
 
 def is_admitted(worker_id: Expression) -> Expression:
@@ -199,11 +255,12 @@ def is_candidate(worker_id: Expression, now: Expression) -> Expression:
 
 def may_take(worker_id: Expression, now: Expression) -> Expression:
     """Whether this worker may take the task at `now`."""
-    ended = {"$or": [is_final(), f"{STATE}.cancel_requested", _is_success(), is_exhausted(now)]}
+    # That S does not reach k already follows from a free place.
     return {
         "$and": [
-            {"$not": [ended]},
-            has_free_place(now),
+            {"$not": [is_final()]},
+            {"$not": [f"{STATE}.cancel_requested"]},
+            _bound(now, {"$and": [_has_free_place(), {"$not": [_is_exhausted(now)]}]}),
             is_candidate(worker_id, now),
             {"$lte": [ready_time(worker_id), now]},
         ]
@@ -227,21 +284,6 @@ def free_place_times(now: Expression) -> Expression:
     }
     unnamed = {"$cond": [_is_worker_scope(), due_time(), ready_time(literal(""))]}
     return {"$cond": [_names_workers(), named, [unnamed]]}
-
-
-def next_preempt_time(now: Expression) -> Expression:
-    """The earliest moment at which someone could take the task or settle it; null if it is final."""
-    open_place = {
-        "$and": [
-            {"$not": [f"{STATE}.cancel_requested"]},
-            {"$not": [is_exhausted(now)]},
-            has_free_place(now),
-        ]
-    }
-    leases = {"$map": {"input": live_runs(now), "as": "run", "in": "$$run.ping_expire_time"}}
-    moments = {"$concatArrays": [leases, {"$cond": [open_place, free_place_times(now), []]}]}
-    earliest = {"$ifNull": [{"$min": moments}, due_time()]}
-    return {"$cond": [{"$in": [status(now), _FINAL]}, None, earliest]}
 
 
 def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:

@@ -18,6 +18,8 @@ from mtask.store import expressions as x
 
 Pipeline = list[dict[str, Any]]
 
+#: Where a pipeline keeps what its last stage needs; it is gone when that is done.
+_DERIVED = "_derived"
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -35,35 +37,28 @@ def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
 
 def derive(now: x.Expression = x.NOW) -> Pipeline:
     """Compute what follows from the rest of the document."""
-    final = x.is_final()
+    # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
+    derived = f"${_DERIVED}"
+    final = {"$eq": [f"{derived}.next", None]}
     retain = {
         "$cond": [
-            {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},
+            {"$eq": [f"{derived}.status", TaskStatus.SUCCESS.value]},
             f"{x.OPTION}.retain_success_ms",
             f"{x.OPTION}.retain_fail_ms",
         ]
     }
-    finish_time = f"{x.STATE}.finish_time"
-    expire_time = {"$cond": [{"$and": [final, {"$ne": [{"$ifNull": [retain, None]}, None]}]}, retain, None]}
+    finished_at = {"$ifNull": [f"{x.STATE}.finish_time", now]}
+    is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
     return [
-        {"$set": {"task_state.status": x.status(now)}},
+        {"$set": {_DERIVED: x.derived(now)}},
         {
             "$set": {
+                "task_state.status": f"{derived}.status",
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
-                "task_state.finish_time": {"$cond": [final, {"$ifNull": [finish_time, now]}, "$$REMOVE"]},
-                "task_state.next_preempt_time": {"$ifNull": [x.next_preempt_time(now), "$$REMOVE"]},
-                "expire_time": {
-                    "$let": {
-                        "vars": {"retain": expire_time},
-                        "in": {
-                            "$cond": [
-                                {"$eq": ["$$retain", None]},
-                                "$$REMOVE",
-                                x.add_ms({"$ifNull": [finish_time, now]}, "$$retain"),
-                            ]
-                        },
-                    }
-                },
+                "task_state.finish_time": {"$cond": [final, finished_at, "$$REMOVE"]},
+                "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
+                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finished_at, retain)]},
+                _DERIVED: "$$REMOVE",
             }
         },
     ]

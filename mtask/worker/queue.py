@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-#: How long a worker that ranks behind others for a task lets them go first, per rank and at most, in seconds.
+#: How long the worker that ranks second for a task lets the first go first, and the others these two, in seconds.
 STAGGER = 0.02
 MAX_STAGGER = 0.06
 #: By how much longer a task must be due, in seconds, to go before one that this worker ranks first for. Age ends the
@@ -17,7 +17,7 @@ PREFERENCE = 2.0
 
 def stagger(rank: int) -> float:
     """Return for how long a worker of this rank lets the others go first, in seconds."""
-    return min(rank * STAGGER, MAX_STAGGER)
+    return 0.0 if rank == 0 else STAGGER if rank == 1 else MAX_STAGGER
 
 
 @dataclass(slots=True)

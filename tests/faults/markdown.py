@@ -197,7 +197,7 @@ def _rescues(verdict: Verdict) -> list[str]:
     lines += [
         "A rescue is the claim of a task whose run's lease had lapsed. Its time is counted from the instant at which",
         "the document allowed the claim, by the server's clock. Where a task names its workers, it may have to wait",
-        "for one of them to come back.",
+        "for one of them to come back; and where all workers were killed at once, for any.",
         "",
     ]
     groups = groups_of(figures.rescues)
@@ -234,6 +234,9 @@ def _failovers(verdict: Verdict) -> list[str]:
         return []
     named = [(nemesis, Distribution.of(delays)) for nemesis, delays in sorted(kinds.items())]
     every = [("all", verdict.figures.failover)] if len(named) > 1 else []
+    committing = Distribution.of(told["committing_after"] for told in failovers if told.get("committing_after") is not None)
+    if committing.count:
+        every.append(("the majority acknowledges writes, beside mtask", committing))
     return [
         "## Failovers",
         "",

@@ -128,7 +128,7 @@ def _lose_primary(world: World, name: str, lose: _Loss, then: str, seconds: floa
         with world.fault(name, is_database_away=True) as episode:
             broken = mending.enter_context(lose(world.replica_set))
             episode.target = broken.nodes[0].address
-            episode.detail["elected_at"] = broken.elected
+            episode.detail |= {"elected_at": broken.elected, "committing_at": world.wait_committing()}
         with world.fault(then, episode.target):
             world.wait(seconds)
             mending.close()
@@ -139,7 +139,7 @@ def step_down(world: World, random: Random) -> None:
     with world.fault("step down", is_database_away=True) as episode:
         broken = breaks.step_down(world.replica_set, random.randint(3, 8))
         episode.target = broken.nodes[0].address
-        episode.detail["elected_at"] = broken.elected
+        episode.detail |= {"elected_at": broken.elected, "committing_at": world.wait_committing()}
 
 
 def kill_all_members(world: World, random: Random) -> None:
@@ -148,7 +148,7 @@ def kill_all_members(world: World, random: Random) -> None:
     with world.fault("kill all members", is_database_away=True) as episode:
         with breaks.killed_servers(world.replica_set) as broken:
             world.wait(down)
-        episode.detail["elected_at"] = broken.elected
+        episode.detail |= {"elected_at": broken.elected, "committing_at": world.wait_committing()}
 
 
 def kill_streams(world: World, random: Random) -> None:

@@ -20,9 +20,9 @@ _WIDTH = 16.0
 _INK, _FAINT, _GRID = "#22272e", "#8b949e", "#e6e8eb"
 _PUBLISHED, _FINISHED, _FAILED, _RUNNING = "#2f6fde", "#2da44e", "#d1242f", "#8250df"
 _AWAY = "#f2c572"
-#: How rescues are told apart: by whether the database was there, and whether just any worker could come.
-UP, AWAY, NAMED = "database up", "database away", "for named workers only"
-_DOTS = ("#2f6fde", "#bc6c00", "#8b949e")
+#: How rescues are told apart: by whether the database and the workers were there, and whether just any worker could come.
+UP, AWAY, NO_WORKER, NAMED = "database up", "database away", "all workers killed", "for named workers only"
+_DOTS = ("#2f6fde", "#bc6c00", "#bf3989", "#8b949e")
 _LANES = (
     *("#d1242f", "#2f6fde", "#8250df", "#bc4c00", "#1b7c83", "#bf3989", "#4d7c0f", "#6e5a1e"),
     *("#0b5cad", "#e5534b", "#986ee2", "#57606a", "#b08800", "#1f883d", "#a0522d", "#5f6caf"),
@@ -226,10 +226,18 @@ def _rescues(panel: Axes, side: Axes, scene: Scene) -> None:
 
 def groups_of(rescues: Sequence[Rescue]) -> dict[str, list[Rescue]]:
     """Return the rescues by what they had to wait for beside mtask."""
-    groups: dict[str, list[Rescue]] = {UP: [], AWAY: [], NAMED: []}
+    groups: dict[str, list[Rescue]] = {UP: [], AWAY: [], NO_WORKER: [], NAMED: []}
     for rescue in rescues:
-        groups[NAMED if rescue.is_for_named else AWAY if rescue.is_database_away else UP].append(rescue)
+        groups[_group_of(rescue)].append(rescue)
     return groups
+
+
+def _group_of(rescue: Rescue) -> str:
+    if rescue.is_for_named:
+        return NAMED
+    if rescue.is_database_away:
+        return AWAY
+    return NO_WORKER if rescue.is_fleet_away else UP
 
 
 def _quantiles(side: Axes, delays: Distribution, colour: str, *, is_left: bool) -> None:

@@ -7,13 +7,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import Any
 
-from pymongo import MongoClient
+import pymongo
+from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 import mtask
@@ -105,6 +106,23 @@ class World:
                 finally:
                     place.lock.release()
         yield None
+
+    def wait_committing(self) -> float:
+        """Wait until the majority acknowledges a write again; return when it did (monotonic seconds).
+
+        An elected primary may be unable to commit for a while: members that replicated from one that is frozen wait
+        for it until they look for another source.
+        """
+        probe = self.mongo.get_database(f"{self.database}_probe", write_concern=WriteConcern("majority"))["probe"]
+
+        def is_committed() -> bool:
+            with suppress(PyMongoError), pymongo.timeout(2):
+                probe.insert_one({})
+                return True
+            return False
+
+        eventually(is_committed, PATIENCE, "the majority commits", interval=0.05)
+        return time.monotonic()
 
     def wait_working(self, places: Sequence[Place]) -> None:
         """Wait until these workers say of themselves that they work; one that ended meanwhile is started again."""

@@ -84,6 +84,18 @@ def test_rescue_while_the_database_was_away_is_counted_apart(story: Story, tmp_p
     assert [round(found.delay, 3) for found in figures.worst_rescues] == [0.2]
 
 
+def test_rescue_while_there_was_no_worker_is_counted_apart(story: Story, tmp_path: Path) -> None:
+    began = story.now + 4.0
+    rescue(story, 3.0)
+    story.faults.append(Fault("kill all workers", "w1 w2", began - 2.0, began + 2.0, detail={"is_fleet_away": True}))
+    story.wait(1.0)
+    rescue(story, 0.2)
+    figures = verdict_on(story, tmp_path).figures
+    assert (figures.rescue_no_worker.count, figures.rescue_up.count) == (1, 1)
+    assert figures.rescue_no_worker.maximum == pytest.approx(3.0)
+    assert [round(found.delay, 3) for found in figures.worst_rescues] == [0.2]
+
+
 def test_rescue_that_only_named_workers_could_do_is_counted_apart(story: Story, tmp_path: Path) -> None:
     task_id = story.publish("slow", specific_worker_ids=["w1"])
     story.claim(task_id)

@@ -82,9 +82,12 @@ class Course:
         figures.rescues = [self._explained(rescue) for rescue in sorted(self._rescues, key=lambda r: r.claimed)]
         named = [rescue for rescue in figures.rescues if rescue.is_for_named]
         others = [rescue for rescue in figures.rescues if not rescue.is_for_named]
+        away = [rescue for rescue in others if rescue.is_database_away]
+        no_worker = [rescue for rescue in others if rescue.is_fleet_away and not rescue.is_database_away]
         figures.rescue_named = Distribution.of(rescue.delay for rescue in named)
-        figures.rescue_away = Distribution.of(rescue.delay for rescue in others if rescue.is_database_away)
-        figures.rescue_up = Distribution.of(rescue.delay for rescue in others if not rescue.is_database_away)
+        figures.rescue_away = Distribution.of(rescue.delay for rescue in away)
+        figures.rescue_no_worker = Distribution.of(rescue.delay for rescue in no_worker)
+        figures.rescue_up = Distribution.of(rescue.delay for rescue in others if rescue.could_be_prompt)
         for fault in self._faults:
             figures.faults[fault.nemesis] = figures.faults.get(fault.nemesis, 0) + 1
         self._failovers()
@@ -92,11 +95,14 @@ class Course:
 
     def _explained(self, rescue: Rescue) -> Rescue:
         met = [f for f in self._faults if f.start <= rescue.claimed and f.end + AFTERMATH >= rescue.free]
+        # The fleet is back when its workers say so: no aftermath.
+        no_worker = [f for f in met if _is_without_workers(f, rescue.free) or _is_without_workers(f, rescue.claimed)]
         told = tuple(f"{f.nemesis} {f.target} {f.start:.1f} to {f.end:.1f} s".replace("  ", " ") for f in met)
         meanwhile = bisect_left(self._claims, rescue.claimed) - bisect_right(self._claims, rescue.free)
         return replace(
             rescue,
             is_database_away=any(f.is_database_away for f in met),
+            is_fleet_away=bool(no_worker),
             faults=told,
             claims_meanwhile=max(0, meanwhile),
         )
@@ -108,10 +114,18 @@ class Course:
             if not isinstance(elected_at, int | float):
                 continue
             elected = elected_at - self._started
+            # Without any worker nobody can claim: it is counted from when the fleet was back.
+            fleet_back = max((f.end for f in self._faults if _is_without_workers(f, elected)), default=elected)
             place = bisect_left(self._claims, elected)
-            delay = self._claims[place] - elected if place < len(self._claims) else None
+            delay = max(0.0, self._claims[place] - fleet_back) if place < len(self._claims) else None
             told = {"nemesis": fault.nemesis, "target": fault.target, "elected": elected, "first_claim_after": delay}
+            committing_at = fault.detail.get("committing_at")
+            told["committing_after"] = committing_at and committing_at - elected_at
             self._figures.failovers.append(told)
             if delay is not None:
                 delays.append(delay)
         self._figures.failover = Distribution.of(delays)
+
+
+def _is_without_workers(fault: Fault, instant: float) -> bool:
+    return bool(fault.detail.get("is_fleet_away")) and fault.start <= instant <= fault.end

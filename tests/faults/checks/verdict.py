@@ -88,6 +88,7 @@ class Rescue:
     is_database_away: bool
     #: Only workers that the task names could claim it.
     is_for_named: bool
+    is_fleet_away: bool = False  #: there was no worker at all
     faults: tuple[str, ...] = ()
     claims_meanwhile: int = 0  #: of any task: many, where a backlog was being worked off
 
@@ -95,6 +96,11 @@ class Rescue:
     def delay(self) -> float:
         """How long the task was free, in seconds."""
         return self.claimed - self.free
+
+    @property
+    def could_be_prompt(self) -> bool:
+        """Whether the database and some worker were there, and any worker might have come."""
+        return not (self.is_database_away or self.is_fleet_away or self.is_for_named)
 
 
 @dataclass(slots=True)
@@ -148,6 +154,7 @@ class Figures:
     first_claim: Distribution = field(default_factory=Distribution)  #: after a task was due for the first time
     rescue_up: Distribution = field(default_factory=Distribution)
     rescue_away: Distribution = field(default_factory=Distribution)
+    rescue_no_worker: Distribution = field(default_factory=Distribution)
     rescue_named: Distribution = field(default_factory=Distribution)
     rescues: list[Rescue] = field(default_factory=list)
     failovers: list[dict[str, Any]] = field(default_factory=list)
@@ -158,7 +165,7 @@ class Figures:
     @property
     def worst_rescues(self) -> list[Rescue]:
         """The ten slowest while the database was up and any worker might have come."""
-        up = [rescue for rescue in self.rescues if not rescue.is_database_away and not rescue.is_for_named]
+        up = [rescue for rescue in self.rescues if rescue.could_be_prompt]
         return sorted(up, key=lambda rescue: rescue.delay, reverse=True)[:10]
 
 
@@ -241,6 +248,7 @@ def _figures(figures: Figures) -> list[str]:
         f"first claim after due: {figures.first_claim}",
         f"rescued, database up: {figures.rescue_up}",
         f"rescued, database away: {figures.rescue_away}",
+        f"rescued, all workers killed: {figures.rescue_no_worker}",
         f"rescued by named workers: {figures.rescue_named}",
         f"from an election to the first claim: {figures.failover}",
         f"handlers beyond their lease, worker disturbed: {figures.overtime.excused}",
