@@ -170,9 +170,7 @@ def derived(now: Expression) -> Expression:
             "default": TaskStatus.INIT.value,
         }
     }
-    has_open_place = {
-        "$and": [_has_free_place(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]
-    }
+    has_open_place = {"$and": [_has_free_place(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]}
     leases = {"$map": {"input": "$$live", "as": "run", "in": "$$run.ping_expire_time"}}
     moments = {"$concatArrays": [leases, {"$cond": [has_open_place, free_place_times(now), []]}]}
     earliest = {"$ifNull": [{"$min": moments}, due_time()]}

@@ -1,4 +1,4 @@
-"""Due looks: tasks to look at when they come due. Most are others' leases, and finished long before they would lapse."""
+"""Due looks: tasks to look at when they come due. Most are others' leases, finished long before they would lapse."""
 
 from __future__ import annotations
 

@@ -15,10 +15,12 @@ from mtask import TaskSpec
 Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
 
 #: Tasks per call of publish_many.
-BATCH = 20
+BATCH = 40
 
 #: A lease short enough that a killed worker's tasks are rescued many times in a run.
 _SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+#: A lease longer than the horizon of discovery: workers hear of its end from their scans alone.
+_LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
 _PATIENT: dict[str, Any] = {**_SHORT, "max_unexpected_retries": 50}
 
@@ -54,6 +56,8 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
     match kind:
         case "quick" | "plain":
             params = {"value": number}
+            if random.random() < 0.5:
+                extra |= _LONG
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
         case "team":

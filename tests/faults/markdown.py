@@ -234,7 +234,8 @@ def _failovers(verdict: Verdict) -> list[str]:
         return []
     named = [(nemesis, Distribution.of(delays)) for nemesis, delays in sorted(kinds.items())]
     every = [("all", verdict.figures.failover)] if len(named) > 1 else []
-    committing = Distribution.of(told["committing_after"] for told in failovers if told.get("committing_after") is not None)
+    waits = (told.get("committing_after") for told in failovers)
+    committing = Distribution.of(wait for wait in waits if wait is not None)
     if committing.count:
         every.append(("the majority acknowledges writes, beside mtask", committing))
     return [

@@ -223,8 +223,8 @@ STORE_MUTATIONS = (
         "running-takes-no-place",
         "S < k in place of S + R < k, in the rule and in its twin: any number of workers run a task at once.",
         (
-            Edit(_TWINS, 'taken = {"$add": [{"$size": succeeded_workers()}, {"$size": live_runs(now)}]}',
-                 'taken = {"$size": succeeded_workers()}'),
+            Edit(_TWINS, 'return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _places()]}',
+                 'return {"$lt": [{"$size": "$$succeeded"}, _places()]}'),
             Edit(_RULES, "taken = len(succeeded_workers(task)) + len(live_runs(task, now))",
                  "taken = len(succeeded_workers(task))"),
         ),

@@ -20,7 +20,7 @@ _WIDTH = 16.0
 _INK, _FAINT, _GRID = "#22272e", "#8b949e", "#e6e8eb"
 _PUBLISHED, _FINISHED, _FAILED, _RUNNING = "#2f6fde", "#2da44e", "#d1242f", "#8250df"
 _AWAY = "#f2c572"
-#: How rescues are told apart: by whether the database and the workers were there, and whether just any worker could come.
+#: How rescues are told apart: by whether database and workers were there, and whether just any worker could come.
 UP, AWAY, NO_WORKER, NAMED = "database up", "database away", "all workers killed", "for named workers only"
 _DOTS = ("#2f6fde", "#bc6c00", "#bf3989", "#8b949e")
 _LANES = (

@@ -50,7 +50,7 @@ class Plan:
     folder: Path
     minutes: float
     seed: int
-    rate: float = 120.0  #: tasks a second, of all publishers
+    rate: float = 117.0  #: tasks a second, of all publishers
     nemeses: Sequence[str] = ()  #: names; empty: all
     is_once: bool = False  #: every nemesis once, and then the end
 

@@ -71,7 +71,7 @@ def test_what_is_superseded_does_not_pile_up() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("put discard take".split()), st.sampled_from("abcdef"), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["put", "discard", "take"]), st.sampled_from("abcdef"), st.integers(0, 20)),
         max_size=60,
     )
 )
