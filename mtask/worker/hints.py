@@ -43,7 +43,7 @@ _GATHER = 0.1
 #: Names without a handler here that are taken down at most.
 MAX_UNSERVED = 100
 _PAUSE = 0.1
-#: How long it is remembered that the stream told of a task, in seconds (no read takes longer), and of how many at least.
+#: How long it is remembered that the stream told of a task, in seconds (no read takes longer); of how many at least.
 _NEWS, _MIN_HEARD = 20.0, 2000
 
 
