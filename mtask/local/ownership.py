@@ -105,3 +105,13 @@ def not_ended(data: Path) -> MongodFailed:
         "It may run in another container, or hang on its disk. End it there, or choose another folder.",
         failed="did not stop",
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread of the process; True where the system does not tell."""
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread ended meanwhile
+        return False
+    # The state follows the name, which may hold anything, in brackets.
+    return all(stat.rpartition(")")[2].split()[0] in "TtXZ" for stat in stats)

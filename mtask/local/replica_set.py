@@ -15,7 +15,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from mtask.errors import InvalidOption, MongodFailed
 from mtask.local.find import find_mongod
 from mtask.local.node import SMALLEST_CACHE_MB, Node
-from mtask.local.ownership import STOP_TIMEOUT
+from mtask.local.ownership import STOP_TIMEOUT, is_stopped
 from mtask.local.ports import free_ports
 from mtask.local.replication import direct_client, initiate, is_member_ready, primary_of
 from mtask.local.waiting import Deadline, wait_until
@@ -135,8 +135,11 @@ class ReplicaSet:
             wait_until(lambda: is_member_ready(node), deadline)
 
     def pause(self, node: Node) -> None:
-        """Freeze a node with SIGSTOP: its connections stay open and nobody answers."""
+        """Freeze a node with SIGSTOP: its connections stay open and nobody answers, from when this returns."""
         node.send(signal.SIGSTOP)
+        pid = node.pid()
+        if pid is not None:
+            wait_until(lambda: is_stopped(pid), Deadline(STOP_TIMEOUT))
 
     def resume(self, node: Node) -> None:
         """Let a paused node go on."""

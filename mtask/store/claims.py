@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
@@ -17,6 +17,10 @@ from mtask.store.pipelines import Outcome
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
 
 Document = dict[str, Any]
+
+#: How long it may take to claim or settle what some worker has begun. One that died between the last write of its
+#: transaction and the commit leaves it open: its task holds up the others of a group, for a minute or more.
+RESCUE_TIMEOUT = timedelta(seconds=2)
 
 _RUN_RULES = (
     "run_id",
@@ -107,17 +111,21 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
     return found
 
 
-def claim(task_ids: Sequence[str], worker_id: str, token: str) -> Operation[list[Document]]:
+def claim(
+    task_ids: Sequence[str], worker_id: str, token: str, timeout: timedelta | None = None
+) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
-    One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it.
+    One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
+    None = as long as an operation may take.
     """
     guard = filters.due_tasks(task_ids)
     pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
     if len(task_ids) == 1:
-        document = yield tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
+        one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
+        document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
-    result = yield tasks("update_many", guard, pipeline)
+    result = yield tasks("update_many", guard, pipeline).within(timeout)
     if not result.modified_count:
         return []
     return (yield from claimed(task_ids, token))
@@ -238,7 +246,7 @@ def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
 
 def settle(task_ids: Sequence[Any]) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
-    result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle())
+    result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(RESCUE_TIMEOUT)
     return int(result.modified_count)
 
 

@@ -29,11 +29,11 @@ class Call:
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    #: How long it may take where that is more than an operation's usual time.
+    #: How long it may take where that is not an operation's usual time.
     timeout: timedelta | None = None
 
-    def within(self, timeout: timedelta) -> Call:
-        """Return the same call with more time."""
+    def within(self, timeout: timedelta | None) -> Call:
+        """Return the same call with another limit in place of the usual one, None: with the usual one."""
         return replace(self, timeout=timeout)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: A further group is begun beside others only when it is worth it.
+#: A further group is begun beside others only when it is worth it: it is large, or a rescue.
 _MIN_FURTHER = 50
 #: A group is waited for so long, in seconds: one that takes longer, behind someone's open transaction, say, holds back
 #: none of the others.
@@ -40,6 +40,8 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: How long a task is left alone that could not be claimed in time, in seconds.
+_HELD_UP_PAUSE = 5.0
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 
@@ -133,14 +135,16 @@ class Claimer:
             if pause is None or pause > 0:
                 return pause
             waited = now - self._launched_at
-            if self._in_flight and min(free, len(self._queue)) < _MIN_FURTHER and waited < _MAX_GATHER:
+            is_worth_it = min(free, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
+            if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
                 return _MAX_GATHER - waited  # the next group gathers; the one under way wakes us
             entries = self._queue.take(min(free, MAX_GROUP), now)
             if entries:
                 task_ids = [entry.task_id for entry in entries]
                 self._claiming += len(task_ids)
                 self.busy.update(task_ids)
-                job = asyncio.get_running_loop().create_task(self._claim(task_ids, look_first=entries[0].rank > 0))
+                claiming = self._claim(task_ids, look_first=entries[0].rank > 0, is_rescue=entries[0].is_begun)
+                job = asyncio.get_running_loop().create_task(claiming)
                 self._in_flight.add(job)
                 self._launched_at = now
                 job.add_done_callback(self._landed)
@@ -152,11 +156,11 @@ class Claimer:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()
 
-    async def _claim(self, task_ids: list[str], *, look_first: bool) -> None:
+    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool) -> None:
         try:
             wanted = await self._store.run(self._hints.still_due(task_ids)) if look_first else task_ids
             if wanted:
-                await self._claim_group(wanted)
+                await self._claim_group(wanted, is_rescue=is_rescue)
         except DatabaseError as error:
             logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
             await asyncio.sleep(_PAUSE)
@@ -167,14 +171,17 @@ class Claimer:
             self._hints.landed(task_ids)
             self._on_landed()
 
-    async def _claim_group(self, task_ids: list[str]) -> None:
+    async def _claim_group(self, task_ids: list[str], *, is_rescue: bool = False) -> None:
         """Claim these tasks and start the runs won."""
         token, sent = fresh_token(), monotonic()
         try:
-            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token))
+            timeout = claims.RESCUE_TIMEOUT if is_rescue else None
+            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout))
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
-            await self._recover(task_ids, token, sent, _LOOKS_AGAIN)
+            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)
+            if is_rescue:
+                await self._rescue_apart(left, is_alone=len(task_ids) == 1)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
             left = await self._recover(task_ids, token, sent)
@@ -189,6 +196,15 @@ class Claimer:
             self.lost_cnt += len(task_ids) - len(won)
             await self._adopt(documents, task_ids, token, sent)
             self._hints.look_again(task_id for task_id in task_ids if task_id not in won)
+
+    async def _rescue_apart(self, task_ids: list[str], *, is_alone: bool) -> None:
+        """Claim each alone: an open transaction may hold one of them up, and it must not hold up the others again."""
+        if is_alone:
+            for task_id in task_ids:
+                logger.warning("task is held up, left alone for a while", extra=fields(task=task_id))
+                self._quarantine.leave_alone(task_id, _HELD_UP_PAUSE)
+        else:
+            await asyncio.gather(*(self._claim_group([task_id], is_rescue=True) for task_id in task_ids))
 
     async def _adopt(
         self, documents: Sequence[dict[str, Any]], task_ids: Sequence[str], token: str, sent: float

@@ -39,7 +39,7 @@ _MAX_LOOK = 500
 #: Tasks that are looked at when they come due, at most: about 200 bytes each.
 _MAX_DUE_LOOKS = 10_000
 #: Between two looks at what came due, in seconds at least: what comes due meanwhile shares one.
-_GATHER = 0.1
+_GATHER = 0.05
 #: Names without a handler here that are taken down at most.
 MAX_UNSERVED = 100
 _PAUSE = 0.1

@@ -33,12 +33,12 @@ class Quarantine:
         """Whether the server refused to change this task a short while ago."""
         return self._left_alone.get(_name_of(task_id), 0.0) > monotonic()
 
-    def leave_alone(self, task_id: Any) -> None:
-        """Try this task no more for half a minute."""
+    def leave_alone(self, task_id: Any, pause: float = _REFUSED_PAUSE) -> None:
+        """Do not try this task for so long (seconds)."""
         now = monotonic()
         if len(self._left_alone) >= _MAX_REMEMBERED:
             self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
-        self._left_alone[_name_of(task_id)] = now + _REFUSED_PAUSE
+        self._left_alone[_name_of(task_id)] = now + pause
 
     async def examine(self, task_ids: Sequence[Any], refusal: MtaskError | None = None) -> None:
         """Judge whole documents that could not be read, or that the server refused to change.

@@ -103,7 +103,7 @@ class PreemptionQueue:
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` tasks whose time has come, in order.
 
-        They all rank alike: this worker first, or others before it.
+        They are all alike: this worker ranks first for them or others do, and some worker has begun them or none has.
         """
         self._promote(now)
         taken: list[Entry] = []
@@ -112,7 +112,7 @@ class PreemptionQueue:
             if entry.is_dropped:
                 heapq.heappop(self._ready)
                 continue
-            if taken and (entry.rank > 0) != (taken[0].rank > 0):
+            if taken and (entry.rank > 0, entry.is_begun) != (taken[0].rank > 0, taken[0].is_begun):
                 break
             heapq.heappop(self._ready)
             self._forget(entry)
@@ -129,6 +129,11 @@ class PreemptionQueue:
         while self._waiting and self._waiting[0][2].is_dropped:
             heapq.heappop(self._waiting)
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
+
+    @property
+    def is_rescue_next(self) -> bool:
+        """Whether the task to take next was begun by some worker; asked right after `next_ready` has said 0."""
+        return bool(self._ready) and self._ready[0][2].is_begun
 
     def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
         """Take new ranks after workers came or went."""

@@ -335,3 +335,37 @@ def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(
             assert bench.worker._claimer.lost_cnt <= 3
 
     asyncio.run(scenario())
+
+
+def test_task_that_a_dead_workers_transaction_holds_up_holds_up_no_other(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+) -> None:
+    """A worker that died between its last write and its commit leaves its transaction open for a minute or more."""
+    task_ids = [f"work:{number}" for number in range(12)]
+    held, others = task_ids[5], [*task_ids[:5], *task_ids[6:]]
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, concurrency=20) as bench:
+            with bench.backed_up(), mongo.start_session() as session:
+                # A lease so short that it would lapse while the group waits for the one that is held up.
+                lease: dict[str, Any] = {"ping_interval_ms": 500, "worker_timeout_ms": 4000}
+                specs = [TaskSpec("work", {}, key=task_id.partition(":")[2], **lease) for task_id in task_ids]
+                await bench.client.publish_many(specs)
+                assert len(store.run(claims.claim(task_ids, "dead", "of-dead"))) == len(task_ids)
+                session.start_transaction()
+                bench.tasks.update_one({"_id": held}, {"$set": {"task_option.priority": 5}}, session=session)
+                queue = bench.worker._discovery._queue
+                await until(lambda: len(queue) == len(task_ids), message="all have lapsed")
+                bench.worker._claimer._is_backed_up = lambda: False
+                bench.worker._claimer.wake()
+                for task_id in others:
+                    await bench.status(task_id, "SUCCESS")
+                assert bench.state(held)["worker_states"][0]["worker_id"] == "dead"
+                assert len(bench.state(held)["worker_states"]) == 1
+                session.abort_transaction()
+            await bench.status(held, "SUCCESS")
+            for task_id in (held, *others):
+                assert runs_of(bench, task_id) == [("dead", "TIMEOUT"), ("w1", "SUCCESS")], task_id
+            await bench.at_rest()
+
+    asyncio.run(scenario())

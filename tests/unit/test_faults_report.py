@@ -34,7 +34,7 @@ FACTS = {
 }
 RESCUES = [Rescue(f"slow:p1/{n}", 10.0 + n, 10.02 + n + n / 1000, False, False) for n in range(99)]
 RESCUES += [
-    Rescue("slow:p1/late", 300.0, 300.9, False, False, ("hog 299.0 to 302.0 s", "killer | task")),
+    Rescue("slow:p1/late", 300.0, 300.9, False, False, faults=("hog 299.0 to 302.0 s", "killer | task")),
     Rescue("slow:p2/away", 400.0, 407.5, True, False),
     Rescue("team:p2/named", 500.0, 503.0, True, True),
 ]
