@@ -140,9 +140,9 @@ def _is_exhausted(now: Expression) -> Expression:
     return {"$cond": [{"$and": [_is_worker_scope(), _names_workers()]}, all_named_done, by_task]}
 
 
-def is_final() -> Expression:
-    """Whether the stored status is final."""
-    return {"$in": [STATUS, _FINAL]}
+def is_final(status: Expression = STATUS) -> Expression:
+    """Whether the status is final, by default the stored one."""
+    return {"$in": [status, _FINAL]}
 
 
 def status(now: Expression) -> Expression:
@@ -180,7 +180,7 @@ def derived(now: Expression) -> Expression:
             "in": {
                 "$let": {
                     "vars": {"status": open_status},
-                    "in": {"status": "$$status", "next": {"$cond": [{"$in": ["$$status", _FINAL]}, None, earliest]}},
+                    "in": {"status": "$$status", "next": {"$cond": [is_final("$$status"), None, earliest]}},
                 }
             },
         }

@@ -39,7 +39,7 @@ def derive(now: x.Expression = x.NOW) -> Pipeline:
     """Compute what follows from the rest of the document."""
     # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
     derived = f"${_DERIVED}"
-    final = {"$eq": [f"{derived}.next", None]}
+    final = x.is_final(f"{derived}.status")
     retain = {
         "$cond": [
             {"$eq": [f"{derived}.status", TaskStatus.SUCCESS.value]},

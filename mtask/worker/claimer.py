@@ -204,7 +204,10 @@ class Claimer:
                 logger.warning("task is held up, left alone for a while", extra=fields(task=task_id))
                 self._quarantine.leave_alone(task_id, _HELD_UP_PAUSE)
         else:
-            await asyncio.gather(*(self._claim_group([task_id], is_rescue=True) for task_id in task_ids))
+            each = (self._claim_group([task_id], is_rescue=True) for task_id in task_ids)
+            for ended in await asyncio.gather(*each, return_exceptions=True):  # none is left under way
+                if isinstance(ended, BaseException):
+                    raise ended
 
     async def _adopt(
         self, documents: Sequence[dict[str, Any]], task_ids: Sequence[str], token: str, sent: float

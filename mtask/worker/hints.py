@@ -232,8 +232,7 @@ class Hints:
     # --- looks --------------------------------------------------------------------------------------------
 
     async def run_looks(self) -> None:
-        """Resolve hints until `stop`. Woken by hints and by what comes due; bounded by one read at a time, while which
-        others gather."""
+        """Resolve hints until `stop`. Woken by hints and by what comes due; one read at a time, while others gather."""
         while not self._is_stopping:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due_look()):
