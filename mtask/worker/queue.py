@@ -20,6 +20,9 @@ def stagger(rank: int) -> float:
     return 0.0 if rank == 0 else STAGGER if rank == 1 else MAX_STAGGER
 
 
+_Ready = list[tuple[tuple[int, bool, float], int, "Entry"]]
+
+
 @dataclass(slots=True)
 class Entry:
     """A task that may be due at `due` (monotonic seconds)."""
@@ -55,7 +58,8 @@ class PreemptionQueue:
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        self._ready: list[tuple[tuple[int, bool, float], int, Entry]] = []
+        #: What this worker ranks first for, and the rest. Where the two interleave, each still makes groups.
+        self._ready: tuple[_Ready, _Ready] = ([], [])
         self._sequence = 0
         self._own = 0
 
@@ -101,20 +105,22 @@ class PreemptionQueue:
             self._forget(entry)
 
     def take(self, limit: int, now: float) -> list[Entry]:
-        """Remove and return at most `limit` tasks whose time has come, in order.
+        """Remove and return at most `limit` tasks whose time has come, highest priority first.
 
         They are all alike: this worker ranks first for them or others do, and some worker has begun them or none has.
+        Such a group may leave behind what has been due for longer, of the same priority and of the other kind.
         """
         self._promote(now)
+        heap, other = self._by_head()
+        first, rival = _head(heap), _head(other)
         taken: list[Entry] = []
-        while self._ready and len(taken) < limit:
-            entry = self._ready[0][2]
-            if entry.is_dropped:
-                heapq.heappop(self._ready)
-                continue
-            if taken and (entry.rank > 0, entry.is_begun) != (taken[0].rank > 0, taken[0].is_begun):
+        while first is not None and len(taken) < limit:
+            entry = _head(heap)
+            if entry is None or entry.is_begun != first.is_begun:
                 break
-            heapq.heappop(self._ready)
+            if rival is not None and rival.order[:2] < entry.order[:2]:
+                break
+            heapq.heappop(heap)
             self._forget(entry)
             taken.append(entry)
         return taken
@@ -122,9 +128,7 @@ class PreemptionQueue:
     def next_ready(self, now: float) -> float | None:
         """Return the seconds until a task's time comes: 0 if it has, None if the queue is empty."""
         self._promote(now)
-        while self._ready and self._ready[0][2].is_dropped:
-            heapq.heappop(self._ready)
-        if self._ready:
+        if _head(self._by_head()[0]) is not None:
             return 0.0
         while self._waiting and self._waiting[0][2].is_dropped:
             heapq.heappop(self._waiting)
@@ -133,7 +137,8 @@ class PreemptionQueue:
     @property
     def is_rescue_next(self) -> bool:
         """Whether the task to take next was begun by some worker; asked right after `next_ready` has said 0."""
-        return bool(self._ready) and self._ready[0][2].is_begun
+        entry = _head(self._by_head()[0])
+        return entry is not None and entry.is_begun
 
     def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
         """Take new ranks after workers came or went."""
@@ -150,7 +155,13 @@ class PreemptionQueue:
         while self._waiting and self._waiting[0][0] <= now:
             _, sequence, entry = heapq.heappop(self._waiting)
             if not entry.is_dropped:
-                heapq.heappush(self._ready, (entry.order, sequence, entry))
+                heapq.heappush(self._ready[entry.rank > 0], (entry.order, sequence, entry))
+
+    def _by_head(self) -> tuple[_Ready, _Ready]:
+        """Return what is ready: first the heap with the task that comes first."""
+        own, rest = self._ready
+        is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
+        return (rest, own) if is_rest_first else (own, rest)
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
@@ -160,12 +171,20 @@ class PreemptionQueue:
     def _shrink(self) -> None:
         self._promote(self._clock())
         # Ready entries go by their order, and the others come after them, the soonest first.
-        ready = [item[2] for item in sorted(self._ready) if not item[2].is_dropped]
+        ready = [item[2] for item in sorted([*self._ready[0], *self._ready[1]]) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         for entry in [*ready, *waiting][self.capacity :]:
             self._forget(entry)
         self.has_more = True
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
-        self._ready = [item for item in self._ready if not item[2].is_dropped]
         heapq.heapify(self._waiting)
-        heapq.heapify(self._ready)
+        for heap in self._ready:
+            heap[:] = [item for item in heap if not item[2].is_dropped]
+            heapq.heapify(heap)
+
+
+def _head(heap: _Ready) -> Entry | None:
+    """Return the first task of a heap, after clearing away what was dropped."""
+    while heap and heap[0][2].is_dropped:
+        heapq.heappop(heap)
+    return heap[0][2] if heap else None

@@ -37,7 +37,7 @@ from tests.mongo import TEST_COMMANDS, eventually
 DATABASE = "chaos"
 #: How long the backlog may take to drain when all faults are healed, in seconds.
 DRAIN_PATIENCE = 300.0
-_SAMPLE_INTERVAL = 2.0
+_SAMPLE_INTERVAL = 5.0  # a hundred thousand finished tasks take a while to count
 _SHOW_INTERVAL = 0.25
 _OPEN = ("INIT", "RUNNING")
 _FINAL = ("SUCCESS", "FAIL", "CANCELED")
@@ -195,7 +195,7 @@ class Run:
                 self._samples.write(Sample(now, place.name, pid, values))
         with pymongo.timeout(2):
             try:
-                counts = _counts(world.mongo)
+                counts = _counts(world.mongo, (*_OPEN, *_FINAL))
             except PyMongoError:
                 return  # the database is away, as it is meant to be now and then
         self._counts = counts
@@ -237,15 +237,16 @@ class Run:
 
         def is_drained() -> bool:
             try:
-                self._counts = _counts(world.mongo)
+                self._counts |= _counts(world.mongo, _OPEN)
             except PyMongoError:
                 return False
             return not any(self._counts.get(status) for status in _OPEN)
 
         since = time.monotonic()
         try:
-            eventually(is_drained, DRAIN_PATIENCE, "the backlog drains", interval=0.2)
+            eventually(is_drained, DRAIN_PATIENCE, "the backlog drains", interval=0.5)
             self._facts["drained_at"] = time.monotonic()
+            self._counts = _counts(world.mongo, (*_OPEN, *_FINAL))
         except AssertionError as error:
             self._facts["not_drained"] = str(error)
         self._facts["drain_s"] = round(time.monotonic() - since, 2)
@@ -278,10 +279,10 @@ def _every(interval: float, is_over: threading.Event, act: Callable[[], None]) -
         act()
 
 
-def _counts(mongo: MongoClient[Document]) -> dict[str, int]:
+def _counts(mongo: MongoClient[Document], statuses: Sequence[str]) -> dict[str, int]:
     # Counted over the index: what the server knows without counting is wrong after a crash.
     tasks = mongo[DATABASE]["tasks"]
-    return {status: tasks.count_documents({"task_state.status": status}) for status in (*_OPEN, *_FINAL)}
+    return {status: tasks.count_documents({"task_state.status": status}) for status in statuses}
 
 
 def _connections(replica_set: ReplicaSet) -> dict[str, int]:

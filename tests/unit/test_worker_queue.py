@@ -77,3 +77,27 @@ def test_task_that_another_worker_takes_counts_as_begun_when_its_lease_lapses() 
     assert queue.move("b", NOW, is_begun=False)  # handed back
     queue.push("c", "work", 0, NOW - 40.0, 0)
     assert taken(queue, NOW + MAX_STAGGER) == ["c", "b"]
+
+
+def test_groups_stay_large_where_own_tasks_and_others_interleave() -> None:
+    # As a long backlog has it: the own tasks of the head start, and others that have been due for that much longer.
+    queue = PreemptionQueue(1000)
+    for number in range(100):
+        queue.push(f"own-{number}", "work", 0, NOW - 60.0 + PREFERENCE + number, 0)
+        queue.push(f"other-{number}", "work", 0, NOW - 60.0 + number + 0.5, 2)
+    sizes = []
+    while group := queue.take(50, NOW + 60.0):
+        assert len({entry.rank for entry in group}) == 1
+        sizes.append(len(group))
+    assert sizes == [50, 50, 50, 50]
+
+
+def test_no_group_goes_below_the_priority_of_what_it_leaves_behind() -> None:
+    queue = PreemptionQueue(100)
+    for priority in (9, 7, 5, 3, 1):
+        queue.push(f"own-{priority}", "work", priority, NOW, 0)
+    queue.push("other-5", "work", 5, NOW, 1)
+    groups = []
+    while group := queue.take(10, NOW + MAX_STAGGER):
+        groups.append([entry.task_id for entry in group])
+    assert groups == [["own-9", "own-7", "own-5"], ["other-5"], ["own-3", "own-1"]]
