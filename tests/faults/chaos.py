@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.faults import nemeses, report
 from tests.faults.checker import check
 from tests.faults.display import Display
-from tests.faults.run import Plan, Run, fresh_folder, seed_of
+from tests.faults.run import WORKERS, Plan, Run, fresh_folder, seed_of
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -24,12 +24,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", help="repeats an earlier run's faults and load [a fresh one]")
     parser.add_argument("--rate", type=float, default=117.0, help="tasks published a second")
     parser.add_argument("--nemesis", action="append", default=[], choices=nemeses.names(), help="only this one")
+    parser.add_argument("--spare", metavar="WORKER", choices=WORKERS, help="a worker that no nemesis ends (w1 to w5)")
     parser.add_argument("--once", action="store_true", help="every nemesis once, then the end")
     parser.add_argument("--folder", type=Path, help="where history and report go [build/chaos/SEED]")
     arguments = parser.parse_args(given)
     seed = seed_of(arguments.seed)
     folder = fresh_folder(arguments.folder or Path("build/chaos") / str(seed))
-    plan = Plan(folder, arguments.minutes, seed, arguments.rate, arguments.nemesis, arguments.once)
+    plan = Plan(folder, arguments.minutes, seed, arguments.rate, arguments.nemesis, arguments.once, arguments.spare)
     with Display() as display:
         history = Run(plan, display).go()
     print("checking the history", flush=True)

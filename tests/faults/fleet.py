@@ -147,10 +147,6 @@ class Fleet:
     def __getitem__(self, name: str) -> Place:
         return next(place for place in self.places if place.name == name)
 
-    def of_kind(self, *kinds: str) -> list[Place]:
-        """Return the places of these kinds."""
-        return [place for place in self.places if place.kind in kinds]
-
     def start(self) -> None:
         """Start them all, and keep them up."""
         for place in self.places:

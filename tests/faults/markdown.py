@@ -293,10 +293,10 @@ def _memory(memory: Sequence[Memory]) -> list[str]:
     ]
     return [
         *lines,
-        "Resident MiB of each place, over all processes that filled it, each without its first",
-        f"{WARM_UP:.0f} s. Flat means: within its processes it grows by less than {STEEPEST:g} MiB a minute, and the",
-        f"median of its last minute is at most {(GROWTH - 1) * 100:.0f} % above that of its first. A place watched for",
-        f"less than {ENOUGH / 60:.0f} min in all is not judged.",
+        "Resident MiB of each place, over those of its processes that lived for",
+        f"{(WARM_UP + ENOUGH) / 60:.0f} min or more, each without its first {WARM_UP:.0f} s. Flat means: within its",
+        f"processes it grows by less than {STEEPEST:g} MiB a minute, and the median of its last minute is at",
+        f"most {(GROWTH - 1) * 100:.0f} % above that of its first. With `--spare w1` no nemesis ends that worker.",
         "",
         *_table(
             ["place", "kind", "processes", "first", "last", "highest", "MiB/min", "threads", "files", ""],

@@ -11,9 +11,9 @@ from tests.faults.history import Document, Fault, Sample
 from tests.faults.picture import Point
 
 MEMORY = "memory_mib"
-#: A process grows while it imports, connects and fills its caches: its first seconds tell nothing of a leak.
-WARM_UP = 20.0
-#: Watched for less than this beyond the warm-up (seconds), a place is not judged.
+#: A process grows while it imports, connects and fills its caches: its first minute tells nothing of a leak.
+WARM_UP = 60.0
+#: Only processes that lived for this long beyond the warm-up (seconds) are judged.
 ENOUGH = 180.0
 #: Flat: grows by less than this while its processes live (MiB a minute) ...
 STEEPEST = 0.5
@@ -23,7 +23,7 @@ GROWTH = 1.10
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory of one place, in MiB, over all processes that filled it, each without its warm-up."""
+    """Resident memory of one place, in MiB, over the processes that lived long enough, each without its warm-up."""
 
     place: str
     kind: str
@@ -34,15 +34,14 @@ class Memory:
     highest: float
     #: MiB a minute within its processes; None where none lived long enough.
     slope: float | None
-    watched: float
     threads: int
     files: int
 
     @property
     def judgement(self) -> str:
         """Whether it is flat, by the criterion that the report states."""
-        if self.slope is None or self.first is None or self.last is None or self.watched < ENOUGH:
-            return "watched too briefly"
+        if self.slope is None or self.first is None or self.last is None:
+            return "lived too briefly"
         return "flat" if self.slope < STEEPEST and self.last <= self.first * GROWTH else "**grows**"
 
 
@@ -83,15 +82,15 @@ def memory_of(samples: Sequence[Sample], kinds: Mapping[str, str], began: float)
 
 
 def _memory(place: str, kind: str, lives: Sequence[Sequence[Point]], threads: int, files: int) -> Memory:
-    warm = [[point for point in life if point[0] >= life[0][0] + WARM_UP] for life in lives]
+    long = [life for life in lives if life[-1][0] - life[0][0] >= WARM_UP + ENOUGH]
+    warm = [[point for point in life if point[0] >= life[0][0] + WARM_UP] for life in long]
     points = sorted(point for life in warm for point in life)
     first = last = None
     if points:
         first = median(value for at, value in points if at <= points[0][0] + 60)
         last = median(value for at, value in points if at >= points[-1][0] - 60)
     highest = max(value for life in lives for _, value in life)
-    watched = sum(life[-1][0] - life[0][0] for life in warm if life)
-    return Memory(place, kind, len(lives), first, last, highest, slope(warm), watched, threads, files)
+    return Memory(place, kind, len(lives), first, last, highest, slope(warm), threads, files)
 
 
 def slope(lives: Iterable[Sequence[Point]]) -> float | None:

@@ -14,7 +14,7 @@ from random import Random
 
 from mtask.local import ReplicaSet
 from tests.faults import breaks
-from tests.faults.fleet import Fleet, State
+from tests.faults.fleet import Place, State
 from tests.faults.links import Direction
 from tests.faults.world import World
 
@@ -36,17 +36,17 @@ class Track:
 
 def kill_worker(world: World, random: Random) -> None:
     """SIGKILL a worker; it comes back under its worker_id."""
-    _kill(world, random, world.workers, "kill worker")
+    _kill(world, random, world.mortals, "kill worker")
 
 
 def kill_publisher(world: World, random: Random) -> None:
     """SIGKILL a publisher; it comes back and goes on by its ledger."""
-    _kill(world, random, world.publishers, "kill publisher")
+    _kill(world, random, world.publishers.places, "kill publisher")
 
 
-def _kill(world: World, random: Random, fleet: Fleet, name: str) -> None:
+def _kill(world: World, random: Random, places: Sequence[Place], name: str) -> None:
     down = random.uniform(0.2, 4.0)
-    with world.any_place(fleet, random) as place:
+    with world.any_place(places, random) as place:
         if place is not None:
             with world.fault(name, place.name):
                 place.kill()
@@ -57,10 +57,10 @@ def _kill(world: World, random: Random, fleet: Fleet, name: str) -> None:
 def kill_all_workers(world: World, random: Random) -> None:
     """SIGKILL the whole fleet of workers at once, as a power cut does."""
     down = random.uniform(0.2, 2.0)
-    held = [place for place in world.workers.places if place.lock.acquire(blocking=False)]
+    held = [place for place in world.mortals if place.lock.acquire(blocking=False)]
     try:
         with world.fault("kill all workers", " ".join(place.name for place in held)) as episode:
-            episode.detail["is_fleet_away"] = True
+            episode.detail["is_fleet_away"] = world.spared is None
             for place in held:
                 place.kill()
             world.wait(down)
@@ -75,7 +75,7 @@ def kill_all_workers(world: World, random: Random) -> None:
 def freeze_worker(world: World, random: Random) -> None:
     """SIGSTOP a worker beyond its leases, then SIGCONT."""
     frozen = random.uniform(5.0, 9.0)
-    with world.any_place(world.workers, random) as place:
+    with world.any_place(world.workers.places, random) as place:
         if place is not None:
             with world.fault("freeze worker", place.name):
                 place.freeze()
@@ -86,7 +86,7 @@ def freeze_worker(world: World, random: Random) -> None:
 def freeze_publisher(world: World, random: Random) -> None:
     """SIGSTOP a publisher for a while."""
     frozen = random.uniform(2.0, 8.0)
-    with world.any_place(world.publishers, random) as place:
+    with world.any_place(world.publishers.places, random) as place:
         if place is not None:
             with world.fault("freeze publisher", place.name):
                 place.freeze()
@@ -96,7 +96,7 @@ def freeze_publisher(world: World, random: Random) -> None:
 
 def rolling_restart(world: World, random: Random) -> None:
     """Restart all workers one after the other, in good order, as a deployment does."""
-    names = [place.name for place in world.workers.places]
+    names = [place.name for place in world.mortals]
     random.shuffle(names)
     with world.fault("rolling restart", " ".join(names)) as episode:
         codes = {}
@@ -253,7 +253,8 @@ def killer(world: World, random: Random) -> None:
     """Publish a task that kills every worker that runs it, until its tries are used up."""
     tries = random.choice((0, 1))
     with world.fault("killer task") as episode:
-        episode.detail["task_id"] = world.publish("killer", {}, max_unexpected_retries=tries, **_SHORT)
+        named = {"specific_worker_ids": [place.name for place in world.mortals]} if world.spared else {}
+        episode.detail["task_id"] = world.publish("killer", {}, max_unexpected_retries=tries, **named, **_SHORT)
         world.wait(5.0 * (tries + 1))
 
 

@@ -39,6 +39,8 @@ DATABASE = "chaos"
 DRAIN_PATIENCE = 300.0
 _SAMPLE_INTERVAL = 5.0  # a hundred thousand finished tasks take a while to count
 _SHOW_INTERVAL = 0.25
+#: The workers, and what is particular about them.
+WORKERS = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
 _OPEN = ("INIT", "RUNNING")
 _FINAL = ("SUCCESS", "FAIL", "CANCELED")
 
@@ -53,13 +55,15 @@ class Plan:
     rate: float = 117.0  #: tasks a second, of all publishers
     nemeses: Sequence[str] = ()  #: names; empty: all
     is_once: bool = False  #: every nemesis once, and then the end
+    spared: str | None = None  #: a worker that no nemesis ends, so that its memory is seen over the whole run
 
     @property
     def command(self) -> str:
         """The command that repeats this run."""
         once = [" --once"] if self.is_once else []
         only = [f" --nemesis '{name}'" for name in self.nemeses]
-        parts = [f"--minutes {self.minutes:g} --seed {self.seed} --rate {self.rate:g}", *once, *only]
+        spared = [f" --spare {self.spared}"] if self.spared else []
+        parts = [f"--minutes {self.minutes:g} --seed {self.seed} --rate {self.rate:g}", *once, *only, *spared]
         return f"python -m tests.faults.chaos {''.join(parts)}"
 
 
@@ -123,7 +127,7 @@ class Run:
 
     def _make_world(self, replica_set: ReplicaSet, proxy: ReplicaSetProxy) -> World:
         folder = self._history.folder
-        kinds = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
+        kinds = WORKERS
         offsets = {"fast clock": timedelta(minutes=10), "slow clock": timedelta(minutes=-10)}
         workers = []
         for name, kind in kinds.items():
@@ -145,7 +149,7 @@ class Run:
         faults, calls = Ledger(self._history.faults_path), Ledger(self._history.calls_path("nemesis"))
         self._stack.callback(faults.close)
         self._stack.callback(calls.close)
-        return World(replica_set, proxy, DATABASE, Fleet(workers), Fleet(publishers), faults, calls)
+        return World(replica_set, proxy, DATABASE, Fleet(workers), Fleet(publishers), faults, calls, self._plan.spared)
 
     def _prepare(self, world: World, replica_set: ReplicaSet) -> None:
         with mtask.Client(replica_set.uri, database=DATABASE) as client:

@@ -48,12 +48,15 @@ class World:
         publishers: Fleet,
         faults: Ledger,
         calls: Ledger,
+        spared: str | None = None,
     ) -> None:
         self.replica_set = replica_set
         self.proxy = proxy
         self.database = database
         self.workers = workers
         self.publishers = publishers
+        #: The worker that nobody ends.
+        self.spared = spared
         #: For what is done to the servers, and to look at them.
         self.mongo: MongoClient[Document] = MongoClient(
             replica_set.uri, tz_aware=True, serverSelectionTimeoutMS=5000, socketTimeoutMS=20000
@@ -70,6 +73,11 @@ class World:
         """The primary's address, as the harness's own client sees it; empty while there is none."""
         address = self.mongo.primary
         return f"{address[0]}:{address[1]}" if address else ""
+
+    @property
+    def mortals(self) -> list[Place]:
+        """The workers that may be ended."""
+        return [place for place in self.workers.places if place.name != self.spared]
 
     def close(self) -> None:
         """Close the connections."""
@@ -94,9 +102,8 @@ class World:
         self.is_over.wait(seconds)
 
     @contextmanager
-    def any_place(self, fleet: Fleet, random: Random, *kinds: str) -> Iterator[Place | None]:
-        """Hold a place that works and that no other nemesis has, of these kinds if given; None if there is none."""
-        places = fleet.of_kind(*kinds) if kinds else fleet.places
+    def any_place(self, places: Sequence[Place], random: Random) -> Iterator[Place | None]:
+        """Hold one of these places that works and that no other nemesis has; None if there is none."""
         for place in random.sample(places, len(places)):
             if place.lock.acquire(blocking=False):
                 try:

@@ -94,7 +94,7 @@ OUTCOME = Outcome(
     verdict(),
     SCENE,
     recoveries([Fault("kill worker", "w1", 5.0, 6.0), Fault("kill primary", "n1", 20.0, 29.5, True)], [7.25, 31.0]),
-    [Memory("w1", "plain", 4, 61.2, 62.3, 70.4, 0.11, 600.0, 12, 40)],
+    [Memory("w1", "plain", 4, 61.2, 62.3, 70.4, 0.11, 12, 40)],
     leftovers(FACTS),
     {"w1, exit code -9": 3},
 )
@@ -221,18 +221,22 @@ def test_memory_is_flat_unless_it_grows_while_the_process_lives(per_minute: floa
 
 
 def test_memory_that_steps_up_from_process_to_process_is_not_flat() -> None:
-    low = samples(0.0, seconds=200)
-    high = [replace(sample, pid=2, values={**sample.values, "memory_mib": 70.0}) for sample in samples(0, since=210)]
+    low = samples(0.0, seconds=300)
+    high = [replace(sample, pid=2, values={**sample.values, "memory_mib": 70.0}) for sample in samples(0, since=310)]
     (memory,) = memory_of([*low, *high], {}, 0.0)
     assert (memory.processes, memory.first, memory.last, memory.slope) == (2, 60.0, 70.0, 0.0)
     assert memory.judgement == "**grows**"
 
 
 def test_memory_of_a_process_that_was_seen_briefly_is_not_judged() -> None:
-    (memory,) = memory_of(samples(9.0, seconds=100), {}, 0.0)
-    assert memory.judgement == "watched too briefly"
-    (memory,) = memory_of(samples(9.0, seconds=10), {}, 0.0)
-    assert (memory.first, memory.slope, memory.judgement) == (None, None, "watched too briefly")
+    (memory,) = memory_of(samples(9.0, seconds=200), {}, 0.0)
+    assert (memory.first, memory.slope, memory.judgement) == (None, None, "lived too briefly")
+
+
+def test_memory_of_processes_that_were_ended_early_says_nothing_of_the_one_that_lived() -> None:
+    early = [sample for n in range(5) for sample in samples(9.0, seconds=100, pid=n, since=n * 100)]
+    (memory,) = memory_of([*early, *samples(0.0, pid=9, since=600)], {}, 0.0)
+    assert (memory.processes, memory.slope, memory.judgement) == (6, 0.0, "flat")
 
 
 def test_slope_is_taken_within_processes_not_between_them() -> None:
@@ -326,4 +330,4 @@ def test_run_that_broke_off_still_has_a_report(tmp_path: Path) -> None:
     assert report.main([str(tmp_path)]) == 1
     text = (tmp_path / "report.md").read_text()
     assert "NOT PROVEN: facts.json cannot be read" in text
-    assert ["w1", "publisher", "1", "", "", "61.5", "", "9", "30", "watched too briefly"] in rows_of(text)
+    assert ["w1", "publisher", "1", "", "", "61.5", "", "9", "30", "lived too briefly"] in rows_of(text)
