@@ -143,7 +143,8 @@ class Claimer:
                 task_ids = [entry.task_id for entry in entries]
                 self._claiming += len(task_ids)
                 self.busy.update(task_ids)
-                claiming = self._claim(task_ids, look_first=entries[0].rank > 0, is_rescue=entries[0].is_begun)
+                is_rescue = entries[0].is_begun  # and looked at just now
+                claiming = self._claim(task_ids, look_first=entries[0].rank > 0 and not is_rescue, is_rescue=is_rescue)
                 job = asyncio.get_running_loop().create_task(claiming)
                 self._in_flight.add(job)
                 self._launched_at = now

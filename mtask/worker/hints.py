@@ -29,7 +29,7 @@ from mtask.worker.log import fields, logger
 from mtask.worker.peers import Peers
 from mtask.worker.pinger import Pinger
 from mtask.worker.quarantine import Quarantine
-from mtask.worker.queue import PreemptionQueue, stagger
+from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner
 
 #: How far ahead the queue holds what comes due.
@@ -40,6 +40,9 @@ _MAX_LOOK = 500
 _MAX_DUE_LOOKS = 10_000
 #: Between two looks at what came due, in seconds at least: what comes due meanwhile shares one.
 _GATHER = 0.05
+#: By how much later a worker looks for each that ranks before it for the task, in seconds, and at most: whoever looks
+#: first takes it, and the stream tells the others.
+_STAGGER, _MAX_STAGGER = 0.03, 0.12
 #: Names without a handler here that are taken down at most.
 MAX_UNSERVED = 100
 _PAUSE = 0.1
@@ -82,6 +85,7 @@ class Hints:
         self._heard: dict[str, float] = {}
         self._heard_limit = _MIN_HEARD
         self._wake = asyncio.Event()
+        self._wake_due = asyncio.Event()
         self._is_stopping = False
         self.unserved_names: set[str] = set()
 
@@ -206,10 +210,10 @@ class Hints:
             self._missed.setdefault(task_id, False)
             return
         self._queue.discard(task_id)
-        when = due + stagger(self._rank(task_id, name))
+        when = due + min(self._rank(task_id, name) * _STAGGER, _MAX_STAGGER)
         self._due_looks.put(task_id, when)
         if self._due_looks.next_time() == when:
-            self._wake.set()
+            self._wake_due.set()
 
     def _note_heard(self, task_id: str) -> None:
         now = monotonic()
@@ -232,11 +236,9 @@ class Hints:
     # --- looks --------------------------------------------------------------------------------------------
 
     async def run_looks(self) -> None:
-        """Resolve hints until `stop`. Woken by hints and by what comes due; one read at a time, while others gather."""
+        """Resolve hints until `stop`. Woken by hints; bounded by one read at a time, while which others gather."""
         while not self._is_stopping:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._until_due_look()):
-                    await self._wake.wait()
+            await self._wake.wait()
             self._wake.clear()
             try:
                 while (self._suspects or self._holders) and not self._is_stopping:
@@ -244,11 +246,19 @@ class Hints:
                     batch = list(self._suspects)[:_MAX_LOOK]
                     if batch:
                         await self._look({name: self._suspects.pop(name) for name in batch})
-                await self._look_at_due()
             except DatabaseError as error:
                 logger.warning("look failed, will be repeated", extra=fields(reason=str(error)))
                 await asyncio.sleep(_PAUSE)
                 self._wake.set()
+
+    async def run_due_looks(self) -> None:
+        """Look at what comes due until `stop`, beside whatever else is looked at: a rescue waits for it."""
+        while not self._is_stopping:
+            self._wake_due.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._until_due_look()):
+                    await self._wake_due.wait()
+            await self._look_at_due()
 
     def forgot_leases(self) -> bool:
         """Return whether others held more since the last call than is kept in mind here: only a scan finds those."""
@@ -268,16 +278,15 @@ class Hints:
         task_ids = [task_id for task_id in self._due_looks.take(sent, _MAX_LOOK) if not self._runner.held_run(task_id)]
         if task_ids:
             try:
-                documents = await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS))
+                await self._take_looks(await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self.look_again(task_ids)
-                raise
-            await self._take_looks(documents, sent)
 
     def stop(self) -> None:
         """Look at nothing more."""
         self._is_stopping = True
         self._wake.set()
+        self._wake_due.set()
 
     async def look_at_held(self, task_ids: Iterable[str]) -> None:
         """See whether the runs that this worker holds of these tasks may go on."""

@@ -39,7 +39,8 @@ class Entry:
     @property
     def ready_at(self) -> float:
         """When this worker tries it."""
-        return self.due + stagger(self.rank)
+        # What was begun has been looked at, and later the more workers rank before this one: see `Hints`.
+        return self.due if self.is_begun else self.due + stagger(self.rank)
 
     @property
     def order(self) -> tuple[int, bool, float]:

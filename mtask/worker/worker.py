@@ -216,6 +216,7 @@ class Worker:
                 group.create_task(self._discovery.run_stream())
                 group.create_task(self._discovery.run_scans())
                 group.create_task(self._hints.run_looks())
+                group.create_task(self._hints.run_due_looks())
                 group.create_task(self._claimer.run())
                 group.create_task(self._announce_running())
                 await self._stopping.wait()
