@@ -10,7 +10,7 @@ from statistics import median
 from tests.faults import picture
 from tests.faults.checks.verdict import KINDS, Distribution, Rescue, Verdict
 from tests.faults.history import Document
-from tests.faults.measures import ENOUGH, GROWTH, STEEPEST, WARM_UP, Leftover, Memory, Recovery
+from tests.faults.measures import ENOUGH, GROWTH, STEEPEST, Leftover, Memory, Recovery
 from tests.faults.picture import PROMISE, UP, Scene, groups_of
 
 PICTURE = "picture.png"
@@ -294,7 +294,7 @@ def _memory(memory: Sequence[Memory]) -> list[str]:
     return [
         *lines,
         "Resident MiB of each place, over those of its processes that lived for",
-        f"{(WARM_UP + ENOUGH) / 60:.0f} min or more, each without its first {WARM_UP:.0f} s. Flat means: within its",
+        f"{ENOUGH / 60:.0f} min or more, each from the middle of its life on. Flat means: within its",
         f"processes it grows by less than {STEEPEST:g} MiB a minute, and the median of its last minute is at",
         f"most {(GROWTH - 1) * 100:.0f} % above that of its first. With `--spare w1` no nemesis ends that worker.",
         "",

@@ -11,10 +11,9 @@ from tests.faults.history import Document, Fault, Sample
 from tests.faults.picture import Point
 
 MEMORY = "memory_mib"
-#: A process grows while it imports, connects and fills its caches: its first minute tells nothing of a leak.
-WARM_UP = 60.0
-#: Only processes that lived for this long beyond the warm-up (seconds) are judged.
-ENOUGH = 180.0
+#: Only processes that lived for this long (seconds) are judged, each by the second half of its life: until it has met
+#: its first great backlog and its first outage, it grows to the size that these need.
+ENOUGH = 240.0
 #: Flat: grows by less than this while its processes live (MiB a minute) ...
 STEEPEST = 0.5
 #: ... and ends no more than so much above where it began.
@@ -23,7 +22,7 @@ GROWTH = 1.10
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory of one place, in MiB, over the processes that lived long enough, each without its warm-up."""
+    """Resident memory of one place, in MiB, over the second halves of those processes that lived long enough."""
 
     place: str
     kind: str
@@ -82,8 +81,8 @@ def memory_of(samples: Sequence[Sample], kinds: Mapping[str, str], began: float)
 
 
 def _memory(place: str, kind: str, lives: Sequence[Sequence[Point]], threads: int, files: int) -> Memory:
-    long = [life for life in lives if life[-1][0] - life[0][0] >= WARM_UP + ENOUGH]
-    warm = [[point for point in life if point[0] >= life[0][0] + WARM_UP] for life in long]
+    long = [life for life in lives if life[-1][0] - life[0][0] >= ENOUGH]
+    warm = [[point for point in life if point[0] >= (life[0][0] + life[-1][0]) / 2] for life in long]
     points = sorted(point for life in warm for point in life)
     first = last = None
     if points:
