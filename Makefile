@@ -17,6 +17,9 @@ MINUTES ?= 15
 SEED ?=
 CHAOS_ARGS ?=
 MUTANTS ?=
+# What is measured, and more for its command line: BENCH=drain BENCH_ARGS="--runs 3".
+BENCH ?= all
+BENCH_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -37,6 +40,10 @@ test: lint ## Run linters, types, import contracts, all tests and each fault onc
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and prove that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.dev-ready ## Measure mtask against the bare database: make bench [BENCH=drain] [BENCH_ARGS="--runs 3"]
+	python -m benchmarks $(BENCH) $(BENCH_ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev-ready ## Break the engine on purpose, and see that tests notice: make mutants [MUTANTS="name ..."]

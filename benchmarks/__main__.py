@@ -1,0 +1,324 @@
+"""The command line: `python -m benchmarks BENCHMARK`."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks import backlog, drain, idle, latency, payload, publish, report, scale
+from benchmarks.figures import Result
+from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
+from benchmarks.place import Place, open_place
+from benchmarks.table import table
+from mtask.cli import failures
+from mtask.cli.output import console
+from mtask.errors import InvalidInput
+from mtask.local.node import SMALLEST_CACHE_MB
+from mtask.store.translate import translated
+
+Measure = Callable[[Place, Options], Result]
+
+BENCHMARKS: dict[str, Measure] = {
+    "publish": publish.measure,
+    "drain": drain.measure,
+    "latency": latency.measure,
+    "scale": scale.measure,
+    "idle": idle.measure,
+    "payload": payload.measure,
+    "backlog": backlog.measure,
+}
+_USUAL_TASKS = {
+    "publish": publish.TASKS,
+    "drain": drain.TASKS,
+    "latency": latency.TASKS,
+    "scale": scale.TASKS,
+    "idle": idle.TASKS,
+    "payload": payload.TASKS,
+    "backlog": backlog.TASKS,
+}
+_CACHE_MB = 1024
+_MOST_WORKERS = 100
+_DEBUG = "--debug"
+
+_HELP = """Measure mtask against the raw ceiling: the same database work by bare PyMongo calls, in turn and in one run.
+
+Each benchmark prints a table and leaves JSON and pictures in the folder. It reports; it never passes or fails by the
+clock. Beside each figure stands the target that it is to be read against.
+"""
+_EPILOG = (
+    "Each measurement has a database of its own, mtask_benchmark_…, which is dropped afterwards. The server should "
+    "have nothing else to do, and the user must be allowed to ask it for serverStatus.\n\n"
+    "Exit codes: 0 measured, 2 bad input, 3 the database or the embedded mongod, 1 anything else."
+)
+
+app = typer.Typer(
+    name="benchmarks",
+    help=_HELP,
+    epilog=_EPILOG,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclass(slots=True)
+class Shared:
+    """The flags that every benchmark takes."""
+
+    uri: str | None
+    folder: Path
+    cache_mb: int
+
+
+Uri = Annotated[
+    str | None,
+    typer.Option(
+        "--uri", metavar="URI", help="MongoDB URI of a replica set. Else an embedded mongod.", show_default=False
+    ),
+]
+Runs = Annotated[int, typer.Option("--runs", metavar="NUMBER", help="How often each side is measured.", min=1)]
+Folder = Annotated[Path, typer.Option("--folder", metavar="PATH", help="Where JSON and pictures go.")]
+Cache = Annotated[
+    int, typer.Option("--cache-mb", metavar="MB", help="Cache of the embedded mongod.", min=SMALLEST_CACHE_MB)
+]
+Debug = Annotated[bool, typer.Option(_DEBUG, help="Show the traceback of an error.")]
+
+
+def _tasks(text: str) -> object:
+    return typer.Option("--tasks", metavar="NUMBER", help=text, min=1, show_default=False)
+
+
+def _rate(usual: float) -> object:
+    return typer.Option(
+        "--rate", metavar="NUMBER", help=f"Tasks published a second. [{usual:g}]", min=0.1, show_default=False
+    )
+
+
+def _workers(text: str) -> object:
+    return typer.Option("--workers", metavar="NUMBER", help=text, min=1, max=_MOST_WORKERS, show_default=False)
+
+
+Finished = Annotated[int, typer.Option("--finished", metavar="NUMBER", help="Tasks in it that are done.", min=0)]
+Delayed = Annotated[int, typer.Option("--delayed", metavar="NUMBER", help="Tasks in it that are due tomorrow.", min=0)]
+Window = Annotated[
+    float,
+    typer.Option("--window", metavar="SECONDS", help="How long a waiting worker is watched, each run.", min=0.5),
+]
+Held = Annotated[
+    int, typer.Option("--held", metavar="NUMBER", help="Tasks running at once in one worker.", min=1, max=10_000)
+]
+Size = Annotated[
+    int,
+    typer.Option("--size", metavar="BYTES", help="Size of params and of returns.", min=1, max=1_000_000),
+]
+_USUAL = Options()
+
+
+@app.command("publish")
+def _publish(
+    tasks: Annotated[int | None, _tasks(f"Tasks by publish_many; a twentieth singly. [{publish.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """publish_many against insert_many; single publishes against insert_one, sync and async."""
+    _run({"publish": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("drain")
+def _drain(
+    tasks: Annotated[int | None, _tasks(f"Tasks that wait. [{drain.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """One worker takes a backlog, against bare grouped claims and finishes; async and plain handlers."""
+    _run({"drain": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("latency")
+def _latency(
+    tasks: Annotated[int | None, _tasks(f"Tasks a run. [{latency.TASKS:,}]")] = None,
+    rate: Annotated[float | None, _rate(latency.RATE)] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """From the publish call to the handler's start, against insert, change stream event and find_one_and_update."""
+    _run({"latency": Options(runs, tasks, rate)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("scale")
+def _scale(
+    tasks: Annotated[int | None, _tasks(f"Tasks that wait. [{scale.TASKS:,}]")] = None,
+    workers: Annotated[int | None, _workers("Of 1, 2 and 4 workers, no more than so many.")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """1, 2 and 4 worker processes on one backlog: throughput, claims lost to others, CPU of the database."""
+    _run({"scale": Options(runs, tasks, workers=workers)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("backlog")
+def _backlog(
+    tasks: Annotated[int | None, _tasks(f"Tasks that are drained, each run. [{backlog.TASKS:,}]")] = None,
+    finished: Finished = _USUAL.finished,
+    delayed: Delayed = _USUAL.delayed,
+    rate: Annotated[float | None, _rate(backlog.RATE)] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain and latency in a collection full of finished and delayed tasks, against an empty one."""
+    options = Options(runs, tasks, rate, finished=finished, delayed=delayed)
+    _run({"backlog": options}, Shared(uri, folder, cache_mb))
+
+
+@app.command("idle")
+def _idle(
+    tasks: Annotated[int | None, _tasks(f"Tasks a run, one at a time. [{idle.TASKS:,}]")] = None,
+    rate: Annotated[float | None, _rate(idle.RATE)] = None,
+    workers: Annotated[int | None, _workers(f"Worker processes. [{idle.WORKERS}]")] = None,
+    window: Window = _USUAL.window,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Many idle workers and one task at a time: claim attempts, latency, commands a second of an idle worker."""
+    options = Options(runs, tasks, rate, workers, window=window)
+    _run({"idle": options}, Shared(uri, folder, cache_mb))
+
+
+@app.command("payload")
+def _payload(
+    tasks: Annotated[int | None, _tasks(f"Tasks with large params and returns. [{payload.TASKS:,}]")] = None,
+    held: Held = _USUAL.held,
+    window: Window = _USUAL.window,
+    size: Size = _USUAL.size,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """A thousand leases at once: CPU of the pings. And large params and returns, against the same by bare calls."""
+    _run({"payload": Options(runs, tasks, held=held, window=window, size=size)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("all")
+def _all(
+    tasks: Annotated[int | None, _tasks("Of the tasks of each benchmark, no more than so many.")] = None,
+    finished: Finished = _USUAL.finished,
+    delayed: Delayed = _USUAL.delayed,
+    workers: Annotated[int | None, _workers(f"Idle workers, and the most for scale. [{idle.WORKERS}]")] = None,
+    held: Held = _USUAL.held,
+    window: Window = _USUAL.window,
+    size: Size = _USUAL.size,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """All of them, one after the other, on one server."""
+    options = Options(runs, workers=workers, finished=finished, delayed=delayed, held=held, window=window, size=size)
+    counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}
+    _run({name: replace(options, tasks=count) for name, count in counts.items()}, Shared(uri, folder, cache_mb))
+
+
+def _run(wanted: Mapping[str, Options], shared: Shared) -> None:
+    """Measure these benchmarks, print a table of each, and write the report."""
+    folder = report.make_folder(shared.folder)
+    if shared.uri is not None and not shared.uri.strip():
+        raise InvalidInput("--uri is empty: give a MongoDB URI, or leave it out for an embedded mongod.", field="uri")
+    out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
+    results, paths = [], []
+    # On one console with the tables where that is a terminal: they share its last line.
+    with _progress(out if out.is_terminal else err) as say, open_place(shared.uri, shared.cache_mb, say) as place:
+        around = report.environment(place.server_version)
+        # What was imported stays: the collector need not look through it while something is measured.
+        gc.collect()
+        gc.freeze()
+        for name, options in wanted.items():
+            result = BENCHMARKS[name](place, options)
+            results.append(result)
+            out.print(table(result, out.width))
+            out.print()
+            paths += report.write(result, around, folder)  # not lost if a later one fails
+    if len(results) > 1:
+        paths += report.write_together(results, around, folder)
+    out.print(f"written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+
+
+@contextmanager
+def _progress(screen: Console) -> Iterator[Callable[[str], None]]:
+    """Tell what is being done: on one line of a terminal, else on lines of their own."""
+    if not screen.is_terminal:
+        yield lambda text: screen.print(text, style="bright_black", soft_wrap=True)
+        return
+    # Drawn so seldom that it takes nothing from what is measured.
+    with screen.status("", refresh_per_second=1) as status:
+        yield lambda text: status.update(text)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as SIGINT does: databases, workers and mongod go with it."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark and return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _interruptible():
+            app(given or ["--help"], prog_name="python -m benchmarks", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return failures.INTERRUPTED
+    except Exception as error:
+        return failures.report(translated(_first(error)), as_json=False, no_color=False, debug=_DEBUG in given)
+    return failures.OK
+
+
+def _first(error: Exception) -> Exception:
+    """Return what went wrong first where several calls were under way at once."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The handlers of the benchmarks' workers; and what a worker that a benchmark started does beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from mtask import App, Context
+from mtask.worker.claimer import Claimer
+
+#: In a worker's environment: the folder in which its handlers, and its claimer, note things.
+FOLDER_VARIABLE = "MTASK_BENCHMARK_FOLDER"
+STARTS = "starts.txt"
+#: A worker that gets this signal writes down how many claims it has won and lost.
+TELL_CLAIMS = signal.SIGUSR1
+_PR_SET_PDEATHSIG = 1
+
+app = App()
+
+
+@app.task
+async def noop() -> None:
+    """Do nothing."""
+
+
+@app.task
+def plain() -> None:
+    """Do nothing, in a thread."""
+
+
+@app.task
+async def echo(text: str) -> str:
+    """Return what was given."""
+    return text
+
+
+@app.task
+async def hold(seconds: float) -> None:
+    """Be there."""
+    await asyncio.sleep(seconds)
+
+
+@app.task
+async def note(context: Context) -> None:
+    """Note when it began."""
+    _starts.add(context.task.key, time.monotonic())
+
+
+class Starts:
+    """The file that says when handlers began, for all processes of one measurement."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def add(self, key: str, moment: float) -> None:
+        """Note that the task with this key began at this instant of the system's monotonic clock."""
+        if self._folder is None:
+            return
+        if self._file is None:
+            self._file = os.open(self._folder / STARTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(self._file, f"{key} {moment!r}\n".encode())  # one short write: lines of processes do not mingle
+
+
+def starts_in(folder: Path) -> dict[str, float]:
+    """Return when the handlers that note it began, by key, as far as they have."""
+    path = folder / STARTS
+    return first_starts(path.read_text()) if path.exists() else {}
+
+
+def first_starts(text: str) -> dict[str, float]:
+    """Return the first start of each key; a last line that is still being written is left out."""
+    found: dict[str, float] = {}
+    for line in text.split("\n")[:-1]:
+        key, _, moment = line.rpartition(" ")
+        found[key] = min(float(moment), found.get(key, float(moment)))
+    return found
+
+
+def claims_path(folder: Path, pid: int) -> Path:
+    """Return where a worker writes its claims down."""
+    return folder / f"claims-{pid}.json"
+
+
+_folder = Path(os.environ[FOLDER_VARIABLE]) if FOLDER_VARIABLE in os.environ else None
+_starts = Starts(_folder)
+_claimers: list[Claimer] = []
+
+
+def _attach(folder: Path) -> None:
+    """Have this worker end with the process that started it, and tell of its claims when it is asked."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    run = Claimer.run
+
+    async def known(claimer: Claimer) -> None:
+        _claimers.append(claimer)
+        await run(claimer)
+
+    # The engine counts; it only has no way yet to tell. Once a life, so that no claim is slower by it.
+    Claimer.run = known  # type: ignore[method-assign, assignment]
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        counts = {"won": sum(c.won_cnt for c in _claimers), "lost": sum(c.lost_cnt for c in _claimers)}
+        path = claims_path(folder, os.getpid())
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(counts))
+        draft.replace(path)
+
+    signal.signal(TELL_CLAIMS, tell)
+
+
+if _folder is not None:
+    _attach(_folder)

@@ -1,0 +1,122 @@
+"""backlog: what a collection full of finished and delayed tasks does to drain and latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from benchmarks import raw
+from benchmarks.arrivals import NAME, Arrivals, through_chain, through_workers
+from benchmarks.counters import Cost, cost_figures, cpu_parts
+from benchmarks.draining import drain_raw, drain_with, lay_in
+from benchmarks.figures import Result, Target, compared, turns
+from benchmarks.fleet import Fleet
+from benchmarks.latency import latency_figures
+from benchmarks.options import Options
+from benchmarks.place import Ground, Place
+
+Document = dict[str, Any]
+TASKS = 20_000
+LATENCY_TASKS = 250
+RATE = 50.0
+EMPTY, FULL = "empty", "full"
+RAW_EMPTY, RAW_FULL = "raw, empty", "raw, full"
+_INSERTERS = 4
+_DELAY = timedelta(days=1)
+#: Within a tenth of the empty collection's.
+_RATE = Target.at_least(0.9)
+_LATENCY = Target.at_most(1.1)
+
+
+def measure(place: Place, options: Options) -> Result:
+    """Drain and publish on an empty collection and on a full one, in turn; and the raw work, too."""
+    count = options.tasks_or(TASKS)
+    arriving, rate = min(count, LATENCY_TASKS), options.rate_or(RATE)
+    costs: dict[str, list[Cost]] = {side: [] for side in (RAW_EMPTY, RAW_FULL, EMPTY, FULL)}
+    arrivals: dict[str, list[Arrivals]] = {side: [] for side in costs}
+    with place.fresh() as full:
+        place.say(f"backlog: inserting {options.finished:,} finished and {options.delayed:,} delayed tasks")
+        fill(full, options.finished, options.delayed)
+        for run in range(options.runs):
+            for side in turns(list(costs), run):
+                place.say(f"backlog: run {run + 1} of {options.runs}, {side}")
+                label = f"{_letters(side)}{run}"
+                with _ground_of(place, full, side) as ground:
+                    costs[side].append(_drain(place, ground, side, label, count))
+                with _ground_of(place, full, side) as ground:
+                    arrivals[side].append(_arrive(place, ground, side, label, arriving, rate))
+    rates = {side: [cost.rate for cost in found] for side, found in costs.items()}
+    return Result(
+        "backlog",
+        f"{options.finished:,} finished and {options.delayed:,} delayed tasks in the collection",
+        [
+            compared("drain, full", "tasks/s", rates[FULL], rates[EMPTY], _RATE, against_name=EMPTY),
+            *latency_figures("latency, full", arrivals[FULL], arrivals[EMPTY], _LATENCY, against_name=EMPTY),
+            compared("raw drain, full", "tasks/s", rates[RAW_FULL], rates[RAW_EMPTY], against_name=EMPTY),
+            *latency_figures("raw latency, full", arrivals[RAW_FULL], arrivals[RAW_EMPTY], against_name=EMPTY),
+            *cost_figures("drain, both full", costs[FULL], costs[RAW_FULL], None),
+        ],
+        {
+            "finished": options.finished,
+            "delayed": options.delayed,
+            "tasks": count,
+            "latency_tasks": arriving,
+            "rate": rate,
+            "runs": options.runs,
+        },
+        samples={side: [one for found in several for one in found.latencies] for side, several in arrivals.items()},
+        cpu={side: cpu_parts(found) for side, found in costs.items()},
+        notes=["What the raw work loses in a full collection is the database's own; it bounds what mtask can keep."],
+    )
+
+
+def fill(ground: Ground, finished: int, delayed: int) -> None:
+    """Insert tasks that are done and tasks that wait for tomorrow."""
+
+    def part(first: int) -> None:
+        raw.insert(ground.tasks, _old(ground, first, finished, delayed))
+
+    with ThreadPoolExecutor(_INSERTERS) as inserters:
+        list(inserters.map(part, range(_INSERTERS)))
+    ground.settle()
+
+
+def _old(ground: Ground, first: int, finished: int, delayed: int) -> Iterator[Document]:
+    for number in range(first, finished, _INSERTERS):
+        yield raw.finished_document("noop", f"finished/{number:08}", ground.now)
+    for number in range(first, delayed, _INSERTERS):
+        yield raw.document("noop", f"delayed/{number:08}", ground.now, delay=_DELAY)
+
+
+@contextmanager
+def _ground_of(place: Place, full: Ground, side: str) -> Iterator[Ground]:
+    """Give the full collection, or an empty one that is made for it."""
+    if side in (FULL, RAW_FULL):
+        yield full
+    else:
+        with place.fresh() as empty:
+            yield empty
+
+
+def _drain(place: Place, ground: Ground, side: str, label: str, count: int) -> Cost:
+    backlog = lay_in(ground, "noop", count, label)
+    if side in (RAW_EMPTY, RAW_FULL):
+        return drain_raw(place, ground, backlog)
+    return drain_with(place, ground, backlog).cost
+
+
+def _arrive(place: Place, ground: Ground, side: str, label: str, count: int, rate: float) -> Arrivals:
+    if side in (RAW_EMPTY, RAW_FULL):
+        arrivals = through_chain(place, ground, count, rate, label)
+        # The chain finishes nothing: what it holds must not come to the workers when its leases lapse.
+        ground.tasks.delete_many({"_id": {"$gte": f"{NAME}:", "$lt": f"{NAME};"}})
+        return arrivals
+    with Fleet(place, ground) as fleet:
+        return through_workers(place, ground, fleet, count, rate, label)
+
+
+def _letters(side: str) -> str:
+    return "".join(letter for letter in side if letter.isalpha())

@@ -1,0 +1,167 @@
+"""Real `mtask-worker` processes, started for one measurement and always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
+from benchmarks.place import Ground, NotMeasured, Place, wait_quiet, wait_until
+from mtask.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+APP = "benchmarks.app:app"
+DEFAULT_CONCURRENCY: int = Settings.model_fields["concurrency"].default
+_START_PATIENCE = 120.0
+_STOP_PATIENCE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """How many claims were won, and how many were lost to others or had come too late."""
+
+    won: int
+    lost: int
+
+    def __sub__(self, earlier: Claims) -> Claims:
+        return Claims(self.won - earlier.won, self.lost - earlier.lost)
+
+    @property
+    def attempted(self) -> int:
+        """All that reached the database."""
+        return self.won + self.lost
+
+
+class Process:
+    """One Python process with a log, in a folder that is not the user's: no `.env` of his counts."""
+
+    def __init__(self, name: str, folder: Path, *arguments: str) -> None:
+        self._log = folder / f"{name}.log"
+        self.name = name
+        # What the environment sets for mtask does not count here: the defaults do.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("MTASK_")}
+        path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH", "")]))
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=folder,
+                env={**inherited, "PYTHONPATH": path, FOLDER_VARIABLE: str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise NotMeasured if it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            tail = self._log.read_text(errors="replace")[-2_000:]
+            raise NotMeasured(f"{self.name} ended with {code} before it should. The end of its log:\n{tail}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Wait for its end, by force when that takes too long."""
+        try:
+            self._process.wait(_STOP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Fleet:
+    """Workers on one database: a context manager, in which they are ready and quiet.
+
+    `is_held_back`: they take nothing until `release`. All else is the default of `mtask-worker`.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        ground: Ground,
+        workers: int = 1,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        is_held_back: bool = False,
+    ) -> None:
+        self._ground = ground
+        self._concurrency = concurrency
+        self.folder = Path(tempfile.mkdtemp(dir=place.folder))
+        flags = ["--shutdown-timeout", "1"]
+        if is_held_back or concurrency != DEFAULT_CONCURRENCY:
+            flags += ["--concurrency", "0" if is_held_back else str(concurrency)]
+        shared = ["mtask.cli.worker", APP, "--uri", ground.uri, "--database", ground.name, *flags]
+        self._count = workers
+        self._command = shared
+        self._workers: list[Process] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for number in range(self._count):
+                name = f"w{number + 1}"
+                self._workers.append(Process(name, self.folder, *self._command, "--worker-id", name))
+            wait_until(self._are_running, _START_PATIENCE, f"{self._count} workers running", interval=0.05)
+            wait_quiet(self.pids)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [worker.pid for worker in self._workers]
+
+    def check(self) -> None:
+        """Raise NotMeasured if a worker has ended."""
+        for worker in self._workers:
+            worker.check()
+
+    def release(self) -> None:
+        """Let all of them take tasks at once: what `mtask set-worker --concurrency` does, for all in one command."""
+        self._ground.workers.update_many({}, {"$set": {"control.concurrency": self._concurrency}})
+
+    def starts(self) -> dict[str, float]:
+        """Return when the handlers that note it began, by key."""
+        return starts_in(self.folder)
+
+    def claims(self) -> Claims:
+        """Ask all workers how many claims they have won and lost so far."""
+        paths = [claims_path(self.folder, pid) for pid in self.pids]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for worker in self._workers:
+            worker.send(TELL_CLAIMS)
+        wait_until(lambda: all(path.exists() for path in paths), 10.0, "the workers' own counts of their claims")
+        told = [json.loads(path.read_text()) for path in paths]
+        return Claims(sum(counts["won"] for counts in told), sum(counts["lost"] for counts in told))
+
+    def _are_running(self) -> bool:
+        self.check()
+        return self._ground.workers.count_documents({"status": "running"}) == self._count
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.send(signal.SIGTERM)
+        for worker in self._workers:
+            worker.end()

@@ -1,0 +1,71 @@
+"""What is left of a run of benchmarks: JSON and pictures in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymongo
+
+import mtask
+from benchmarks.figures import Result
+from mtask.errors import InvalidInput
+
+ALL = "all"
+
+
+def environment(server_version: str) -> dict[str, Any]:
+    """Return what the figures depend on beside the code."""
+    return {
+        "mtask": mtask.__version__,
+        "pymongo": pymongo.version,
+        "python": platform.python_version(),
+        "mongod": server_version,
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def make_folder(folder: Path) -> Path:
+    """Make the folder for the report; raise InvalidInput where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"--folder {folder} cannot be made: {error.strerror}. Name another one.", field="folder"
+        ) from None
+    return folder
+
+
+def document(result: Result, around: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result for JSON."""
+    return {**result.document(), "environment": dict(around)}
+
+
+def write(result: Result, around: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write one result; return the files."""
+    from benchmarks import plots  # matplotlib takes its time, and only this needs it
+
+    return [
+        _write_json(document(result, around), folder / f"{result.benchmark}.json"),
+        plots.draw(result, folder / f"{result.benchmark}.png"),
+    ]
+
+
+def write_together(results: Sequence[Result], around: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write what several benchmarks have found in one; return the files."""
+    from benchmarks import plots
+
+    together = {"environment": dict(around), "benchmarks": [result.document() for result in results]}
+    return [
+        _write_json(together, folder / f"{ALL}.json"),
+        plots.draw_overview(results, folder / f"{ALL}.png"),
+    ]
+
+
+def _write_json(content: Mapping[str, Any], path: Path) -> Path:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return path

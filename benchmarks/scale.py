@@ -1,0 +1,56 @@
+"""scale: one, two and four worker processes on one backlog: what they take from each other, and what it costs."""
+
+from __future__ import annotations
+
+from benchmarks.counters import Cost, cost_figures, cpu_parts
+from benchmarks.draining import Drained, drain_raw, drain_together, lay_in
+from benchmarks.figures import RAW, Figure, Result, Target, figure, turns
+from benchmarks.options import Options
+from benchmarks.place import Place
+
+TASKS = 20_000
+WORKERS = (1, 2, 4)
+_MOST_LOST = Target.at_most(5.0, "value", "%")
+
+
+def measure(place: Place, options: Options) -> Result:
+    """Drain equal backlogs by the raw loop in one process, and by one, two and four workers, in turn."""
+    count = options.tasks_or(TASKS)
+    sizes = [n for n in WORKERS if options.workers is None or n <= options.workers]
+    raw: list[Cost] = []
+    drained: dict[int, list[Drained]] = {workers: [] for workers in sizes}
+    for run in range(options.runs):
+        for workers in turns([0, *sizes], run):
+            place.say(f"scale: run {run + 1} of {options.runs}, {_named(workers)}")
+            with place.fresh() as ground:
+                if workers == 0:
+                    raw.append(drain_raw(place, ground, lay_in(ground, "noop", count)))
+                else:
+                    drained[workers].append(drain_together(place, ground, "noop", count, workers))
+    figures = [f for workers, found in drained.items() for f in _figures(workers, found, raw)]
+    by_size = {_named(workers): [d.cost for d in found] for workers, found in drained.items()}
+    return Result(
+        "scale",
+        f"{', '.join(map(str, sizes))} worker processes, {count:,} tasks that come due at one instant",
+        figures,
+        {"tasks": count, "workers": sizes, "runs": options.runs},
+        cpu={side: cpu_parts(costs) for side, costs in {RAW: raw, **by_size}.items()},
+        notes=["Raw is the loop of `drain` in one process, which shares the backlog with nobody."],
+    )
+
+
+def _named(workers: int) -> str:
+    if workers == 0:
+        return RAW
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _figures(workers: int, drained: list[Drained], raw: list[Cost]) -> list[Figure]:
+    name = _named(workers)
+    lost = [100 * found.claims.lost / max(1, found.claims.won) for found in drained]
+    busy = [found.cost.server.cpu / found.cost.seconds for found in drained]
+    return [
+        *cost_figures(name, [found.cost for found in drained], raw, None),
+        figure(f"{name}: claims lost to others, of those won", "%", lost, _MOST_LOST),
+        figure(f"{name}: cores that the server keeps busy", "", busy),
+    ]
