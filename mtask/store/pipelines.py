@@ -185,7 +185,9 @@ def ping(run_ids: Sequence[str], lease_ms: int, now: x.Expression = x.NOW) -> Pi
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}
     moved = {"$mergeObjects": ["$$run", {"ping_expire_time": lease}]}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
-    return [{"$set": {"task_state.worker_states": runs}}, *derive(now)]
+    # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
+    counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
+    return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *derive(now)]
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:
