@@ -258,7 +258,8 @@ STORE_MUTATIONS = (
         "ping-leaves-the-preemption-time",
         "next_preempt_time stays behind the lease: every worker tries the held task, again and again.",
         (
-            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *derive(now)]', '"task_state.failed_cnt": counted}}]'),
+            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *derive(now)]',
+                 '"task_state.failed_cnt": counted}}]'),
         ),
         (f"{_STORE_CLAIMS}::test_a_ping_moves_the_lease_and_the_preemption_time_with_it",),
     ),
