@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pymongo import MongoClient
+
+from tests.processes import marked
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -89,14 +90,8 @@ def fail_command(
 
 def processes_of_session(session: str) -> list[str]:
     """Return the mongods, and their supervisors, that a test session started and that are still alive."""
-    marker = f"{SESSION_VARIABLE}={session}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            is_ours = marker in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if is_ours and ("--dbpath=" in command or "_supervise.py" in command):
-            found.append(f"{entry.name} {command}")
-    return found
+    return [
+        f"{pid} {command}"
+        for pid, command in marked(SESSION_VARIABLE, session).items()
+        if "--dbpath=" in command or "_supervise.py" in command
+    ]

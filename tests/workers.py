@@ -20,9 +20,11 @@ from typing import Any
 from pymongo import MongoClient
 
 import mtask
+from mtask.local.ownership import is_stopped
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.mongo import Client as Mongo
 from tests.mongo import Document, eventually
+from tests.processes import kill_marked, marked
 
 ROOT = Path(__file__).parents[1]
 APP = "tests.acceptance.app:app"
@@ -144,8 +146,8 @@ class WorkerProcess:
     def pause(self) -> None:
         """Freeze it, and wait until it is frozen."""
         self.send(signal.SIGSTOP)
-        state = Path(f"/proc/{self.pid}/stat")
-        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", PATIENCE, "frozen", interval=0.002)
+        eventually(lambda: is_stopped(self.pid), PATIENCE, "frozen", interval=0.002)
+        assert self.is_alive
 
     def resume(self) -> None:
         """Let it go on."""
@@ -164,26 +166,14 @@ class WorkerProcess:
 
     def pids(self) -> list[int]:
         """Return the processes that it consists of: itself and, of a supervisor, its children."""
-        marker = f"{_MARK}={self._mark}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        return list(marked(_MARK, self._mark))
 
     def reap(self) -> None:
         """End it and all that it started, whatever state they are in."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(PATIENCE)
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_marked(_MARK, self._mark)
         eventually(lambda: not self.pids(), PATIENCE, f"no process left of {self.worker_id}: {self.pids()}")
 
 

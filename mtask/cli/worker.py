@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -92,9 +91,6 @@ def main(
         raise typer.Exit(_supervise(settings, options))
     if supervised:
         end_with_parent()
-    # What was imported stays: the collector need not look through it again and again beside the handlers.
-    gc.collect()
-    gc.freeze()
     _serve(loaded, options)
 
 

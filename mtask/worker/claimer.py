@@ -190,7 +190,7 @@ class Claimer:
                 await self._quarantine.examine(left, error)
             else:
                 for task_id in left:
-                    await self._claim_group([task_id])
+                    await self._claim_group([task_id], is_rescue=is_rescue)
         else:
             won = {document["_id"] for document in documents}
             self.won_cnt += len(won)

@@ -15,11 +15,6 @@ MAX_STAGGER = 0.06
 PREFERENCE = 2.0
 
 
-def stagger(rank: int) -> float:
-    """Return for how long a worker of this rank lets the others go first, in seconds."""
-    return 0.0 if rank == 0 else STAGGER if rank == 1 else MAX_STAGGER
-
-
 _Ready = list[tuple[tuple[int, bool, float], int, "Entry"]]
 
 
@@ -40,7 +35,9 @@ class Entry:
     def ready_at(self) -> float:
         """When this worker tries it."""
         # What was begun has been looked at, and later the more workers rank before this one: see `Hints`.
-        return self.due if self.is_begun else self.due + stagger(self.rank)
+        if self.is_begun or self.rank == 0:
+            return self.due
+        return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
 
     @property
     def order(self) -> tuple[int, bool, float]:

@@ -29,6 +29,7 @@ from mtask.demo.summary import Summary
 from tests.acceptance.conftest import Report
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
+from tests.processes import marked
 from tests.workers import PATIENCE
 
 #: A real folder, of some 30 files.
@@ -64,14 +65,7 @@ class Machine:
         return out if code == 0 else err
 
     def processes(self) -> list[str]:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(f"{entry.name} {(entry / 'cmdline').read_text()}")
-            except OSError:
-                continue
-        return found
+        return [f"{pid} {command}" for pid, command in marked(MARK, self.mark).items()]
 
     def check_nothing_is_left(self, patience: float = PATIENCE) -> None:
         eventually(lambda: not self.processes(), patience, f"no process left: {self.processes()}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtask.local.ownership import is_stopped
 from tests.mongo import eventually
 from tests.workers import ROOT
 
@@ -89,8 +90,7 @@ class Place:
             return
         self._send(signal.SIGSTOP)
         self.state = State.FROZEN
-        stat = Path(f"/proc/{pid}/stat")
-        eventually(lambda: self.pid is None or _state_of(stat) == "T", 10, f"{self.name} frozen", interval=0.002)
+        eventually(lambda: self.pid is None or is_stopped(pid), 10, f"{self.name} frozen", interval=0.002)
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -126,13 +126,6 @@ class Place:
         self._process = None
         self.state = State.DOWN
         return code
-
-
-def _state_of(stat: Path) -> str:
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 class Fleet:

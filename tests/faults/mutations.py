@@ -30,6 +30,7 @@ from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
+from tests.processes import kill_marked, marked
 
 MUTATIONS: tuple[Mutation, ...] = (*STORE_MUTATIONS, *WORKER_MUTATIONS)
 ROOT = Path(__file__).parents[2]
@@ -113,23 +114,8 @@ class Copy:
 
     def reap(self) -> None:
         """End what the tests have left; a mongod whose test is gone ends by itself."""
-        for pid in self._pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        eventually(lambda: not self._pids(), 30, "no process left of a mutation's tests")
-
-    def _pids(self) -> list[int]:
-        marker = f"{_MARK}={self._mark}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        kill_marked(_MARK, self._mark)
+        eventually(lambda: not marked(_MARK, self._mark), 30, "no process left of a mutation's tests")
 
 
 @contextmanager
