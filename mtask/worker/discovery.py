@@ -215,6 +215,8 @@ class Discovery:
 
     async def _upkeep(self, count: int) -> None:
         if self._is_full_scan_due:
+            # A collection dropped while no stream was open was not heard of, and a scan of none finds nothing wrong.
+            await self._store.run(setup.ensure())
             self._is_full_scan_due = False
             for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
                 self._hints.note_unserved(str(name))

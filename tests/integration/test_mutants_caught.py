@@ -109,6 +109,34 @@ def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
     asyncio.run(scenario())
 
 
+def test_database_dropped_while_no_stream_is_open_is_set_up_again(
+    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches: list[Bench] = []
+    indexes: set[str] = set()
+    real_open = Stream.open
+
+    async def open_late(*arguments: Any) -> Stream:
+        if benches and not indexes:
+            of_worker = benches[0].worker._discovery
+            await until(lambda: not (of_worker._wake_scan.is_set() or of_worker._is_full_scan_due), message="scanned")
+            indexes.update(benches[0].tasks.index_information())
+            mongo.drop_database(database_name)
+        return await real_open(*arguments)
+
+    monkeypatch.setattr(Stream, "open", open_late)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            benches.append(bench)
+            with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
+                register(store, "wakes-the-stream", ["other"])
+                await until(lambda: indexes, message="dropped")
+                await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
+
+    asyncio.run(scenario())
+
+
 def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
