@@ -272,10 +272,15 @@ class Run:
             "workers": [{"worker_id": end["place"], "pid": end["pid"], "exit_code": end["exit_code"]} for end in ends],
             "worker_kinds": {place.name: place.kind for place in world.workers.places},
             "connections_after": _left(lambda: _connections(world.replica_set)),
+            "operations_left": _in_words(world.replica_set),
             "cursors_before": 0,
             "cursors_after": sum(_left(lambda: _cursors(world.replica_set, self._healed)).values()),
         }
         self._history.facts_path.write_text(json.dumps(self._facts, indent=2))
+
+
+#: Which operations, of those the server lists, are of worker processes.
+_OF_WORKERS: Document = {"appName": {"$regex": "^mtask-worker"}}
 
 
 def _every(interval: float, is_over: threading.Event, act: Callable[[], None]) -> None:
@@ -291,7 +296,17 @@ def _counts(mongo: MongoClient[Document], statuses: Sequence[str]) -> dict[str, 
 
 def _connections(replica_set: ReplicaSet) -> dict[str, int]:
     """Return how many connections of workers the members still have, per worker."""
-    return _operations(replica_set, {"idleConnections": True}, {"appName": {"$regex": "^mtask-worker"}}, "$appName")
+    return _operations(replica_set, {"idleConnections": True}, _OF_WORKERS, "$appName")
+
+
+def _in_words(replica_set: ReplicaSet) -> list[str]:
+    """Return what the servers say of each connection that workers left open, for whoever looks for its cause."""
+    found = []
+    for node in replica_set.nodes:
+        with MongoClient[Document](node.address, directConnection=True) as client:
+            stages = [{"$currentOp": {"allUsers": True, "idleConnections": True}}, {"$match": _OF_WORKERS}]
+            found += [f"{node.address}: {operation}" for operation in client.admin.aggregate(stages)]
+    return found
 
 
 def _cursors(replica_set: ReplicaSet, since: datetime) -> dict[str, int]:
