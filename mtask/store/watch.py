@@ -108,6 +108,8 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
                 {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
                 {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
+                # Who removes asks for the end first; and a purge of old tasks is no news to anybody.
+                {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
             ],
             "default": True,
         }
