@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
 from time import monotonic
@@ -25,9 +23,8 @@ from mtask.worker.log import fields, logger
 from mtask.worker.outcomes import checked, ended, failed
 from mtask.worker.pinger import Pinger
 from mtask.worker.run import SILENT, EndReason, HeldRun
+from mtask.worker.threads import ThreadCall, Threads
 
-#: Threads are made as they are needed; how many runs there are at once is the worker's concurrency.
-_MAX_THREADS = 10_000
 #: What a handler that was cancelled gets before its run's end is recorded without it, in seconds.
 _CANCEL_GRACE = 2.0
 
@@ -50,7 +47,7 @@ class Runner:
         self._contexts = contexts
         self._worker_id = worker_id
         self._on_slot_free = on_slot_free
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="mtask-handler")
+        self._threads = Threads("mtask-handler")
         self._runs: dict[str, HeldRun] = {}
         self._by_task: dict[str, HeldRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +95,7 @@ class Runner:
 
     def close(self) -> None:
         """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _on_end(self, run: HeldRun, reason: EndReason) -> None:
         """Act on an end from outside, in the loop: async handlers are cancelled, plain ones have been told."""
@@ -122,7 +119,7 @@ class Runner:
         if run.deadline != inf:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(max(0.0, run.deadline - monotonic()), run.end, EndReason.RUN_TIMEOUT)
-        thread: Future[Any] | None = None
+        thread: ThreadCall | None = None
         returned: Any = None
         raised: BaseException | None = None
         try:
@@ -132,9 +129,9 @@ class Runner:
             if run.handler.is_async:
                 returned = await run.handler.function(**arguments)
             else:
-                call = partial(contextvars.copy_context().run, run.handler.function, **arguments)
-                thread = self._threads.submit(_caught, call)
-                returned, raised = await asyncio.wrap_future(thread)
+                thread = self._threads.start(partial(run.handler.function, **arguments))
+                await thread.future
+                returned, raised = thread.take()
         except BaseException as error:  # sys.exit and the like must not take the worker along
             raised = error
         finally:
@@ -148,21 +145,20 @@ class Runner:
         finally:
             self._leave(run, thread)
 
-    def _leave(self, run: HeldRun, thread: Future[Any] | None) -> None:
+    def _leave(self, run: HeldRun, thread: ThreadCall | None) -> None:
         del self._runs[run.run_id]
         if self._by_task.get(run.task_id) is run:
             del self._by_task[run.task_id]
         if not self._runs:
             self._empty.set()
         run.asyncio_task = None
-        if thread is None or thread.done():
+        if thread is None or thread.is_over:
             self._on_slot_free()
             return
         # The thread cannot be ended: its slot stays taken until it ends by itself.
         logger.warning("plain handler goes on after its run ended", extra=fields(task=run.task_id, run=run.run_id))
         self._busy_threads += 1
-        loop = asyncio.get_running_loop()
-        thread.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._thread_ended))
+        thread.when_over(self._thread_ended)
 
     def _thread_ended(self) -> None:
         self._busy_threads -= 1
@@ -209,11 +205,3 @@ class Runner:
                 await self._store.run(claims.set_returns(run.task_id, run.run_id, value))
             except MtaskError as error:
                 logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what the call returned and what it raised: a future cannot carry every exception."""
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
