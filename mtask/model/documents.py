@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import marshal
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,6 +16,7 @@ from pydantic import (
     Strict,
     StrictBool,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -26,6 +29,10 @@ SCHEMA_VERSION = 1
 #: Raised whenever the validator or an index changes within one schema_version.
 SCHEMA_REVISION = 1
 DEFAULT_QUEUE = "default"
+
+#: Without references, so that what is equal looks equal; and 1, 1.0 and True differ in any case.
+_MARSHAL_VERSION = 2
+_MAX_KNOWN_BYTES = 1_000
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
 #: A BSON date. Text that reads like one is a mistake: the server takes it for something else than Python would.
@@ -130,13 +137,17 @@ class Task(BaseModel):
 class StoredTask(Task):
     """A task as the engine takes it: with all that the server's rules read, which know no defaults."""
 
-    @field_validator("task_option", mode="before")
+    @field_validator("task_option", mode="wrap")
     @classmethod
-    def _options_are_complete(cls, option: object) -> object:
-        missing = [name for name in TaskOption.model_fields if isinstance(option, Mapping) and name not in option]
-        if missing:
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        return option
+    def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
+        # The tasks of one handler mostly share their options: what was found good once is good again.
+        try:
+            marshalled = marshal.dumps(option, _MARSHAL_VERSION)
+            known = _good_option(marshalled) if len(marshalled) <= _MAX_KNOWN_BYTES else None
+        except ValueError:  # not good, or not plain enough to tell
+            known = None
+        # A list is shared only while it is empty: handlers are given the task.
+        return known if known is not None and not known.specific_worker_ids else _complete_option(option, check)
 
     @field_validator("task_state")
     @classmethod
@@ -144,6 +155,18 @@ class StoredTask(Task):
         if state.next_preempt_time is None and not state.status.is_final:
             raise ValueError(f"it lacks next_preempt_time, and is {state.status}")
         return state
+
+
+@lru_cache(maxsize=256)
+def _good_option(marshalled: bytes) -> TaskOption:
+    return _complete_option(marshal.loads(marshalled), TaskOption.model_validate)
+
+
+def _complete_option(option: Any, check: Callable[[Any], TaskOption]) -> TaskOption:
+    missing = [name for name in TaskOption.model_fields if isinstance(option, Mapping) and name not in option]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    return check(option)
 
 
 class WorkerControl(BaseModel):

@@ -6,9 +6,13 @@ and expire_time are computed nowhere else, so they cannot drift.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Literal
+
+import bson
+from bson.raw_bson import RawBSONDocument
 
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
@@ -16,15 +20,35 @@ from mtask.model.rules import KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
 
-Pipeline = list[dict[str, Any]]
+Stage = Mapping[str, Any]
+Pipeline = list[Stage]
 
 #: Where a pipeline keeps what its last stage needs; it is gone when that is done.
 _DERIVED = "_derived"
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
+def _encoded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return what is sent again and again as it is sent: it is built and encoded once."""
+    return tuple(RawBSONDocument(bson.encode(stage)) for stage in stages)
+
+
+@cache
+def _encoded_once(make: Callable[[x.Expression], Sequence[Stage]]) -> tuple[Stage, ...]:
+    return _encoded(make(x.NOW))
+
+
 def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
     """Mark lapsed runs TIMEOUT and count them."""
+    return [*_encoded_once(_close_lapsed)] if now == x.NOW else _close_lapsed(now)
+
+
+def derive(now: x.Expression = x.NOW) -> Pipeline:
+    """Compute what follows from the rest of the document."""
+    return [*_encoded_once(_derive)] if now == x.NOW else _derive(now)
+
+
+def _close_lapsed(now: x.Expression) -> Pipeline:
     closed = {
         "$mergeObjects": [
             "$$run",
@@ -35,8 +59,7 @@ def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]
 
 
-def derive(now: x.Expression = x.NOW) -> Pipeline:
-    """Compute what follows from the rest of the document."""
+def _derive(now: x.Expression) -> Pipeline:
     # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
@@ -88,19 +111,30 @@ def _trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
     """Preempt: close lapsed runs, append this worker's run if the rules allow, derive."""
+    runs = _encoded_take(worker_id) if now == x.NOW else _take(worker_id, now)
+    taken = {"$let": {"vars": {"runId": run_id}, "in": runs}}
+    return [*close_lapsed(now), {"$set": {"task_state.worker_states": taken}}, *derive(now)]
+
+
+@lru_cache(maxsize=16)
+def _encoded_take(worker_id: str) -> Stage:
+    return _encoded([_take(worker_id, x.NOW)])[0]
+
+
+def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:
+    """Return the runs with one more, `$$runId` of this worker, where the rules allow it."""
     worker = x.literal(worker_id)
     same_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, {"$eq": ["$$run.worker_id", worker]}, True]}
     attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
     run = {
-        "run_id": run_id,
+        "run_id": "$$runId",
         "worker_id": worker,
         "attempt": {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]},
         "status": RunStatus.RUNNING.value,
         "claim_time": now,
         "ping_expire_time": x.add_ms(now, f"{x.OPTION}.worker_timeout_ms"),
     }
-    runs = {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
-    return [*close_lapsed(now), {"$set": {"task_state.worker_states": runs}}, *derive(now)]
+    return {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:

@@ -177,7 +177,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "slot-freed-too-early",
         "A worker runs more plain handlers at once than its concurrency allows.",
-        (Edit(_RUNNER, "if thread is None or thread.done():", "if True:"),),
+        (Edit(_RUNNER, "if thread is None or thread.is_over:", "if True:"),),
         (f"{_CAUGHT}::test_plain_handler_that_goes_on_after_its_run_keeps_its_slot",),
     ),
     # --- what stays behind ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -52,7 +52,7 @@ def instants_in(value: Any) -> Iterator[datetime]:
     """Return every date within."""
     if isinstance(value, datetime):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for part in value.values():
             yield from instants_in(part)
     elif isinstance(value, list | tuple):
