@@ -41,7 +41,7 @@ _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 #: How long a task is left alone that could not be claimed in time, in seconds.
-_HELD_UP_PAUSE = 5.0
+_HELD_UP_PAUSE = 2.0
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 

@@ -200,7 +200,9 @@ class Hints:
     def _enqueue(self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool) -> None:
         if task_id in self._claimer.busy:
             self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
-        elif not self._quarantine.is_left_alone(task_id):
+        elif self._quarantine.is_left_alone(task_id):
+            self._look_at(task_id, self._quarantine.left_alone_until(task_id))
+        else:
             self._due_looks.discard(task_id)
             self._queue.push(task_id, name, priority, due, self._rank(task_id, name), is_begun=is_begun)
             self._claimer.wake()
@@ -210,7 +212,9 @@ class Hints:
             self._missed.setdefault(task_id, False)
             return
         self._queue.discard(task_id)
-        when = due + min(self._rank(task_id, name) * _STAGGER, _MAX_STAGGER)
+        self._look_at(task_id, due + min(self._rank(task_id, name) * _STAGGER, _MAX_STAGGER))
+
+    def _look_at(self, task_id: str, when: float) -> None:
         self._due_looks.put(task_id, when)
         if self._due_looks.next_time() == when:
             self._wake_due.set()

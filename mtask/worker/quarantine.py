@@ -31,7 +31,11 @@ class Quarantine:
 
     def is_left_alone(self, task_id: Any) -> bool:
         """Whether the server refused to change this task a short while ago."""
-        return self._left_alone.get(_name_of(task_id), 0.0) > monotonic()
+        return self.left_alone_until(task_id) > monotonic()
+
+    def left_alone_until(self, task_id: Any) -> float:
+        """Return until when (monotonic seconds) it is left alone; what is past says that it is not."""
+        return self._left_alone.get(_name_of(task_id), 0.0)
 
     def leave_alone(self, task_id: Any, pause: float = _REFUSED_PAUSE) -> None:
         """Do not try this task for so long (seconds)."""

@@ -1,0 +1,99 @@
+"""What a task costs: round trips and documents examined. They are the same on a slow machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks import raw
+from benchmarks.counters import Counters
+from mtask.local import ReplicaSet
+from tests.acceptance.conftest import Report
+from tests.mongo import Client, Document, eventually
+from tests.workers import Stage, open_stage
+
+APP = "benchmarks.app:app"
+TASKS = 5_000
+SINGLES = 60
+#: A group of a hundred is claimed, read back and finished: 0.03. The rest is for scans, and for groups that are less
+#: than full; heartbeats, hellos and the test's own looks are counted apart, by the second.
+MAX_ROUND_TRIPS = 0.05
+MAX_ROUND_TRIPS_A_SECOND = 20.0
+#: Found by a scan, claimed, read back, finished: 4. The rest is for what a refill finds twice.
+MAX_EXAMINED = 5.0
+#: Claimed, and finished.
+MAX_WRITES_OF_A_SINGLE = 2.2
+_LOOK = 0.25
+
+
+@contextmanager
+def _paused_worker(server: ReplicaSet, folder: Path) -> Iterator[tuple[Stage, Callable[[], None]]]:
+    """Give a stage with a worker that is ready and takes nothing, and what lets it go."""
+    with open_stage(server.uri, "costs", folder) as stage:
+        stage.launch("w1", "--concurrency", "0", app=APP)
+        workers = stage.mongo["costs"]["workers"]
+        eventually(lambda: workers.find_one({"_id": "w1", "status": "running"}), 40, "the worker running")
+
+        def release() -> None:
+            workers.update_one({"_id": "w1"}, {"$set": {"control.concurrency": 100}})
+
+        yield stage, release
+
+
+def _counted(mongo: Client) -> Counters:
+    return Counters.of(mongo.admin.command("serverStatus"))
+
+
+def _writes(mongo: Client) -> int:
+    """Return how many commands that change documents the server has taken."""
+    commands: Document = mongo.admin.command("serverStatus")["metrics"]["commands"]
+    return sum(commands[name]["total"] for name in ("update", "findAndModify"))
+
+
+@pytest.mark.parametrize("around", [0, 30_000], ids=["alone", "among-finished-and-delayed"])
+def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
+    single_set: ReplicaSet, tmp_path: Path, report: Report, around: int
+) -> None:
+    with _paused_worker(single_set, tmp_path) as (stage, release):
+        now = datetime.now(UTC)
+        tasks = stage.mongo["costs"]["tasks"]
+        raw.insert(tasks, (raw.finished_document("noop", f"done/{n}", now) for n in range(around)))
+        far = timedelta(days=1)
+        raw.insert(tasks, (raw.document("noop", f"far/{n}", now, delay=far) for n in range(around // 5)))
+        raw.insert(tasks, (raw.document("noop", f"due/{n}", now) for n in range(TASKS)))
+        before, since = _counted(stage.mongo), time.monotonic()
+        release()
+        soon = {"$lt": now + timedelta(hours=1)}
+        open_ = {"task_state.status": {"$in": ["INIT", "RUNNING"]}, "task_state.next_preempt_time": soon}
+        eventually(lambda: tasks.find_one(open_, {"_id": 1}, hint="mtask_status") is None, 120, "done", interval=_LOOK)
+        used, took = _counted(stage.mongo) - before, time.monotonic() - since
+        assert tasks.count_documents({"_id": {"$regex": "^noop:due/"}, "task_state.status": "SUCCESS"}) == TASKS
+
+    report(f"round trips a task, {around:,} around", round(used.requests / TASKS, 4))
+    report(f"documents examined a task, {around:,} around", round(used.docs_examined / TASKS, 2))
+    assert used.requests - took * MAX_ROUND_TRIPS_A_SECOND < MAX_ROUND_TRIPS * TASKS
+    assert used.docs_examined < MAX_EXAMINED * TASKS
+
+
+def test_single_task_is_claimed_by_one_write_and_finished_by_another(
+    single_set: ReplicaSet, tmp_path: Path, report: Report
+) -> None:
+    with _paused_worker(single_set, tmp_path) as (stage, release):
+        release()
+        tasks = stage.mongo["costs"]["tasks"]
+        stage.client.publish("noop", key="first")
+        stage.client.wait("noop", "first", timeout=40)
+        before, since = _writes(stage.mongo), time.monotonic()
+        for number in range(SINGLES):
+            tasks.insert_one(raw.document("noop", f"{number}", datetime.now(UTC)))
+            stage.client.wait("noop", f"{number}", timeout=40)
+        took = time.monotonic() - since
+        writes = _writes(stage.mongo) - before
+
+    report("writes of the worker for a single task", round(writes / SINGLES, 3))
+    assert writes - took < MAX_WRITES_OF_A_SINGLE * SINGLES  # a heartbeat now and then
