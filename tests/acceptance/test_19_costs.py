@@ -24,8 +24,10 @@ SINGLES = 60
 #: than full; heartbeats, hellos and the test's own looks are counted apart, by the second.
 MAX_ROUND_TRIPS = 0.05
 MAX_ROUND_TRIPS_A_SECOND = 20.0
-#: Found by a scan, claimed, read back, finished: 4. The rest is for what a refill finds twice.
+#: Found by a scan, claimed, read back, finished: 4. The rest is for what a refill finds twice; the scans that come
+#: every few seconds, whatever there is to find, are counted apart.
 MAX_EXAMINED = 5.0
+MAX_EXAMINED_A_SECOND = 800.0
 #: Claimed, and finished.
 MAX_WRITES_OF_A_SINGLE = 2.2
 _LOOK = 0.25
@@ -77,7 +79,7 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     report(f"round trips a task, {around:,} around", round(used.requests / TASKS, 4))
     report(f"documents examined a task, {around:,} around", round(used.docs_examined / TASKS, 2))
     assert used.requests - took * MAX_ROUND_TRIPS_A_SECOND < MAX_ROUND_TRIPS * TASKS
-    assert used.docs_examined < MAX_EXAMINED * TASKS
+    assert used.docs_examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
 
 
 def test_single_task_is_claimed_by_one_write_and_finished_by_another(
