@@ -141,13 +141,15 @@ class StoredTask(Task):
     @classmethod
     def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
         # The tasks of one handler mostly share their options: what was found good once is good again.
-        try:
-            marshalled = marshal.dumps(option, _MARSHAL_VERSION)
-            known = _good_option(marshalled) if len(marshalled) <= _MAX_KNOWN_BYTES else None
-        except ValueError:  # not good, or not plain enough to tell
-            known = None
-        # A list is shared only while it is empty: handlers are given the task.
-        return known if known is not None and not known.specific_worker_ids else _complete_option(option, check)
+        if type(option) is dict and option.get("specific_worker_ids") == []:
+            try:
+                marshalled = marshal.dumps(option, _MARSHAL_VERSION)
+                if len(marshalled) <= _MAX_KNOWN_BYTES:
+                    # A list of its own: what its handler might do to it is no matter of other tasks.
+                    return _good_option(marshalled).model_copy(update={"specific_worker_ids": []})
+            except ValueError:  # not good, or not plain enough to tell
+                pass
+        return _complete_option(option, check)
 
     @field_validator("task_state")
     @classmethod

@@ -63,6 +63,12 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
     return now
 
 
+def is_there() -> Operation[bool]:
+    """Return whether both collections exist, whoever made them and however."""
+    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}}, nameOnly=True)
+    return len(listed["cursor"]["firstBatch"]) == 2
+
+
 def _check_collection(collection: str, found: dict[str, Any] | None) -> Operation[str]:
     """Return "absent", "current" or "outdated"; raise SchemaMismatch."""
     if found is None:

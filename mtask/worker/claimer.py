@@ -40,8 +40,6 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
-#: How long a task is left alone that could not be claimed in time, in seconds.
-_HELD_UP_PAUSE = 2.0
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 
@@ -203,7 +201,7 @@ class Claimer:
         if is_alone:
             for task_id in task_ids:
                 logger.warning("task is held up, left alone for a while", extra=fields(task=task_id))
-                self._quarantine.leave_alone(task_id, _HELD_UP_PAUSE)
+                self._quarantine.hold_up(task_id)
         else:
             each = (self._claim_group([task_id], is_rescue=True) for task_id in task_ids)
             for ended in await asyncio.gather(*each, return_exceptions=True):  # none is left under way

@@ -215,11 +215,12 @@ class Discovery:
 
     async def _upkeep(self, count: int) -> None:
         if self._is_full_scan_due:
-            # A collection dropped while no stream was open was not heard of, and a scan of none finds nothing wrong.
-            await self._store.run(setup.ensure())
             self._is_full_scan_due = False
-            for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
-                self._hints.note_unserved(str(name))
+            try:
+                await self._full_upkeep()
+            except MtaskError:
+                self._is_full_scan_due = True
+                raise
         if count % 4 == 0:
             self._hints.look_again(d["_id"] for d in await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT)))
         if count % 2 == 0:
@@ -227,6 +228,14 @@ class Discovery:
         else:
             self._are_peers_due = True
         await self._hints.look_at_held([run.task_id for run in self._runner.runs])
+
+    async def _full_upkeep(self) -> None:
+        # A collection dropped while no stream was open was not heard of, and a scan of none finds nothing wrong.
+        if not await self._store.run(setup.is_there()):
+            self._is_setup_due = True
+            self._wake_scan.set()
+        for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
+            self._hints.note_unserved(str(name))
 
     async def _settle_lapsed(self) -> None:
         task_ids = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -18,6 +19,9 @@ from mtask.worker.log import fields, logger
 
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
 _REFUSED_PAUSE = 30.0
+#: How long a task is left alone that could not be claimed in time, in seconds; twice as long each time, and at most.
+_HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 2.0, 16.0
+_FORGOTTEN_AFTER = 60.0
 _MAX_REMEMBERED = 10_000
 
 
@@ -28,6 +32,8 @@ class Quarantine:
         self._store = store
         self._worker_id = worker_id
         self._left_alone: dict[str, float] = {}
+        #: The last pause of what was held up, in seconds.
+        self._held_up: dict[str, float] = {}
 
     def is_left_alone(self, task_id: Any) -> bool:
         """Whether the server refused to change this task a short while ago."""
@@ -43,6 +49,21 @@ class Quarantine:
         if len(self._left_alone) >= _MAX_REMEMBERED:
             self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
         self._left_alone[_name_of(task_id)] = now + pause
+
+    def hold_up(self, task_id: Any) -> None:
+        """Leave a task alone that could not be claimed in time: someone's open transaction holds it, as a rule.
+
+        Each try takes a slot, so they become rare; a task that was not held up for a minute begins anew.
+        """
+        name, now = _name_of(task_id), monotonic()
+        is_again = now - self._left_alone.get(name, -inf) < _FORGOTTEN_AFTER
+        pause = (
+            min(2 * self._held_up[name], _MAX_HELD_UP_PAUSE) if is_again and name in self._held_up else _HELD_UP_PAUSE
+        )
+        self.leave_alone(task_id, pause)
+        if len(self._held_up) >= _MAX_REMEMBERED:
+            self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
+        self._held_up[name] = pause
 
     async def examine(self, task_ids: Sequence[Any], refusal: MtaskError | None = None) -> None:
         """Judge whole documents that could not be read, or that the server refused to change.

@@ -31,7 +31,9 @@ class ThreadCall:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Call it, in the thread; keep whatever it raises, `SystemExit` too."""
+        """Call it, in the thread, unless it is too late; keep whatever it raises, `SystemExit` too."""
+        if self.future.cancelled():
+            return
         try:
             self._returned = self._context.run(self._call)
         except BaseException as error:
@@ -50,7 +52,9 @@ class ThreadCall:
     def deliver(self) -> None:
         """Tell the loop, in the loop."""
         self.is_over = True
-        if not self.future.done():  # it was cancelled: nobody waits for it any more
+        if self.future.done():
+            self.take()  # it was cancelled: nobody else will
+        else:
             self.future.set_result(None)
         if self._on_end is not None:
             self._on_end()
@@ -64,6 +68,9 @@ class Threads:
         self._calls: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._ended: deque[ThreadCall] = deque()
         self._is_told = False
+        self._is_closed = False
+        self._is_short = False
+        #: Calls whose end the loop has not heard of.
         self._busy = 0
         self._threads = 0
 
@@ -71,33 +78,39 @@ class Threads:
         """Have it called in a thread, at once; from the loop. Raises RuntimeError where no thread can be had."""
         loop = asyncio.get_running_loop()
         made = ThreadCall(call, loop.create_future())
-        if self._busy >= self._threads:
-            self._add_thread(loop)
+        while self._busy - len(self._ended) >= self._threads and self._add_thread(loop):
+            pass
         self._busy += 1
         self._calls.put(made)
         return made
 
     def close(self) -> None:
-        """Let the threads go, each when its call has ended."""
+        """Let the threads go, each when its call has ended; what has not begun never will."""
+        self._is_closed = True
         for _ in range(self._threads):
             self._calls.put(None)
 
-    def _add_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Not waited for at exit: what goes on by then was handed back.
+    def _add_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Start one more; return whether that could be done. Where there are some, calls can wait for one."""
         name = f"{self._name}-{self._threads}"
-        thread = threading.Thread(target=self._work, args=(loop,), name=name, daemon=True)
+        thread = threading.Thread(target=self._work, args=(loop,), name=name)
         try:
             thread.start()
         except RuntimeError:
             if not self._threads:
                 raise
-            logger.warning("no further thread can be started", extra=fields(threads=self._threads))
-        else:
-            self._threads += 1
+            if not self._is_short:
+                logger.warning("no further thread can be started, for now", extra=fields(threads=self._threads))
+            self._is_short = True
+            return False
+        self._is_short = False
+        self._threads += 1
+        return True
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (call := self._calls.get()) is not None:
-            call.run()
+            if not self._is_closed:
+                call.run()
             self._ended.append(call)
             del call  # an idle thread keeps nothing of its last call
             if not self._is_told:

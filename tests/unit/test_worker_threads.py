@@ -16,6 +16,10 @@ from tests.mongo import eventually
 NAME = "threads-under-test"
 
 
+def _refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def _alive() -> int:
     return sum(thread.name.startswith(NAME) for thread in threading.enumerate())
 
@@ -98,6 +102,59 @@ def test_end_of_a_call_that_nobody_waits_for_is_told() -> None:
     asyncio.run(scenario())
 
 
+def test_call_that_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    async def scenario() -> None:
+        threads, gate = Threads(NAME), threading.Event()
+        first = threads.start(gate.wait)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _refuse)
+            late = threads.start(lambda: begun.append("late"))
+            still = threads.start(lambda: begun.append("still"))
+        late.future.cancel()
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first.future, still.future), 20)
+        threads.close()
+
+    asyncio.run(scenario())
+    assert begun == ["still"]
+
+
+def test_what_an_abandoned_call_raises_is_let_go() -> None:
+    async def scenario() -> None:
+        threads, gate, told = Threads(NAME), threading.Event(), asyncio.Event()
+
+        def fail() -> None:
+            gate.wait()
+            raise ValueError("nobody hears of it")
+
+        made = threads.start(fail)
+        made.future.cancel()
+        made.when_over(told.set)
+        gate.set()
+        await asyncio.wait_for(told.wait(), 20)
+        assert made.take() == (None, None)
+        threads.close()
+
+    asyncio.run(scenario())
+
+
+def test_calls_that_end_at_once_take_few_threads() -> None:
+    async def scenario() -> None:
+        threads = Threads(NAME)
+        most = 0
+        for _ in range(20):
+            made = threads.start(int)
+            # The thread is done with it, and the loop has not heard: the next call needs no further one.
+            eventually(lambda made=made: threads._ended and made in threads._ended, message="ended")  # type: ignore[misc]
+            most = max(most, _alive())
+        assert most == 1
+        threads.close()
+
+    asyncio.run(scenario())
+
+
 def test_closed_threads_end_each_when_its_call_has() -> None:
     gate = threading.Event()
 
@@ -120,14 +177,11 @@ def test_closed_threads_end_each_when_its_call_has() -> None:
 def test_where_no_further_thread_can_be_started_a_call_waits_for_one_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     async def scenario() -> None:
         threads, gate = Threads(NAME), threading.Event()
         first = threads.start(gate.wait)
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
+            patched.setattr(threading.Thread, "start", _refuse)
             second = threads.start(lambda: "second")
             with pytest.raises(RuntimeError, match="can't start"):
                 Threads(NAME).start(int)
