@@ -279,8 +279,9 @@ class Run:
         self._history.facts_path.write_text(json.dumps(self._facts, indent=2))
 
 
-#: Which operations, of those the server lists, are of worker processes.
-_OF_WORKERS: Document = {"appName": {"$regex": "^mtask-worker"}}
+#: Which entries, of those the server lists, are connections of worker processes. A transaction that a killed one left
+#: open is listed too, without a connection, until MongoDB ends it.
+_OF_WORKERS: Document = {"appName": {"$regex": "^mtask-worker"}, "type": "op"}
 
 
 def _every(interval: float, is_over: threading.Event, act: Callable[[], None]) -> None:
