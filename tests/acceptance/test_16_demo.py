@@ -175,8 +175,8 @@ def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal
         assert process.stdout is not None
         assert any(line.startswith("published") for line in process.stdout)
         process.send_signal(number)
-        process.stdout.read()
-        assert process.wait() == 130
+        out, err = process.communicate()
+        assert process.returncode == 130, f"{out}\n{err}"
     machine.check_nothing_is_left()
 
 
