@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,31 +12,14 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.figures import Figure, Result, Spread, Target, quantile
+from benchmarks.style import FAINT, STYLE
 from benchmarks.table import shown
 
-_INK, _FAINT, _GRID = "#22272e", "#8b949e", "#e6e8eb"
 _RUN, _GOAL = "#2f6fde", "#d1242f"
 _SIDES = ("#8b949e", "#2f6fde", "#2da44e", "#bc6c00", "#8250df", "#1b7c83", "#bf3989", "#57606a")
 _SERVER, _CLIENT = "#2f6fde", "#f2c572"
 _WIDTH = 14.0
 _ROW = 0.34
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.0,
-    "text.color": _INK,
-    "axes.edgecolor": "#c9cdd2",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": _GRID,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-}
 
 
 def draw(result: Result, path: Path) -> Path:
@@ -49,7 +31,7 @@ def draw(result: Result, path: Path) -> Path:
     heights += [_height(len(values))] if values else []
     heights += [3.4] if result.samples else []
     heights += [_height(len(cpu))] if cpu else []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         canvas, panels = _canvas(f"{result.benchmark}: {result.about}", heights)
         if rows:
             _ratios(panels.pop(0), rows)
@@ -69,7 +51,7 @@ def draw_overview(results: Sequence[Result], path: Path) -> Path:
     ratios = [(f"{r.benchmark}: {f.name}", f) for r, f in rows if not _is_of_value(f.target) and f.ratio is not None]
     values = [(f"{r.benchmark}: {f.name}", f) for r, f in rows if _is_of_value(f.target)]
     heights = [_height(len(part)) for part in (ratios, values) if part]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         canvas, panels = _canvas("mtask against the raw ceiling, and what it is to be read against", heights)
         if ratios:
             _ratios(panels.pop(0), [figure for _, figure in ratios], [name for name, _ in ratios])
@@ -84,7 +66,7 @@ def draw_overview(results: Sequence[Result], path: Path) -> Path:
 
 def _ratios(panel: Axes, figures: Sequence[Figure], names: Sequence[str] | None = None) -> None:
     """Each run's ratio as a dot, the quartiles as a bar, the median in words; the target as a red tick."""
-    panel.axvline(1.0, color=_FAINT, linewidth=1.0)
+    panel.axvline(1.0, color=FAINT, linewidth=1.0)
     for row, figure in enumerate(figures):
         assert figure.ratio is not None
         _row(panel, row, figure.ratio, None if _is_of_value(figure.target) else figure.target, f"{figure.against_name}")

@@ -43,8 +43,7 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
     then. A user who may only read and write passes, where an administrator ran `mtask init` before.
     """
     now = yield from check_server()
-    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}})
-    options = {found["name"]: found for found in listed["cursor"]["firstBatch"]}
+    options = yield from _listed()
     for collection, target, validator, indexes in (
         ("tasks", tasks, task_validator(), task_indexes()),
         ("workers", workers, worker_validator(), worker_indexes()),
@@ -65,8 +64,13 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
 
 def is_there() -> Operation[bool]:
     """Return whether both collections exist, whoever made them and however."""
-    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}}, nameOnly=True)
-    return len(listed["cursor"]["firstBatch"]) == 2
+    return len((yield from _listed())) == 2
+
+
+def _listed() -> Operation[dict[str, dict[str, Any]]]:
+    """Return what the server says of each of the two collections that exists."""
+    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}})
+    return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
 
 
 def _check_collection(collection: str, found: dict[str, Any] | None) -> Operation[str]:

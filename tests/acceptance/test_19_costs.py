@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,18 +40,6 @@ def _stage(server: ReplicaSet, folder: Path) -> Iterator[Stage]:
         yield stage
 
 
-def _paused_worker(stage: Stage) -> Callable[[], None]:
-    """Start a worker that takes nothing; return what lets it go when it is ready."""
-    stage.launch("w1", "--concurrency", "0", app=APP)
-    workers = stage.mongo["costs"]["workers"]
-    eventually(lambda: workers.find_one({"_id": "w1", "status": "running"}), 40, "the worker running")
-    return lambda: _ignore(workers.update_one({"_id": "w1"}, {"$set": {"control.concurrency": 100}}))
-
-
-def _ignore(_: object) -> None:
-    """Let a result go."""
-
-
 def _counted(mongo: Client) -> Counters:
     return Counters.of(mongo.admin.command("serverStatus"))
 
@@ -74,9 +62,9 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
         raw.insert(tasks, (raw.document("noop", f"far/{n}", now, delay=far) for n in range(around // 5)))
         raw.insert(tasks, (raw.document("noop", f"due/{n}", now) for n in range(TASKS)))
         # Started only now: what its change stream reads of the oplog counts as examined, too.
-        release = _paused_worker(stage)
+        stage.wait_running(stage.launch("w1", "--concurrency", "0", app=APP))
         before, since = _counted(stage.mongo), time.monotonic()
-        release()
+        stage.client.set_worker("w1", concurrency=100)
         soon = {"$lt": now + timedelta(hours=1)}
         open_ = {"task_state.status": {"$in": ["INIT", "RUNNING"]}, "task_state.next_preempt_time": soon}
         eventually(lambda: tasks.find_one(open_, {"_id": 1}, hint="mtask_status") is None, 120, "done", interval=_LOOK)
@@ -93,7 +81,7 @@ def test_single_task_is_claimed_by_one_write_and_finished_by_another(
     single_set: ReplicaSet, tmp_path: Path, report: Report
 ) -> None:
     with _stage(single_set, tmp_path) as stage:
-        _paused_worker(stage)()
+        stage.wait_running(stage.launch("w1", app=APP))
         tasks = stage.mongo["costs"]["tasks"]
         stage.client.publish("noop", key="first")
         stage.client.wait("noop", "first", timeout=40)

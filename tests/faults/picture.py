@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
+from benchmarks.style import FAINT, INK, STYLE
 from tests.faults.checks.verdict import Distribution, Rescue
 
 #: What the project promises while the database is up, in seconds.
 PROMISE = 0.5
 _WIDTH = 16.0
-_INK, _FAINT, _GRID = "#22272e", "#8b949e", "#e6e8eb"
 _PUBLISHED, _FINISHED, _FAILED, _RUNNING = "#2f6fde", "#2da44e", "#d1242f", "#8250df"
 _AWAY = "#f2c572"
 #: How rescues are told apart: by whether database and workers were there, and whether just any worker could come.
@@ -28,23 +28,6 @@ _LANES = (
     *("#0b5cad", "#e5534b", "#986ee2", "#57606a", "#b08800", "#1f883d", "#a0522d", "#5f6caf"),
 )
 _SLOTS = ("#2f6fde", "#d1242f", "#2da44e", "#8250df", "#bc6c00", "#1b7c83", "#bf3989", "#57606a", "#7aa000", "#5f6caf")
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.0,
-    "text.color": _INK,
-    "axes.edgecolor": "#c9cdd2",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": _GRID,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-}
 
 #: A value and when it was measured, in seconds since the run began.
 Point = tuple[float, float]
@@ -85,7 +68,7 @@ def draw(scene: Scene, path: Path) -> None:
     kinds = lanes_of(scene.faults)
     lanes = max(1, len(kinds)) * 0.24 + 0.2
     heights = [3.0, lanes, 1.7, 2.6, 2.4]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, sum(heights) + 2.6), dpi=100, facecolor="white")
         total = figure.get_figheight()
         grid = figure.add_gridspec(
@@ -177,8 +160,8 @@ def _faults(panel: Axes, side: Axes, scene: Scene) -> None:
 
 
 def _backlog(panel: Axes, side: Axes, scene: Scene) -> None:
-    panel.fill_between(*_columns(scene.backlog), color=_INK, alpha=0.08, linewidth=0)
-    panel.plot(*_columns(scene.backlog), color=_INK, linewidth=1.4, label="backlog (left)")
+    panel.fill_between(*_columns(scene.backlog), color=INK, alpha=0.08, linewidth=0)
+    panel.plot(*_columns(scene.backlog), color=INK, linewidth=1.4, label="backlog (left)")
     # A scale of its own: running tasks are few beside a backlog that a break has left.
     twin = panel.twinx()
     twin.grid(visible=False)
@@ -314,7 +297,7 @@ def _handles(panel: Axes, side: Axes) -> tuple[list[Any], list[str]]:
 
 
 def _say(panel: Axes, text: str) -> None:
-    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center", color=_FAINT, size=12)
+    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center", color=FAINT, size=12)
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -55,21 +55,33 @@ def app() -> App:
 # --- the change stream ------------------------------------------------------------------------------------
 
 
+def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awaitable[None]]) -> list[Bench]:
+    """Have `act` done once, when a stream has broken and the scan after it is over; return where to put the bench."""
+    benches: list[Bench] = []
+    acted: list[Bench] = []
+    real_open = Stream.open
+
+    async def open_late(*arguments: Any) -> Stream:
+        if benches and not acted:
+            of_worker = benches[0].worker._discovery
+            await until(lambda: not (of_worker._wake_scan.is_set() or of_worker._is_full_scan_due), message="scanned")
+            acted.append(benches[0])
+            await act(benches[0])
+        return await real_open(*arguments)
+
+    monkeypatch.setattr(Stream, "open", open_late)
+    return benches
+
+
 def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "HORIZON", _FAR)
-    benches: list[Bench] = []
-    real_open = Stream.open
 
-    async def open_late(*arguments: Any) -> Stream:
-        if benches and benches[0].tasks.count_documents({}) == 0:
-            of_worker = benches[0].worker._discovery
-            await until(lambda: not (of_worker._wake_scan.is_set() or of_worker._is_full_scan_due), message="scanned")
-            await benches[0].client.publish("work", {}, key="between")
-        return await real_open(*arguments)
+    async def publish(bench: Bench) -> None:
+        await bench.client.publish("work", {}, key="between")
 
-    monkeypatch.setattr(Stream, "open", open_late)
+    benches = _between_streams(monkeypatch, publish)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
@@ -112,19 +124,13 @@ def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
 def test_database_dropped_while_no_stream_is_open_is_set_up_again(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benches: list[Bench] = []
     indexes: set[str] = set()
-    real_open = Stream.open
 
-    async def open_late(*arguments: Any) -> Stream:
-        if benches and not indexes:
-            of_worker = benches[0].worker._discovery
-            await until(lambda: not (of_worker._wake_scan.is_set() or of_worker._is_full_scan_due), message="scanned")
-            indexes.update(benches[0].tasks.index_information())
-            mongo.drop_database(database_name)
-        return await real_open(*arguments)
+    async def drop(bench: Bench) -> None:
+        indexes.update(bench.tasks.index_information())
+        mongo.drop_database(database_name)
 
-    monkeypatch.setattr(Stream, "open", open_late)
+    benches = _between_streams(monkeypatch, drop)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
