@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -20,12 +21,14 @@ from mtask.store import claims
 from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
+from mtask.worker.pace import Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.run import HeldRun
 
 if TYPE_CHECKING:
     from mtask.worker.hints import Hints
+    from mtask.worker.runner import Runner
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
@@ -40,12 +43,18 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: How long what was claimed ahead waits for its slot before it is handed back, in seconds.
+_MAX_WAIT = 0.25
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 
 
 class Claimer:
-    """Claims due tasks and starts their runs."""
+    """Claims due tasks and starts their runs.
+
+    Where handlers are quick it claims more than the slots that are free: those will be, by the time the claim has
+    landed. So it may hold more leases than its concurrency for an instant; handlers never overlap beyond it.
+    """
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class Claimer:
         *,
         hints: Hints,
         quarantine: Quarantine,
-        start: Callable[[HeldRun], None],
+        runner: Runner,
         is_backed_up: Callable[[], bool],
         on_landed: Callable[[], None],
     ) -> None:
@@ -65,7 +74,7 @@ class Claimer:
         self._queue = queue
         self._handlers = handlers
         self._worker_id = worker_id
-        self._start = start
+        self._runner = runner
         self._hints = hints
         self._quarantine = quarantine
         self._is_backed_up = is_backed_up
@@ -73,6 +82,10 @@ class Claimer:
         self._concurrency = concurrency
         self._claiming = 0
         self._running = 0
+        self._pace = Pace()
+        #: Claimed, and their slots not free yet; with the time of the claim's landing.
+        self._waiting: deque[tuple[float, HeldRun]] = deque()
+        self._impatience: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._launched_at = 0.0
@@ -92,6 +105,7 @@ class Claimer:
     def set_concurrency(self, concurrency: int) -> None:
         """Hold that many at once from now on; 0 pauses. What runs goes on."""
         self._concurrency = concurrency
+        self._start_waiting()
         self._wake.set()
 
     def wake(self) -> None:
@@ -101,6 +115,9 @@ class Claimer:
     def free_slot(self) -> None:
         """Take back the slot of a run that has really ended."""
         self._running -= 1
+        self._pace.end()
+        if self._waiting:
+            self._start_waiting()
         self._wake.set()
 
     async def run(self) -> None:
@@ -114,6 +131,9 @@ class Claimer:
         for under_way in (self._in_flight, self._recoveries):
             while under_way:
                 await asyncio.wait(under_way)
+        self._hand_back_waiting(since=monotonic())
+        if self._impatience is not None:
+            self._impatience.cancel()
 
     def stop(self) -> None:
         """Claim nothing more. `run` returns when what is under way has landed."""
@@ -123,7 +143,8 @@ class Claimer:
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            free = self._concurrency - self._claiming - self._running
+            ahead = self._pace.ahead(self._concurrency) if self._concurrency else 0
+            free = self._concurrency + ahead - self._claiming - self._running - len(self._waiting)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
             if self._is_backed_up():
@@ -191,6 +212,7 @@ class Claimer:
                     await self._claim_group([task_id], is_rescue=is_rescue)
         else:
             won = {document["_id"] for document in documents}
+            self._pace.claimed(monotonic() - sent)
             self.won_cnt += len(won)
             self.lost_cnt += len(task_ids) - len(won)
             await self._adopt(documents, task_ids, token, sent)
@@ -226,13 +248,38 @@ class Claimer:
                 refused.append((document, error))
                 continue
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
-                self._running += 1
-                self._start(run)
+                self._runner.hold(run)
+                self._waiting.append((now, run))
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._hints.look_at_holder(task_id)
+        self._start_waiting()
         self._forget_old(now)
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._running < self._concurrency:
+            _, run = self._waiting.popleft()
+            if not run.is_lease_valid:
+                self._runner.hand_back(run)
+                continue
+            self._running += 1
+            self._pace.begin()
+            self._runner.start(run)
+        if self._waiting and self._impatience is None:
+            self._impatience = asyncio.get_running_loop().call_later(_MAX_WAIT, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Hand back what has waited long for a slot: some handlers take longer than those before them."""
+        self._impatience = None
+        self._hand_back_waiting(since=monotonic() - _MAX_WAIT)
+        self._start_waiting()
+
+    def _hand_back_waiting(self, since: float) -> None:
+        """Hand back what has waited for a slot since then (monotonic seconds), or longer."""
+        while self._waiting and self._waiting[0][0] <= since:
+            self._pace.forget()
+            self._runner.hand_back(self._waiting.popleft()[1])
 
     def _forget_old(self, now: float) -> None:
         if len(self.recent) > _MAX_RECENT and now - self._forgotten_at > 1.0:

@@ -45,6 +45,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
     words = {
         EndReason.CANCELED: "canceled on request",
         EndReason.WORKER_STOP: "handed back: the worker stopped",
+        EndReason.NO_SLOT: "handed back: the worker had no slot free for it in time",
     }
     return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))
 

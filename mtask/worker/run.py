@@ -28,6 +28,7 @@ class EndReason(Enum):
     LEASE_LOST = "the lease was lost"
     RUN_TIMEOUT = "it ran longer than run_timeout_ms"
     WORKER_STOP = "the worker stops"
+    NO_SLOT = "no slot became free for it"
 
 
 #: Nothing is written for these: the run is somebody else's, or nobody's.

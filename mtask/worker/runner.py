@@ -69,12 +69,23 @@ class Runner:
         """Whether a plain handler still runs in its thread, although its run has ended."""
         return self._busy_threads > 0
 
-    def start(self, run: HeldRun) -> None:
-        """Run the handler; the lease is held from now on."""
-        self._runs[run.run_id] = run
+    def hold(self, run: HeldRun) -> None:
+        """Hold the lease from now on; `start` or `hand_back` follows."""
         self._by_task[run.task_id] = run
-        self._empty.clear()
         self._pinger.hold(run)
+
+    def hand_back(self, run: HeldRun) -> None:
+        """Give a run back that was not started."""
+        self._forget(run)
+        if run.is_lease_valid:
+            self._finisher.submit(run, ended(run, run.end_reason or EndReason.NO_SLOT))
+        else:
+            self._pinger.release(run)
+
+    def start(self, run: HeldRun) -> None:
+        """Run the handler of a run that is held."""
+        self._runs[run.run_id] = run
+        self._empty.clear()
         loop = asyncio.get_running_loop()
         run.loop = loop
         run.asyncio_task = task = loop.create_task(self._execute(run))
@@ -147,8 +158,7 @@ class Runner:
 
     def _leave(self, run: HeldRun, thread: ThreadCall | None) -> None:
         del self._runs[run.run_id]
-        if self._by_task.get(run.task_id) is run:
-            del self._by_task[run.task_id]
+        self._forget(run)
         if not self._runs:
             self._empty.set()
         run.asyncio_task = None
@@ -159,6 +169,10 @@ class Runner:
         logger.warning("plain handler goes on after its run ended", extra=fields(task=run.task_id, run=run.run_id))
         self._busy_threads += 1
         thread.when_over(self._thread_ended)
+
+    def _forget(self, run: HeldRun) -> None:
+        if self._by_task.get(run.task_id) is run:
+            del self._by_task[run.task_id]
 
     def _thread_ended(self) -> None:
         self._busy_threads -= 1

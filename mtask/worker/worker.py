@@ -180,7 +180,7 @@ class Worker:
             self._options.concurrency,
             hints=self._hints,
             quarantine=quarantine,
-            start=self._runner.start,
+            runner=self._runner,
             is_backed_up=lambda: self._finisher.pending > _MAX_UNWRITTEN,
             on_landed=self._refill,
         )

@@ -1,0 +1,165 @@
+"""Claims for slots that are still taken: quick handlers are kept busy, and nobody waits behind slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mtask import App, TaskSpec
+from mtask.errors import DatabaseUnavailable
+from mtask.worker import claimer
+from tests.integration.worker_harness import Bench, until, working
+from tests.mongo import Client
+
+SLOTS = 5
+QUICK, BLOCKING = 400, 60
+#: Longer than any test: nothing is handed back because it waited too long.
+_FAR = 600.0
+
+
+@dataclass
+class Stage:
+    """An app whose handlers end at once, or when the gate is opened, and what they were seen to do."""
+
+    app: App = field(default_factory=App)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    overlaps: Counter[str] = field(default_factory=Counter)
+    starts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        @self.app.task
+        async def work(key: str, is_blocking: bool = False) -> None:
+            self.starts[key] += 1
+            self.overlaps["now"] += 1
+            self.overlaps["most"] = max(self.overlaps["most"], self.overlaps["now"])
+            await (self.gate.wait() if is_blocking else asyncio.sleep(0))
+            self.overlaps["now"] -= 1
+
+
+async def _publish(bench: Bench, label: str, count: int, *, is_blocking: bool = False, **options: Any) -> None:
+    keys = [f"{label}-{number}" for number in range(count)]
+    specs = [TaskSpec("work", {"key": key, "is_blocking": is_blocking}, key=key, **options) for key in keys]
+    await bench.client.publish_many(specs)
+
+
+async def _until_ahead(bench: Bench, stage: Stage) -> None:
+    """Let quick tasks teach the worker its pace, then fill its slots; return when others wait for them."""
+    await _publish(bench, "quick", QUICK)
+    await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+    await _publish(bench, "blocking", BLOCKING, is_blocking=True)
+    await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
+
+
+def _handed_back(bench: Bench) -> int:
+    reason = {"$regex": "no slot"}
+    return bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"fail_reason": reason}}})
+
+
+def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurrency(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            waited = Counter[str]()
+            hold = bench.worker._runner.hold
+
+            def held(run: object) -> None:
+                waited["most"] = max(waited["most"], len(bench.worker._claimer._waiting))
+                hold(run)  # type: ignore[arg-type]
+
+            bench.worker._runner.hold = held  # type: ignore[method-assign]
+            await _publish(bench, "quick", 2_000)
+            await until(lambda: bench.count("SUCCESS") == 2_000, message="all done")
+            assert waited["most"] > SLOTS
+            assert stage.overlaps["most"] <= SLOTS
+            assert set(stage.starts.values()) == {1}
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _until_ahead(bench, stage)
+            await until(lambda: (bench.count("RUNNING"), bench.count("INIT")) == (SLOTS, BLOCKING - SLOTS))
+            assert _handed_back(bench) > 0
+            stage.gate.set()
+            await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING, message="all done")
+            assert bench.tasks.count_documents({"task_state.failed_cnt": {"$ne": 0}}) == 0
+            assert set(stage.starts.values()) == {1}
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_task_that_waits_for_a_slot_can_be_canceled(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _until_ahead(bench, stage)
+            waiting = next(key for key in (f"blocking-{n}" for n in range(BLOCKING)) if key not in stage.starts)
+            await bench.client.cancel("work", waiting)
+            await bench.status(f"work:{waiting}", "CANCELED")
+            stage.gate.set()
+            await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING - 1, message="the others done")
+            assert waiting not in stage.starts
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_stop_hands_back_at_once_what_waits_for_a_slot(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimer, "_MAX_WAIT", _FAR)
+
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _until_ahead(bench, stage)
+            await until(lambda: bench.count("RUNNING") > SLOTS, message="claimed ahead")
+            bench.worker.stop()
+            await until(lambda: bench.life.done(), message="stopped")
+            assert bench.count("RUNNING") == 0
+            assert len([key for key in stage.starts if key.startswith("blocking")]) == SLOTS
+
+    asyncio.run(scenario())
+
+
+def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimer, "_MAX_WAIT", _FAR)
+
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _publish(bench, "quick", QUICK)
+            await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+
+            def be_unavailable(_: object) -> None:
+                raise DatabaseUnavailable("cut off")
+
+            bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign]
+            bench.stop_scans()
+            leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
+            await _publish(bench, "blocking", BLOCKING, is_blocking=True, **leases)
+            waiting = bench.worker._claimer._waiting
+            await until(lambda: len(waiting) > 0, message="claimed ahead")
+            run = waiting[-1][1]
+            await until(lambda: not run.is_lease_valid, message="its lease is lost")
+            stage.gate.set()
+            await until(lambda: run not in [held for _, held in waiting], message="it waits no longer")
+            assert run.asyncio_task is None
+            assert run.loop is None
+
+    asyncio.run(scenario())
