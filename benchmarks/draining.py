@@ -16,7 +16,7 @@ from benchmarks import raw
 from benchmarks.counters import Cost
 from benchmarks.fleet import Claims, Fleet
 from benchmarks.place import GUARANTEES, LOOK_INTERVAL, Ground, Meter, NotMeasured, Place
-from mtask.worker.hints import HORIZON
+from mtask.model.rules import HORIZON
 
 Document = dict[str, Any]
 LABEL = "run"

@@ -105,6 +105,8 @@ class Task(BaseModel):
     task_option: TaskOption
     task_state: TaskState
     expire_time: Instant | None = None
+    #: When a worker last changed it in a way that is no news to the others: change streams leave such changes out.
+    quiet_time: Instant | None = None
     schema_version: Literal[1]
 
     @model_validator(mode="after")

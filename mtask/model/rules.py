@@ -8,12 +8,14 @@ lease, k = concurrent_worker_cnt, m = max_unexpected_retries.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from mtask.model.documents import Run, Task
 from mtask.model.options import MAX_COUNTED_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 
+#: How far ahead workers look: what comes due within it, they hear of.
+HORIZON = timedelta(seconds=10)
 #: Closed runs kept when there is no retry limit, and of earlier rounds.
 KEPT_RUNS = 20
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 import bson
@@ -16,7 +18,7 @@ from bson.raw_bson import RawBSONDocument
 
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
-from mtask.model.rules import KEPT_RUNS
+from mtask.model.rules import HORIZON, KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
 
@@ -25,6 +27,7 @@ Pipeline = list[Stage]
 
 #: Where a pipeline keeps what its last stage needs; it is gone when that is done.
 _DERIVED = "_derived"
+_HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -59,7 +62,22 @@ def _close_lapsed(now: x.Expression) -> Pipeline:
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]
 
 
-def _derive(now: x.Expression) -> Pipeline:
+def _derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
+    """Derive after what workers do all the time: streams leave it out where it is no news to the others."""
+    return [*_encoded_once(_derive_quietly)] if now == x.NOW else _derive_quietly(now)
+
+
+def _derive_quietly(now: x.Expression) -> Pipeline:
+    # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
+    moment = f"${_DERIVED}.next"
+    has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
+    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, _HORIZON_MS)]}]}
+    has_new_status = {"$ne": [f"${_DERIVED}.status", x.STATUS]}
+    is_quiet = {"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}
+    return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
+
+
+def _derive(now: x.Expression, also: Mapping[str, x.Expression] = MappingProxyType({})) -> Pipeline:
     # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
@@ -82,6 +100,7 @@ def _derive(now: x.Expression) -> Pipeline:
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
                 "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finished_at, retain)]},
                 _DERIVED: "$$REMOVE",
+                **also,
             }
         },
     ]
@@ -113,7 +132,7 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
     """Preempt: close lapsed runs, append this worker's run if the rules allow, derive."""
     runs = _encoded_take(worker_id) if now == x.NOW else _take(worker_id, now)
     taken = {"$let": {"vars": {"runId": run_id}, "in": runs}}
-    return [*close_lapsed(now), {"$set": {"task_state.worker_states": taken}}, *derive(now)]
+    return [*close_lapsed(now), {"$set": {"task_state.worker_states": taken}}, *_derive_routinely(now)]
 
 
 @lru_cache(maxsize=16)
@@ -200,7 +219,7 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
         one = {"$let": {"vars": {"place": place}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
-    return [*close_lapsed(now), {"$set": change}, *derive(now)]
+    return [*close_lapsed(now), {"$set": change}, *_derive_routinely(now)]
 
 
 def _failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
@@ -221,7 +240,7 @@ def ping(run_ids: Sequence[str], lease_ms: int, now: x.Expression = x.NOW) -> Pi
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
     # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
-    return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *derive(now)]
+    return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *_derive_routinely(now)]
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:

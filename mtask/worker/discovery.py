@@ -10,11 +10,12 @@ from datetime import timedelta
 from time import monotonic
 
 from mtask.errors import MtaskError, OperationFailed
+from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
 from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
-from mtask.worker.hints import HORIZON, MAX_UNSERVED, Hints
+from mtask.worker.hints import MAX_UNSERVED, Hints
 from mtask.worker.log import fields, logger
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from mtask.errors import DatabaseError
 from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
+from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
 from mtask.store import claims
 from mtask.store.driver import AsyncStore
@@ -32,8 +33,6 @@ from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner
 
-#: How far ahead the queue holds what comes due.
-HORIZON = timedelta(seconds=10)
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 _MAX_LOOK = 500
 #: Tasks that are looked at when they come due, at most: about 200 bytes each.

@@ -49,8 +49,8 @@ STORE_MUTATIONS = (
         (
             Edit(_FILTERS, 'RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}',
                  'RUNS: {"$elemMatch": fence}}'),
-            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *derive(now)]',
-                 'return [{"$set": change}, *derive(now)]'),
+            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *_derive_routinely(now)]',
+                 'return [{"$set": change}, *_derive_routinely(now)]'),
         ),
         (
             f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",
@@ -258,10 +258,16 @@ STORE_MUTATIONS = (
         "ping-leaves-the-preemption-time",
         "next_preempt_time stays behind the lease: every worker tries the held task, again and again.",
         (
-            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *derive(now)]',
+            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *_derive_routinely(now)]',
                  '"task_state.failed_cnt": counted}}]'),
         ),
         (f"{_STORE_CLAIMS}::test_a_ping_moves_the_lease_and_the_preemption_time_with_it",),
+    ),
+    Mutation(
+        "everything-is-quiet",
+        "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
+        (Edit(_PIPELINES, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
+        ("tests/integration/test_store_watch.py::test_claims[short-lease]",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
     Mutation(

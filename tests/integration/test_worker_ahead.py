@@ -149,7 +149,7 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
             def be_unavailable(_: object) -> None:
                 raise DatabaseUnavailable("cut off")
 
-            bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign]
+            bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
             bench.stop_scans()
             leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
             await _publish(bench, "blocking", BLOCKING, is_blocking=True, **leases)

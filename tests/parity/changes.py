@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,13 +17,29 @@ from tests.parity.cases import Document, parsed
 Change = Callable[[Document, datetime], None]
 
 
+@dataclass(frozen=True)
+class Routine:
+    """A change that workers make all the time: marked as quiet where it is no news to the others."""
+
+    change: Change
+
+    def __call__(self, document: Document, now: datetime) -> None:
+        self.change(document, now)
+
+
 def changed(document: Document, change: Change, now: datetime, *, closes_lapsed: bool = True) -> Document:
     """Return the document after closing what lapsed, the change, and deriving."""
     made = copy.deepcopy(document)
     if closes_lapsed:
         close_lapsed(made, now)
     change(made, now)
+    status, former = made["task_state"]["status"], made["task_state"].get("next_preempt_time")
     derive(made, now)
+    if isinstance(change, Routine):
+        moment = made["task_state"].get("next_preempt_time")
+        is_near = moment is not None and moment <= now + rules.HORIZON
+        if not is_near if moment != former else made["task_state"]["status"] != status:
+            made["quiet_time"] = now
     return made
 
 
@@ -87,7 +104,7 @@ def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
             }
         )
 
-    return change
+    return Routine(change)
 
 
 def ping(run_ids: list[str], lease_ms: int) -> Change:
@@ -96,7 +113,7 @@ def ping(run_ids: list[str], lease_ms: int) -> Change:
             if run["run_id"] in run_ids and run["status"] == "RUNNING" and run["ping_expire_time"] > now:
                 run["ping_expire_time"] = max(run["ping_expire_time"], now + timedelta(milliseconds=lease_ms))
 
-    return change
+    return Routine(change)
 
 
 def finish(outcomes: Mapping[str, Outcome]) -> Change:
@@ -120,7 +137,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
                 delay = backoff.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
         run["retry_time"] = now + timedelta(milliseconds=delay or 0)
 
-    return change
+    return Routine(change)
 
 
 def cancel(document: Document, now: datetime) -> None:

@@ -1,0 +1,105 @@
+"""What change streams tell a worker: what is news to it, whoever wrote it, and not what workers do all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask.model.rules import HORIZON
+from mtask.model.status import RunStatus
+from mtask.store import claims, setup, tasks, watch
+from mtask.store.driver import SyncStore
+from mtask.store.pipelines import Outcome
+from tests.integration.stores import claim, parsed, publish, server_time, stored
+from tests.mongo import Client
+
+_HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
+_SHORT: dict[str, Any] = {"worker_timeout_ms": 2_000, "ping_interval_ms": 200}
+_LONG: dict[str, Any] = {"worker_timeout_ms": 60_000}
+_ID = {"_id": "task:k"}
+
+
+@pytest.fixture
+def store(mongo: Client, database_name: str) -> SyncStore:
+    made = SyncStore(mongo, database_name)
+    made.run(setup.ensure())
+    return made
+
+
+def heard(store: SyncStore, change: Callable[[], object]) -> list[dict[str, Any]]:
+    """Return what the stream tells of the task k, from before the change until after it."""
+    with store.database.watch(watch.pipeline("other", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
+        change()
+        publish(store, "last")
+        told: list[dict[str, Any]] = []
+        for event in stream:
+            if event["documentKey"]["_id"] == "task:last":
+                return told
+            told.append(event)
+    raise AssertionError("the stream ended")
+
+
+def finish(store: SyncStore, status: Any, **given: Any) -> None:
+    run = parsed(store, "k").runs[-1]
+    assert store.run(claims.finish([Outcome("task:k", run.run_id, status, **given)])) == {run.run_id}
+
+
+def ping(store: SyncStore, lease_ms: int) -> None:
+    run = parsed(store, "k").runs[-1]
+    assert store.run(claims.ping({run.run_id: "task:k"}, lease_ms))
+
+
+def by_hand(store: SyncStore, **fields: Any) -> None:
+    changed = store.tasks.update_one(_ID, {"$set": {name.replace("__", "."): value for name, value in fields.items()}})
+    assert changed.modified_count == 1
+
+
+@pytest.mark.parametrize(("options", "is_heard"), [(_LONG, False), (_SHORT, True)], ids=["long-lease", "short-lease"])
+def test_claims(store: SyncStore, options: dict[str, Any], is_heard: bool) -> None:
+    publish(store, "k", **options)
+    assert bool(heard(store, lambda: claim(store, "w", "k"))) is is_heard
+    assert ("quiet_time" in stored(store, "k")) is not is_heard
+
+
+@pytest.mark.parametrize(
+    ("change", "is_heard"),
+    [
+        pytest.param(lambda s: finish(s, RunStatus.SUCCESS), False, id="success"),
+        pytest.param(lambda s: ping(s, 90_000), False, id="ping"),
+        pytest.param(lambda s: finish(s, RunStatus.FAIL, reason="no", delay_ms=60_000), False, id="fail-long-delay"),
+        pytest.param(lambda s: finish(s, RunStatus.FAIL, reason="no", delay_ms=100), True, id="fail"),
+        pytest.param(lambda s: finish(s, RunStatus.CANCELED, reason="handed back"), True, id="hand-back"),
+        pytest.param(lambda s: s.run(tasks.cancel("task:k")), True, id="cancel"),
+        pytest.param(lambda s: by_hand(s, task_state__cancel_requested=True), True, id="cancel-by-hand"),
+        pytest.param(lambda s: by_hand(s, task_option__specific_worker_ids=["a"]), True, id="option-by-hand"),
+        pytest.param(lambda s: by_hand(s, queue="elsewhere"), True, id="queue-by-hand"),
+        pytest.param(lambda s: by_hand(s, task_state__next_preempt_time=server_time(s)), True, id="time-by-hand"),
+        pytest.param(lambda s: by_hand(s, params={"a": 1}), False, id="params-by-hand"),
+        pytest.param(lambda s: s.tasks.delete_one(_ID), False, id="delete"),
+    ],
+)
+def test_changes_of_a_held_task(store: SyncStore, change: Callable[[SyncStore], object], is_heard: bool) -> None:
+    publish(store, "k", **_LONG)
+    claim(store, "w", "k")
+    before = stored(store, "k")
+    assert bool(heard(store, lambda: change(store))) is is_heard
+    assert store.tasks.find_one(_ID) != before
+
+
+def test_changes_by_hand_are_heard_though_the_document_says_that_it_was_quiet_before(store: SyncStore) -> None:
+    publish(store, "k", **_LONG)
+    claim(store, "w", "k")
+    quiet_time = stored(store, "k")["quiet_time"]
+    (event,) = heard(store, lambda: by_hand(store, task_state__cancel_requested=True))
+    assert event["concerns_holder"]
+    assert stored(store, "k")["quiet_time"] == quiet_time
+
+
+def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
+    """Where the server could not rewrite the condition, each event would be made first: twice the cost."""
+    stages = [{"$changeStream": {}}, *watch.pipeline("w", ["default"], _HORIZON_MS)]
+    plan = store.database.command("explain", {"aggregate": 1, "pipeline": stages, "cursor": {}})
+    assert "o.diff.u.quiet_time" in str(plan["stages"][0])
