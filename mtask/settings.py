@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     local_folder: Path | None = Field(default=None, description="data folder of the embedded mongod")
     app: str | None = Field(default=None, description="package.module:app")
     queues: str | None = Field(default=None, description="queues to serve, comma-separated")
-    concurrency: int = Field(default=100, ge=0, description="runs held at once by one worker process")
+    concurrency: int = Field(default=100, ge=0, description="handlers that run at once in one worker process")
     processes: int = Field(default=1, ge=1, description="worker processes")
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
     shutdown_timeout: float = Field(default=30.0, ge=0, description="seconds given to running tasks on SIGTERM")

@@ -155,7 +155,7 @@ def set_worker(
             "--concurrency",
             "-c",
             metavar="NUMBER|reset",
-            help="How many runs it holds at once: 0 pauses it, 'reset' restores what it started with.",
+            help="How many handlers it runs at once: 0 pauses it, 'reset' restores what it started with.",
             show_default=False,
         ),
     ],

@@ -274,7 +274,7 @@ class AsyncClient:
         return await self._run(requests.control_worker(worker_id, {"stop": True}))
 
     async def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
-        """Change how many runs a worker holds at once: 0 pauses it, None restores what it started with.
+        """Change how many handlers a worker runs at once: 0 pauses it, None restores what it started with.
 
         Raises WorkerNotFound or InvalidInput.
         """

@@ -147,8 +147,7 @@ class StoredTask(Task):
             try:
                 marshalled = marshal.dumps(option, _MARSHAL_VERSION)
                 if len(marshalled) <= _MAX_KNOWN_BYTES:
-                    # A list of its own: what its handler might do to it is no matter of other tasks.
-                    return _good_option(marshalled).model_copy(update={"specific_worker_ids": []})
+                    return _good_option(marshalled)
             except ValueError:  # not good, or not plain enough to tell
                 pass
         return _complete_option(option, check)
@@ -159,6 +158,12 @@ class StoredTask(Task):
         if state.next_preempt_time is None and not state.status.is_final:
             raise ValueError(f"it lacks next_preempt_time, and is {state.status}")
         return state
+
+    def with_own_options(self) -> Self:
+        """Return it with options that it shares with no other task, for those who may change what they are given."""
+        option = self.task_option
+        own = option.model_copy(update={"specific_worker_ids": [*option.specific_worker_ids]})
+        return self.model_copy(update={"task_option": own})
 
 
 @lru_cache(maxsize=256)

@@ -99,7 +99,7 @@ class Claimer:
 
     @property
     def concurrency(self) -> int:
-        """How many runs are held at once."""
+        """How many handlers run at once."""
         return self._concurrency
 
     def set_concurrency(self, concurrency: int) -> None:

@@ -71,11 +71,14 @@ class Context:
         self._run = run
         self._worker_id = worker_id
         self._transactions = transactions
+        self._task: Task | None = None
 
     @property
     def task(self) -> Task:
         """The task as it was when this run claimed it."""
-        return self._run.task
+        if self._task is None:
+            self._task = self._run.task.with_own_options()
+        return self._task
 
     @property
     def run_id(self) -> str:

@@ -12,7 +12,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from mtask.model.documents import Run, Task
+from mtask.model.documents import Run, StoredTask
 from mtask.model.handlers import Handler
 
 #: The part of a lease that is not trusted to its end, and its bound in seconds.
@@ -67,7 +67,7 @@ class HeldRun:
         "trusted_until",
     )
 
-    def __init__(self, task: Task, own: Run, handler: Handler, sent: float) -> None:
+    def __init__(self, task: StoredTask, own: Run, handler: Handler, sent: float) -> None:
         self.task = task
         self.run_id = own.run_id
         self.attempt = own.attempt

@@ -267,7 +267,7 @@ STORE_MUTATIONS = (
         "everything-is-quiet",
         "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
         (Edit(_PIPELINES, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
-        ("tests/integration/test_store_watch.py::test_claims[short-lease]",),
+        ("tests/integration/test_store_watch.py::test_claims",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
     Mutation(

@@ -52,7 +52,7 @@ class Plan:
     folder: Path
     minutes: float
     seed: int
-    rate: float = 117.0  #: tasks a second, of all publishers
+    rate: float = 120.0  #: tasks a second, of all publishers
     nemeses: Sequence[str] = ()  #: names; empty: all
     is_once: bool = False  #: every nemesis once, and then the end
     spared: str | None = None  #: a worker that no nemesis ends, so that its memory is seen over the whole run

@@ -48,10 +48,10 @@ def test_an_option_that_is_missing_is_missed_after_complete_ones() -> None:
 
 
 def test_what_a_handler_does_to_its_options_is_its_own() -> None:
-    before, changed = _task(), _task()
+    before, changed = _task(), _task().with_own_options()
     changed.task_option.specific_worker_ids.append("w1")
     assert before.task_option.specific_worker_ids == _task().task_option.specific_worker_ids == []
-    named = _task(specific_worker_ids=["w2"])
+    named = _task(specific_worker_ids=["w2"]).with_own_options()
     named.task_option.specific_worker_ids.append("w1")
     assert _task(specific_worker_ids=["w2"]).task_option.specific_worker_ids == ["w2"]
 
