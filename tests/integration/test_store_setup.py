@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 from mtask.errors import AccessDenied, NotReplicaSet, SchemaMismatch
 from mtask.local import find_mongod
 from mtask.local.ports import free_ports
+from mtask.model.documents import SCHEMA_REVISION
 from mtask.store import connect, publishing, setup
 from mtask.store.driver import SyncStore
 from mtask.store.publishing import Policy
@@ -133,7 +134,7 @@ def test_a_process_that_died_between_validator_and_indexes_is_made_up_for(store:
     assert_complete(store)
 
 
-@pytest.mark.parametrize("title", [schema_title("tasks").replace("revision 1", "revision 0"), None])
+@pytest.mark.parametrize("title", [schema_title("tasks").replace(f"revision {SCHEMA_REVISION}", "revision 0"), None])
 def test_an_outdated_validator_is_replaced_and_the_tasks_stay(store: SyncStore, title: str | None) -> None:
     store.run(setup.ensure())
     stores.publish(store, "k")
@@ -146,7 +147,7 @@ def test_an_outdated_validator_is_replaced_and_the_tasks_stay(store: SyncStore, 
 
 def test_a_newer_revision_of_the_same_schema_version_is_left_as_it_is(store: SyncStore) -> None:
     store.run(setup.ensure())
-    newer = {"$jsonSchema": {"title": schema_title("tasks").replace("revision 1", "revision 999")}}
+    newer = {"$jsonSchema": {"title": schema_title("tasks").replace(f"revision {SCHEMA_REVISION}", "revision 999")}}
     store.database.command("collMod", "tasks", validator=newer)
     store.run(setup.ensure())
     assert state(store)["tasks"][0]["validator"] == newer
@@ -296,7 +297,9 @@ def test_a_user_who_may_read_and_write_makes_a_fresh_database_and_publishes(guar
 def test_a_user_who_may_read_and_write_passes_where_an_administrator_was_before(guarded: str) -> None:
     with store_of(guarded, "admin", "shop") as store:
         store.run(setup.ensure())
-        outdated = {"$jsonSchema": {"title": schema_title("tasks").replace("revision 1", "revision 0")}}
+        outdated = {
+            "$jsonSchema": {"title": schema_title("tasks").replace(f"revision {SCHEMA_REVISION}", "revision 0")}
+        }
         store.database.command("collMod", "tasks", validator=outdated)
     with store_of(guarded, "writer", "shop") as store:
         store.run(setup.ensure())
