@@ -1,0 +1,201 @@
+"""Triggers: when a schedule fires.
+
+What a trigger is, is ours to store and to check; when it fires, APScheduler's triggers compute, time zones and
+daylight saving included. All times that come out are in UTC, in whole milliseconds, and on the seconds of a cron.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
+
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mtask.model.documents import Instant, Text
+
+MIN_INTERVAL_MS = 1_000
+_MILLISECOND = timedelta(milliseconds=1)
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
+_trigger = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cron(BaseModel):
+    """Fires at the wall-clock times of a time zone at which all of its fields match.
+
+    A field that is left out matches anything, or, where a longer unit is given, only its first value, as in
+    APScheduler: `Cron(hour="3")` is 03:00:00. Weekdays are names, or numbers from 0, Monday.
+
+    Daylight saving as in APScheduler, too: a time that the clocks leave out is taken by the offset before the change,
+    so it fires an hour later by the wall; of a time that comes twice, each fires.
+    """
+
+    model_config = _trigger
+
+    kind: Literal["cron"] = "cron"
+    year: Text | None = None
+    month: Text | None = None
+    day: Text | None = None
+    week: Text | None = None
+    day_of_week: Text | None = None
+    hour: Text | None = None
+    minute: Text | None = None
+    second: Text | None = None
+    timezone: Text = "UTC"
+
+    @model_validator(mode="after")
+    def _can_be_computed(self) -> Self:
+        if not self.fields():
+            raise ValueError("name at least one field, such as minute='*/5'")
+        self.computed()
+        return self
+
+    @classmethod
+    def parse(cls, expression: str, timezone: str = "UTC") -> Self:
+        """Return what a crontab's five fields say; weekdays count from 0 or 7, Sunday, as there. Raises ValueError."""
+        parts = expression.split()
+        if len(parts) != len(_CRONTAB):
+            raise ValueError(
+                f"{expression!r} has {len(parts)} fields: a crontab's five are minute, hour, day, month and weekday"
+            )
+        fields = dict(zip(_CRONTAB, parts, strict=True))
+        fields["day_of_week"] = _named_weekdays(fields["day_of_week"])
+        return cls(**fields, timezone=timezone)  # type: ignore[arg-type]
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields that are given, the longest unit first."""
+        return self.model_dump(exclude={"kind", "timezone"}, exclude_none=True)
+
+    def computed(self, jitter_ms: int = 0) -> BaseTrigger:
+        """Return APScheduler's trigger; raise ValueError."""
+        try:
+            return CronTrigger(**self.fields(), timezone=_zone(self.timezone), jitter=jitter_ms / 1000 or None)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+
+    def __str__(self) -> str:
+        return f"{' '.join(f'{name}={value}' for name, value in self.fields().items())} {self.timezone}"
+
+
+class Every(BaseModel):
+    """Fires at a time, and so long after it again and again. Without a time: first one interval after it was made."""
+
+    model_config = _trigger
+
+    kind: Literal["interval"] = "interval"
+    interval_ms: Annotated[int, Field(ge=MIN_INTERVAL_MS, le=10 * 366 * 86_400_000)]
+
+    def computed(self, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
+        """Return APScheduler's trigger, counting from the anchor."""
+        length = timedelta(milliseconds=self.interval_ms)
+        return IntervalTrigger(
+            seconds=length / timedelta(seconds=1), start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None
+        )
+
+    def __str__(self) -> str:
+        return f"every {timedelta(milliseconds=self.interval_ms)}"
+
+
+class Once(BaseModel):
+    """Fires once."""
+
+    model_config = _trigger
+
+    kind: Literal["once"] = "once"
+    time: Instant
+
+    def __str__(self) -> str:
+        return f"once at {self.time.isoformat()}"
+
+
+Trigger = Annotated[Cron | Every | Once, Field(discriminator="kind")]
+
+
+@lru_cache(maxsize=256)
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise ValueError(f"{name!r} is no time zone: use a name such as 'Europe/Berlin', or 'UTC'") from None
+
+
+def _named_weekdays(field: str) -> str:
+    """Return a crontab's weekday field with names in place of numbers, which APScheduler counts from Monday."""
+    named = []
+    for part in field.lower().split(","):
+        span, slash, step = part.partition("/")
+        first, dash, last = span.partition("-")
+        if slash and span == "*":
+            first, dash, last = "0", "-", "6"
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            named.append(part)
+            continue
+        stride = int(step) if step.isdecimal() else 0
+        start, end = int(first), int(last) if dash else 6 if slash else int(first)
+        if (slash and not stride) or not 0 <= start <= end <= len(_WEEKDAYS) - 1:
+            raise ValueError(f"{field!r} are no weekdays: use 0 to 7 (0 and 7 are Sunday), or sun to sat")
+        named += [_WEEKDAYS[day] for day in range(start, end + 1, stride or 1)]
+    return ",".join(dict.fromkeys(named))
+
+
+@lru_cache(maxsize=512)
+def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
+    return trigger.computed(jitter_ms) if isinstance(trigger, Cron) else trigger.computed(anchor, jitter_ms)
+
+
+def _whole(moment: datetime) -> datetime:
+    """Return the moment in UTC, rounded to what BSON holds."""
+    rounded = moment.astimezone(UTC) + timedelta(microseconds=500)
+    return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000)
+
+
+def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> datetime | None:
+    """Return the first firing later than `after`; None where there is none. `anchor`: what an interval counts from."""
+    if isinstance(trigger, Once):
+        return trigger.time if trigger.time > after else None
+    computed: Any = _computed(trigger, anchor)
+    found = computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)
+    return None if found is None else _whole(found)
+
+
+def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> Iterator[datetime]:
+    """Yield the firings later than `after`, in order."""
+    while (found := next_firing(trigger, after, anchor)) is not None:
+        yield found
+        after = found
+
+
+def last_firings(
+    trigger: Cron | Every | Once, start: datetime, end: datetime, anchor: datetime, count: int
+) -> list[datetime]:
+    """Return the newest firings from `start` on and before `end`, at most so many, in order.
+
+    They may lie anywhere in a long time, and triggers only look ahead: so it looks back further and further.
+    """
+    span = timedelta(seconds=2 * count)
+    while True:
+        begin = max(start, end - span) if end - start > span else start
+        found: deque[datetime] = deque(maxlen=count)
+        for firing in firings(trigger, begin - _MILLISECOND, anchor):
+            if firing >= end:
+                break
+            found.append(firing)
+        if len(found) == count or begin == start:
+            return list(found)
+        span *= 4
+
+
+def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:
+    """Return when a firing is to happen in fact: up to so many ms later, at random."""
+    if isinstance(trigger, Once) or not jitter_ms:
+        return firing
+    computed: Any = _computed(trigger, anchor, jitter_ms)
+    found = computed.get_next_fire_time(None, firing)
+    return firing if found is None else max(firing, _whole(found))

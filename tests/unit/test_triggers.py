@@ -1,0 +1,131 @@
+"""When triggers fire: as APScheduler computes it, strictly later each time, and the same wherever one begins to ask."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mtask.model.triggers import Cron, Every, Once, firings, jittered, last_firings, next_firing
+
+NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)  # a Monday
+Trigger = Cron | Every | Once
+
+
+def times(trigger: Trigger, count: int, after: datetime = NOW, anchor: datetime = NOW) -> list[str]:
+    return [f"{at:%a %d.%m. %H:%M:%S}" for at in islice(firings(trigger, after, anchor), count)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("*/20 * * * *", ["Mon 02.03. 12:20:00", "Mon 02.03. 12:40:00", "Mon 02.03. 13:00:00"]),
+        ("30 9 * * 1-5", ["Tue 03.03. 09:30:00", "Wed 04.03. 09:30:00", "Thu 05.03. 09:30:00"]),
+        ("0 0 * * 0", ["Sun 08.03. 00:00:00", "Sun 15.03. 00:00:00", "Sun 22.03. 00:00:00"]),
+        ("0 0 * * 7", ["Sun 08.03. 00:00:00", "Sun 15.03. 00:00:00", "Sun 22.03. 00:00:00"]),
+        ("0 0 * * 5-7", ["Fri 06.03. 00:00:00", "Sat 07.03. 00:00:00", "Sun 08.03. 00:00:00"]),
+        ("0 0 * * 0-1", ["Sun 08.03. 00:00:00", "Mon 09.03. 00:00:00", "Sun 15.03. 00:00:00"]),
+        ("0 0 * * */3", ["Wed 04.03. 00:00:00", "Sat 07.03. 00:00:00", "Sun 08.03. 00:00:00"]),
+        ("0 0 * * MON,thu", ["Thu 05.03. 00:00:00", "Mon 09.03. 00:00:00", "Thu 12.03. 00:00:00"]),
+        ("0 6 last * *", ["Tue 31.03. 06:00:00", "Thu 30.04. 06:00:00", "Sun 31.05. 06:00:00"]),
+        ("0 0 29 2 *", ["Tue 29.02. 00:00:00", "Sun 29.02. 00:00:00", "Fri 29.02. 00:00:00"]),
+    ],
+)
+def test_crontab(expression: str, expected: list[str]) -> None:
+    assert times(Cron.parse(expression), 3) == expected
+
+
+def test_cron_with_seconds_and_an_own_zone() -> None:
+    assert times(Cron(second="*/30"), 3) == ["Mon 02.03. 12:00:30", "Mon 02.03. 12:01:00", "Mon 02.03. 12:01:30"]
+    assert times(Cron(hour="3", timezone="Asia/Kolkata"), 1) == ["Mon 02.03. 21:30:00"]
+
+
+def test_daylight_saving_both_ways() -> None:
+    nightly = Cron.parse("30 2 * * *", "Europe/Berlin")
+    spring, autumn = datetime(2026, 3, 27, 12, tzinfo=UTC), datetime(2026, 10, 23, 12, tzinfo=UTC)
+    # The night to the 29th has no 02:30: it is taken as it would have been before the change, and is 03:30 by the wall.
+    assert times(nightly, 3, spring) == ["Sat 28.03. 01:30:00", "Sun 29.03. 01:30:00", "Mon 30.03. 00:30:00"]
+    # The night to the 25th has two of them.
+    assert times(nightly, 4, autumn) == [
+        "Sat 24.10. 00:30:00",
+        "Sun 25.10. 00:30:00",
+        "Sun 25.10. 01:30:00",
+        "Mon 26.10. 01:30:00",
+    ]
+
+
+def test_interval_counts_from_its_anchor() -> None:
+    anchor = NOW - timedelta(days=400, milliseconds=123)
+    every = Every(interval_ms=90_000)
+    found = list(islice(firings(every, NOW, anchor), 500))
+    assert [(at - anchor) % timedelta(seconds=90) for at in found] == [timedelta(0)] * 500
+    assert found[0] - NOW <= timedelta(seconds=90)
+    assert {b - a for a, b in zip(found, found[1:], strict=False)} == {timedelta(seconds=90)}
+    assert next_firing(every, anchor - timedelta(days=3), anchor) == anchor
+    assert next_firing(every, anchor, anchor) == anchor + timedelta(seconds=90)
+
+
+@pytest.mark.parametrize("interval_ms", [1_000, 1_001, 333_333])
+def test_asking_again_from_any_firing_gives_the_same_ones(interval_ms: int) -> None:
+    anchor = NOW - timedelta(days=1)
+    found = list(islice(firings(Every(interval_ms=interval_ms), NOW, anchor), 1_000))
+    assert len(set(found)) == 1_000
+    for at in found[:-1:97]:
+        assert next_firing(Every(interval_ms=interval_ms), at, anchor) == found[found.index(at) + 1]
+
+
+def test_once_fires_once() -> None:
+    once = Once(time=NOW + timedelta(hours=1))
+    assert list(firings(once, NOW, NOW)) == [once.time]
+    assert next_firing(once, once.time, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("trigger", "count"),
+    [(Every(interval_ms=1_000), 5), (Cron.parse("0 3 * * *"), 5), (Cron.parse("0 0 1 1 *"), 3), (Cron(second="*"), 1)],
+)
+def test_last_firings_are_the_newest_of_all(trigger: Trigger, count: int) -> None:
+    anchor = NOW - timedelta(days=1)
+    start, end = NOW - timedelta(days=3 * 366), NOW
+    if not isinstance(trigger, Cron) or trigger.second is not None:
+        start = NOW - timedelta(hours=2)
+    every = [at for at in islice(firings(trigger, start - timedelta(milliseconds=1), anchor), 20_000) if at < end]
+    assert last_firings(trigger, start, end, anchor, count) == every[-count:]
+    assert last_firings(trigger, start, end, anchor, 10**6) == every
+
+
+def test_jitter_delays_and_never_hastens() -> None:
+    for trigger in (Every(interval_ms=60_000), Cron.parse("* * * * *")):
+        firing = next_firing(trigger, NOW, NOW)
+        assert firing is not None
+        happens = [jittered(trigger, firing, NOW, 5_000) - firing for _ in range(50)]
+        assert all(timedelta(0) <= wait <= timedelta(seconds=5) for wait in happens)
+        assert len(set(happens)) > 1
+        assert jittered(trigger, firing, NOW, 0) == firing
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Cron.parse("* * * *"), "has 4 fields"),
+        (lambda: Cron.parse("61 * * * *"), "61"),
+        (lambda: Cron.parse("* * * * 8"), "0 to 7"),
+        (lambda: Cron.parse("* * * * 3-1"), "0 to 7"),
+        (lambda: Cron.parse("* * * * */0"), "0 to 7"),
+        (lambda: Cron.parse("x * * * *"), "x"),
+        (lambda: Cron.parse("* * * * *", "Europe"), "no time zone"),
+        (lambda: Cron.parse("* * * * *", "../etc/passwd"), "no time zone"),
+        (lambda: Cron.parse("* * * * *", ""), "no time zone"),
+        (lambda: Cron(), "at least one field"),
+        (lambda: Cron(minutes="5"), "Extra inputs"),  # type: ignore[call-arg]
+        (lambda: Every(interval_ms=999), "greater than or equal to 1000"),
+        (lambda: Once(time=datetime(2026, 1, 1)), "timezone"),  # noqa: DTZ001
+    ],
+)
+def test_what_cannot_be_computed_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        make()
+    assert isinstance(caught.value, ValidationError | ValueError)
