@@ -1,0 +1,146 @@
+"""Schedules: the documents, and which firings are to be made now. Pure: the server's time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+
+from mtask.model import triggers
+from mtask.model.documents import Instant, Text
+from mtask.model.identity import NAME_PATTERN
+from mtask.model.options import WHOLE, TaskOption
+from mtask.model.triggers import Once, Trigger
+
+#: A firing that is later than this was missed, and catch_up says what becomes of it.
+GRACE = timedelta(seconds=10)
+MAX_CATCH_UP = 1_000
+MAX_JITTER_MS = 86_400_000
+MAX_ID_BYTES = 200
+CatchUp = Literal["none", "last", "all"]
+Overlap = Literal["allow", "skip"]
+#: Who made it: a handler's declaration, or a client.
+Source = Literal["app", "client"]
+
+_document = ConfigDict(extra="ignore", populate_by_name=True)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class ScheduleState(BaseModel):
+    """What has become of a schedule. Whoever makes a firing changes it in the same transaction."""
+
+    model_config = _document
+
+    next_fire_time: Instant | None = None  #: None: it will not fire any more
+    last_fire_time: Instant | None = None
+    last_task_id: Text | None = None
+    fired_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
+    skipped_cnt: Annotated[int, Field(ge=0), WHOLE] = 0  #: left out because the last one had not finished
+
+
+class Schedule(BaseModel):
+    """A schedule: one document in the collection `schedules`. What it publishes is named as in a task."""
+
+    model_config = _document
+
+    id: Annotated[Text, Field(alias="_id", min_length=1, max_length=MAX_ID_BYTES)]
+    name: Annotated[Text, Field(pattern=NAME_PATTERN)]
+    queue: Annotated[Text, Field(min_length=1)]
+    params: Any = None
+    task_option: TaskOption
+    trigger: Trigger
+    start_time: Instant | None = None
+    end_time: Instant | None = None
+    jitter_ms: Annotated[int, Field(ge=0, le=MAX_JITTER_MS), WHOLE] = 0
+    catch_up: CatchUp = "last"
+    catch_up_limit: Annotated[int, Field(ge=1, le=MAX_CATCH_UP), WHOLE] = 100
+    overlap: Overlap = "allow"
+    paused: StrictBool = False
+    source: Source = "client"
+    create_time: Instant
+    update_time: Instant
+    schedule_state: ScheduleState
+    schema_version: Literal[1]
+
+    @model_validator(mode="after")
+    def _begins_before_it_ends(self) -> Self:
+        if self.start_time is not None and self.end_time is not None and self.start_time > self.end_time:
+            raise ValueError("start_time lies after end_time")
+        return self
+
+    @property
+    def anchor(self) -> datetime:
+        """What intervals count from."""
+        return self.start_time or self.create_time
+
+    def next_firing(self, after: datetime) -> datetime | None:
+        """Return the first firing later than `after`, within start_time and end_time; None where there is none."""
+        earliest = after if self.start_time is None else max(after, self.start_time - _MILLISECOND)
+        found = triggers.next_firing(self.trigger, earliest, self.anchor)
+        return None if found is None or (self.end_time is not None and found > self.end_time) else found
+
+    def next_firings(self, after: datetime, count: int) -> list[datetime]:
+        """Return the next firings after a time, at most so many."""
+        found: list[datetime] = []
+        while len(found) < count and (firing := self.next_firing(found[-1] if found else after)) is not None:
+            found.append(firing)
+        return found
+
+    def first_firing(self, now: datetime) -> datetime | None:
+        """Return the first firing of a schedule that is made, changed or resumed now; a one-off may be overdue."""
+        if isinstance(self.trigger, Once) and self.schedule_state.last_fire_time != self.trigger.time:
+            return self.trigger.time
+        return self.next_firing(now)
+
+    def key_of(self, firing: datetime) -> str:
+        """Return the key of the task that a firing publishes: the same whoever makes it."""
+        moment = firing.astimezone(UTC).replace(tzinfo=None)
+        return f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be made of a schedule that is due."""
+
+    firings: tuple[datetime, ...]  #: in order
+    next_fire_time: datetime | None
+    #: Firings were missed that catch_up leaves out.
+    has_missed: bool
+
+
+def plan(schedule: Schedule, now: datetime) -> Plan | None:
+    """Return which firings to make now; None where it is not due.
+
+    What was due within GRACE is made. Of what was missed before: nothing with catch_up "none"; the newest with "all", as
+    many as catch_up_limit; with "last" the newest of all that is due, in place of all.
+    """
+    first = schedule.schedule_state.next_fire_time
+    if schedule.paused or first is None or first > now:
+        return None
+    begin = now - GRACE
+    recent = _between(schedule, max(first, begin), now + _MILLISECOND, len(_EVERY_SECOND))
+    missed: list[datetime] = []
+    if first < begin and schedule.catch_up != "none":
+        missed = _between(schedule, first, begin, schedule.catch_up_limit if schedule.catch_up == "all" else 1)
+    made = [*missed, *recent]
+    if first < begin and schedule.catch_up == "last":
+        made = made[-1:]
+    has_missed = first < begin and not (schedule.catch_up == "all" and missed and missed[0] == first)
+    return Plan(tuple(made), schedule.next_firing(now), has_missed)
+
+
+#: As many as can lie within GRACE.
+_EVERY_SECOND = range(int(GRACE.total_seconds()) + 2)
+
+
+def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
+    """Return the newest firings from `start` on and before `end`, in order. The first of all is the stored one."""
+    if schedule.end_time is not None:
+        end = min(end, schedule.end_time + _MILLISECOND)
+    first = schedule.schedule_state.next_fire_time
+    found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
+    if first is not None and start <= first < end and len(found) < count and first not in found:
+        found.insert(0, first)  # asked for by hand, or left from an earlier trigger
+    return found
