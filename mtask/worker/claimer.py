@@ -21,7 +21,7 @@ from mtask.store import claims
 from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
-from mtask.worker.pace import Pace
+from mtask.worker.pace import MAX_WAIT, Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.run import HeldRun
@@ -43,8 +43,6 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
-#: How long what was claimed ahead waits for its slot before it is handed back, in seconds.
-_MAX_WAIT = 0.25
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 
@@ -115,7 +113,7 @@ class Claimer:
     def free_slot(self) -> None:
         """Take back the slot of a run that has really ended."""
         self._running -= 1
-        self._pace.end()
+        self._pace.ended()
         if self._waiting:
             self._start_waiting()
         self._wake.set()
@@ -143,7 +141,7 @@ class Claimer:
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            ahead = self._pace.ahead(self._concurrency) if self._concurrency else 0
+            ahead = self._pace.ahead if self._concurrency else 0
             free = self._concurrency + ahead - self._claiming - self._running - len(self._waiting)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
@@ -264,15 +262,14 @@ class Claimer:
                 self._runner.hand_back(run)
                 continue
             self._running += 1
-            self._pace.begin()
             self._runner.start(run)
         if self._waiting and self._impatience is None:
-            self._impatience = asyncio.get_running_loop().call_later(_MAX_WAIT, self._lose_patience)
+            self._impatience = asyncio.get_running_loop().call_later(MAX_WAIT, self._lose_patience)
 
     def _lose_patience(self) -> None:
         """Hand back what has waited long for a slot: some handlers take longer than those before them."""
         self._impatience = None
-        self._hand_back_waiting(since=monotonic() - _MAX_WAIT)
+        self._hand_back_waiting(since=monotonic() - MAX_WAIT)
         self._start_waiting()
 
     def _hand_back_waiting(self, since: float) -> None:

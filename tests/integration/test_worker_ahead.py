@@ -120,7 +120,7 @@ def test_task_that_waits_for_a_slot_can_be_canceled(mongo_uri: str, database_nam
 def test_stop_hands_back_at_once_what_waits_for_a_slot(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer, "_MAX_WAIT", _FAR)
+    monkeypatch.setattr(claimer, "MAX_WAIT", _FAR)
 
     async def scenario() -> None:
         stage = Stage()
@@ -138,7 +138,7 @@ def test_stop_hands_back_at_once_what_waits_for_a_slot(
 def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer, "_MAX_WAIT", _FAR)
+    monkeypatch.setattr(claimer, "MAX_WAIT", _FAR)
 
     async def scenario() -> None:
         stage = Stage()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.worker.pace import MAX_AHEAD, Pace
-
-SLOTS = 100
+from mtask.worker.pace import Pace
 
 
 class _Clock:
@@ -16,67 +14,62 @@ class _Clock:
         return self.now
 
 
-def _after(runs: int, run_seconds: float, claim_seconds: float, clock: _Clock) -> Pace:
-    """Return the pace after so many runs, one after the other in one slot."""
-    pace = Pace(clock)
-    pace.claimed(claim_seconds)
-    _pass(pace, runs, run_seconds, clock)
-    return pace
-
-
-def _pass(pace: Pace, runs: int, run_seconds: float, clock: _Clock) -> None:
-    for _ in range(runs):
-        pace.begin()
-        clock.now += run_seconds
-        pace.end()
+def _land(pace: Pace, clock: _Clock, ended: int, seconds: float, claim: float) -> int:
+    """Let a claim land after so many seconds in which so many runs ended; return how many may be claimed ahead."""
+    for _ in range(ended):
+        pace.ended()
+    clock.now += seconds
+    pace.claimed(claim)
+    return pace.ahead
 
 
 @pytest.mark.parametrize(
-    ("run_seconds", "claim_seconds", "ahead"),
+    ("ended", "seconds", "claim", "ahead"),
     [
-        (0.0, 0.02, MAX_AHEAD),
-        (0.001, 0.02, MAX_AHEAD),
-        (0.01, 0.02, 200),
-        (0.1, 0.02, 20),
-        (1.0, 0.02, 2),
-        (10.0, 0.02, 0),
-        (0.01, 0.0, 0),
+        (100, 0.035, 0.03, 171),  # a hundred at a time, that end at once
+        (200, 0.04, 0.1, 1_000),  # four claims under way beside each other
+        (1, 1.0, 0.01, 0),  # one slot, runs of a second
+        (100, 10.0, 0.02, 0),  # a hundred slots, runs of ten seconds
+        (20, 0.5, 0.05, 4),
+        (0, 0.5, 0.05, 0),
+        (100, 0.5, 9.0, 100),  # no longer than what is claimed ahead waits
+        (100, 0.0, 0.01, 0),
     ],
 )
-def test_as_many_as_will_end_while_a_claim_is_under_way(run_seconds: float, claim_seconds: float, ahead: int) -> None:
-    assert _after(50, run_seconds, claim_seconds, _Clock()).ahead(SLOTS) == pytest.approx(ahead, abs=1)
-
-
-def test_none_before_enough_is_known() -> None:
+def test_twice_as_many_as_end_while_a_claim_is_under_way(ended: int, seconds: float, claim: float, ahead: int) -> None:
     clock = _Clock()
-    assert Pace(clock).ahead(SLOTS) == 0
-    assert _after(19, 0.001, 0.02, clock).ahead(SLOTS) == 0
-    assert _after(20, 0.001, 0.02, clock).ahead(SLOTS) > 0
-    assert _after(20, 0.001, 0.02, clock).ahead(0) == 0
+    pace = Pace(clock)
+    assert pace.ahead == 0
+    for _ in range(30):
+        _land(pace, clock, ended, seconds, claim)
+    assert pace.ahead == pytest.approx(ahead, abs=1)
 
 
-def test_runs_that_have_not_ended_count_too() -> None:
+def test_it_follows_within_a_few_claims() -> None:
     clock = _Clock()
-    pace = _after(50, 0.001, 0.02, clock)
-    for _ in range(SLOTS):
-        pace.begin()
-    clock.now += 10.0
-    assert pace.ahead(SLOTS) == 0
+    pace = Pace(clock)
+    for _ in range(30):
+        _land(pace, clock, 100, 0.02, 0.04)
+    assert pace.ahead == pytest.approx(400, abs=1)
+    slower = [_land(pace, clock, 1, 0.2, 0.01) for _ in range(12)]
+    assert slower == sorted(slower, reverse=True)
+    assert slower[-1] == 0
 
 
-def test_what_was_long_ago_counts_less() -> None:
+def test_a_pause_makes_it_begin_anew() -> None:
     clock = _Clock()
-    pace = _after(1_000, 10.0, 0.02, clock)
-    _pass(pace, 20_000, 0.001, clock)
-    assert pace.ahead(SLOTS) == MAX_AHEAD
-    _pass(pace, 20_000, 10.0, clock)
-    assert pace.ahead(SLOTS) == 0
+    pace = Pace(clock)
+    for _ in range(30):
+        _land(pace, clock, 100, 0.02, 0.04)
+    assert _land(pace, clock, 3, 600.0, 0.01) == 0
+    assert _land(pace, clock, 100, 0.02, 0.04) == pytest.approx(400, abs=1)
 
 
 def test_after_it_was_wrong_it_begins_anew() -> None:
     clock = _Clock()
-    pace = _after(500, 0.001, 0.02, clock)
+    pace = Pace(clock)
+    for _ in range(30):
+        _land(pace, clock, 100, 0.02, 0.04)
     pace.forget()
-    assert pace.ahead(SLOTS) == 0
-    _pass(pace, 20, 0.01, clock)
-    assert pace.ahead(SLOTS) == pytest.approx(200, abs=1)
+    assert pace.ahead == 0
+    assert _land(pace, clock, 10, 0.02, 0.04) == pytest.approx(40, abs=1)
