@@ -26,6 +26,9 @@ MtaskError
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
 │       ├── NotStorable          a value that BSON cannot hold
 │       └── DuplicateKey         a document with this `_id` exists
+├── ScheduleError                about a schedule
+│   ├── ScheduleExists           one with this id exists
+│   └── ScheduleNotFound         none has this id
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
@@ -232,6 +235,37 @@ class WaitTimeout(TaskError, TimeoutError):
         )
         self.status = status
         self.timeout = timeout
+
+
+# --- a schedule -------------------------------------------------------------------------------------------
+
+
+class ScheduleError(MtaskError):
+    """Something about one schedule."""
+
+    def __init__(self, schedule_id: str, message: str) -> None:
+        super().__init__(message)
+        self.schedule_id = schedule_id
+
+
+class ScheduleExists(ScheduleError):
+    """A schedule with this id exists, and the caller asked not to touch it."""
+
+    exit_code = 5
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(
+            schedule_id, f"schedule {schedule_id!r} exists already. Choose another id, or if_exists='keep' or 'update'."
+        )
+
+
+class ScheduleNotFound(ScheduleError):
+    """No schedule has this id."""
+
+    exit_code = 4
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(schedule_id, f"there is no schedule {schedule_id!r}. `mtask schedule list` shows all.")
 
 
 # --- the database -----------------------------------------------------------------------------------------

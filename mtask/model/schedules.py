@@ -26,6 +26,8 @@ Source = Literal["app", "client"]
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
 _MILLISECOND = timedelta(milliseconds=1)
+#: As many firings as can lie within GRACE.
+_MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
 class ScheduleState(BaseModel):
@@ -120,7 +122,7 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
     if schedule.paused or first is None or first > now:
         return None
     begin = now - GRACE
-    recent = _between(schedule, max(first, begin), now + _MILLISECOND, len(_EVERY_SECOND))
+    recent = _between(schedule, max(first, begin), now + _MILLISECOND, _MAX_RECENT)
     missed: list[datetime] = []
     if first < begin and schedule.catch_up != "none":
         missed = _between(schedule, first, begin, schedule.catch_up_limit if schedule.catch_up == "all" else 1)
@@ -129,10 +131,6 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
         made = made[-1:]
     has_missed = first < begin and not (schedule.catch_up == "all" and missed and missed[0] == first)
     return Plan(tuple(made), schedule.next_firing(now), has_missed)
-
-
-#: As many as can lie within GRACE.
-_EVERY_SECOND = range(int(GRACE.total_seconds()) + 2)
 
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:

@@ -35,6 +35,8 @@ Document = dict[str, Any]
 
 TASKS = "tasks"
 WORKERS = "workers"
+SCHEDULES = "schedules"
+COLLECTIONS = (TASKS, WORKERS, SCHEDULES)
 
 #: How long one operation may take, server selection and retries included.
 OPERATION_TIMEOUT = timedelta(seconds=10)
@@ -97,7 +99,7 @@ class SyncStore:
         self.timeout = timeout
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
-            name: self.database.get_collection(name) for name in (TASKS, WORKERS)
+            name: self.database.get_collection(name) for name in COLLECTIONS
         }
 
     @property
@@ -160,7 +162,7 @@ class AsyncStore:
         self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
-            name: self.database.get_collection(name) for name in (TASKS, WORKERS)
+            name: self.database.get_collection(name) for name in COLLECTIONS
         }
 
     @property

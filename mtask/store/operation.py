@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-Target = Literal["tasks", "workers", "database", "session"]
+Target = Literal["tasks", "workers", "schedules", "database", "session"]
 Operation = Generator["Call", Any, T]
 
 
@@ -45,6 +45,11 @@ def tasks(method: str, *args: Any, **kwargs: Any) -> Call:
 def workers(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection of workers."""
     return Call("workers", method, args, kwargs)
+
+
+def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of schedules."""
+    return Call("schedules", method, args, kwargs)
 
 
 def command(name: str, value: Any = 1, **options: Any) -> Call:

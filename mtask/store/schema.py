@@ -8,11 +8,13 @@ from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
+from mtask.model.schedules import Schedule
 from mtask.store import expressions as x
 
 DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
+FIRING_INDEX = "mtask_firing"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -28,8 +30,8 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     if "$ref" in node:
         node = definitions[node["$ref"].rsplit("/", 1)[1]] | {k: v for k, v in node.items() if k == "description"}
     made: dict[str, Any] = {}
-    if "anyOf" in node:
-        parts = [_bson_schema(part, definitions) for part in node["anyOf"]]
+    if "anyOf" in node or "oneOf" in node:
+        parts = [_bson_schema(part, definitions) for part in node.get("anyOf") or node["oneOf"]]
         nullable = [part for part in parts if part.get("bsonType") != "null"]
         if len(nullable) == 1 and len(nullable) < len(parts):
             made = dict(nullable[0])
@@ -114,6 +116,12 @@ def worker_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(WorkerDocument, "workers", {"": required})}
 
 
+def schedule_validator() -> dict[str, Any]:
+    """Return the validator of `schedules`."""
+    required = ["_id", "name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state"]
+    return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -157,3 +165,8 @@ def task_indexes() -> list[IndexModel]:
 def worker_indexes() -> list[IndexModel]:
     """Return the indexes of `workers`: documents of dead workers go a day after their last heartbeat."""
     return [IndexModel([("heartbeat_expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=86_400)]
+
+
+def schedule_indexes() -> list[IndexModel]:
+    """Return the indexes of `schedules`: what fires next."""
+    return [IndexModel([("schedule_state.next_fire_time", ASCENDING)], name=FIRING_INDEX)]

@@ -11,8 +11,17 @@ from pymongo import IndexModel
 
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.store.operation import Call, Operation, command, tasks, workers
-from mtask.store.schema import schema_title, task_indexes, task_validator, worker_indexes, worker_validator
+from mtask.store.driver import COLLECTIONS
+from mtask.store.operation import Call, Operation, command, schedules, tasks, workers
+from mtask.store.schema import (
+    schedule_indexes,
+    schedule_validator,
+    schema_title,
+    task_indexes,
+    task_validator,
+    worker_indexes,
+    worker_validator,
+)
 
 MIN_SERVER = (6, 0)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
@@ -37,9 +46,9 @@ def check_server() -> Operation[datetime]:
 
 
 def ensure(*, repair: bool = False) -> Operation[datetime]:
-    """Check the server and make sure of both collections; return the server's time.
+    """Check the server and make sure of the collections; return the server's time.
 
-    Costs five reads where everything is in place. With `repair`, validators and indexes are made anew even
+    Costs six reads where everything is in place. With `repair`, validators and indexes are made anew even
     then. A user who may only read and write passes, where an administrator ran `mtask init` before.
     """
     now = yield from check_server()
@@ -47,6 +56,7 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
     for collection, target, validator, indexes in (
         ("tasks", tasks, task_validator(), task_indexes()),
         ("workers", workers, worker_validator(), worker_indexes()),
+        ("schedules", schedules, schedule_validator(), schedule_indexes()),
     ):
         state = yield from _check_collection(collection, options.get(collection))
         # A process that died, or is still at work, between the two leaves a validator without indexes.
@@ -63,13 +73,13 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
 
 
 def is_there() -> Operation[bool]:
-    """Return whether both collections exist, whoever made them and however."""
-    return len((yield from _listed())) == 2
+    """Return whether all collections exist, whoever made them and however."""
+    return len((yield from _listed())) == len(COLLECTIONS)
 
 
 def _listed() -> Operation[dict[str, dict[str, Any]]]:
-    """Return what the server says of each of the two collections that exists."""
-    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}})
+    """Return what the server says of each of the collections that exists."""
+    listed = yield command("listCollections", filter={"name": {"$in": list(COLLECTIONS)}})
     return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
 
 
@@ -92,7 +102,7 @@ def _check_collection(collection: str, found: dict[str, Any] | None) -> Operatio
     if ours and int(ours["revision"]) > SCHEMA_REVISION:
         return "current"  # a newer mtask of the same schema_version made it: left as it is
     if not ours:
-        yield from (_check_documents() if collection == "tasks" else _check_workers())
+        yield from _CHECKS[collection]()
     return "outdated"
 
 
@@ -122,6 +132,19 @@ def _check_workers() -> Operation[None]:
             f"document {foreign['_id']!r} is not a worker of mtask (it has no incarnation)",
             "Use another --database, or move the foreign documents away.",
         )
+
+
+def _check_schedules() -> Operation[None]:
+    foreign = yield schedules("find_one", {"schedule_state": {"$exists": False}}, {"_id": 1})
+    if foreign is not None:
+        raise SchemaMismatch(
+            "schedules",
+            f"document {foreign['_id']!r} is not a schedule of mtask (it has no schedule_state)",
+            "Use another --database, or move the foreign documents away.",
+        )
+
+
+_CHECKS = {"tasks": _check_documents, "workers": _check_workers, "schedules": _check_schedules}
 
 
 def _has_indexes(collection: str, indexes: Sequence[IndexModel]) -> Operation[bool]:
