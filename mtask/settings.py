@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     processes: int = Field(default=1, ge=1, description="worker processes")
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
     shutdown_timeout: float = Field(default=30.0, ge=0, description="seconds given to running tasks on SIGTERM")
+    scheduler: bool = Field(default=True, description="fire schedules")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
 

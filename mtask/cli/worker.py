@@ -63,6 +63,9 @@ def main(
     shutdown_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running tasks get on SIGTERM. [30]")
     ] = None,
+    scheduler: Annotated[
+        bool | None, typer.Option("--scheduler/--no-scheduler", help="Fire schedules, beside whoever else does. [yes]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
@@ -79,6 +82,7 @@ def main(
         "database": database,
         "processes": processes,
         "shutdown_timeout": shutdown_timeout,
+        "scheduler": scheduler,
         "log_level": log_level,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -116,6 +120,7 @@ def _options(settings: Settings) -> WorkerOptions:
         database=connect.database_of(uri, settings.database, DEFAULT_DATABASE),
         queues=queues,
         concurrency=settings.concurrency,
+        scheduler=settings.scheduler,
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=_exit_now,
@@ -138,6 +143,7 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         *("--supervised", "--processes", "1", "--uri", options.uri, "--database", options.database),
         *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
         *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
+        "--scheduler" if options.scheduler else "--no-scheduler",
     ]
     if options.queues is not None:
         shared += ["--queues", ",".join(options.queues)]

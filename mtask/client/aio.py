@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mtask.client import doctor, explain, publication, requests, views
+from mtask.client import doctor, explain, publication, requests, scheduling, views
 from mtask.client.publication import TaskRef, TaskSpec
+from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
+from mtask.model.schedules import Schedule
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import connect, diagnosis, setup, tasks
 from mtask.store.driver import AsyncStore, SyncStore
@@ -279,6 +281,56 @@ class AsyncClient:
         Raises WorkerNotFound or InvalidInput.
         """
         return await self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+
+    # --- schedules ------------------------------------------------------------------------------------------
+
+    async def add_schedule(
+        self,
+        schedule_id: str,
+        task: TaskRef,
+        when: When,
+        params: Any = None,
+        *,
+        if_exists: IfExists = "update",
+        **given: Unpack[ScheduleArguments],
+    ) -> Schedule:
+        """Have a task published again and again, by the workers' schedulers; return the schedule as it is stored.
+
+        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`, else UTC), a timedelta, an aware datetime, or
+        `Cron(...)`. Other arguments: `start_time` and `end_time` bound it; `jitter` (timedelta or seconds): each task
+        starts up to so much later; `catch_up`: what becomes of firings that were missed while nothing ran: "none", the
+        "last" of them, or "all", the newest `catch_up_limit`; overlap="skip": not while the last one's task has not
+        finished; `paused`; `queue` and the options of the tasks. One that exists is changed with if_exists="update": what
+        was to fire next still is, unless its times change; left alone with "keep"; ScheduleExists with "reject".
+
+        Raises InvalidInput in its kinds, or SchemaMismatch where the stored one is malformed.
+        """
+        spec = ScheduleSpec(schedule_id, task, when, params, **given)
+        return await self._run(scheduling.put(spec.prepare(), if_exists))
+
+    async def get_schedule(self, schedule_id: str) -> Schedule:
+        """Return a schedule; raise ScheduleNotFound, or SchemaMismatch where it is malformed."""
+        return await self._run(scheduling.get(schedule_id))
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules, by id; malformed ones are left out, with a warning in the log."""
+        return await self._run(scheduling.every())
+
+    async def pause_schedule(self, schedule_id: str) -> Schedule:
+        """Fire it no more until it is resumed. Raises ScheduleNotFound."""
+        return await self._run(scheduling.set_paused(schedule_id, paused=True))
+
+    async def resume_schedule(self, schedule_id: str) -> Schedule:
+        """Fire it again; what would have fired meanwhile is not made up for. Raises ScheduleNotFound."""
+        return await self._run(scheduling.set_paused(schedule_id, paused=False))
+
+    async def remove_schedule(self, schedule_id: str) -> bool:
+        """Remove a schedule; return whether it was there. The tasks that it has published stay."""
+        return await self._run(scheduling.remove(schedule_id))
+
+    async def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
+        """Return when a schedule fires next, in UTC; none where it is paused or over. Raises ScheduleNotFound."""
+        return await self._run(scheduling.next_firings(schedule_id, count))
 
     async def server_time(self) -> datetime:
         """Return the server's clock."""

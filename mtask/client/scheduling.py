@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from mtask.store.publishing import IfExists, NewTask
 #: A crontab's five fields, the time between two firings, the time of the only one; or the same spelt out.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
 MILLISECOND = timedelta(milliseconds=1)
+logger = logging.getLogger("mtask.client")
 
 
 def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
@@ -71,25 +73,22 @@ def check_schedule_id(schedule_id: object) -> str:
     return checked
 
 
+class ScheduleArguments(TaskOptions, total=False):
+    """The keyword arguments of a schedule."""
+
+    timezone: str | None
+    start_time: datetime | None
+    end_time: datetime | None
+    jitter: timedelta | float | None
+    catch_up: CatchUp
+    catch_up_limit: int
+    overlap: Overlap
+    paused: bool
+    queue: str | None
+
+
 class ScheduleSpec:
     """One schedule: the arguments of add_schedule, checked by `prepare`."""
-
-    __slots__ = (
-        "catch_up",
-        "catch_up_limit",
-        "end_time",
-        "jitter",
-        "options",
-        "overlap",
-        "params",
-        "paused",
-        "queue",
-        "schedule_id",
-        "start_time",
-        "task",
-        "timezone",
-        "when",
-    )
 
     def __init__(
         self,
@@ -261,8 +260,19 @@ def get(schedule_id: str) -> Operation[Schedule]:
 
 
 def every() -> Operation[list[Schedule]]:
-    """Return all schedules, by id; raise SchemaMismatch where one is malformed."""
-    return [schedule_of(document) for document in (yield from schedules.every())]
+    """Return all schedules, by id; a malformed one is left out, with a warning in the log."""
+    found = []
+    for document in (yield from schedules.every()):
+        try:
+            found.append(schedule_of(document))
+        except SchemaMismatch as error:
+            logger.warning("malformed schedule left out: %s", error)
+    return found
+
+
+def remove(schedule_id: str) -> Operation[bool]:
+    """Remove a schedule; return whether it was there."""
+    return schedules.remove(check_schedule_id(schedule_id))
 
 
 def next_firings(schedule_id: str, count: int) -> Operation[list[datetime]]:

@@ -17,7 +17,7 @@ from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
-from mtask.store.driver import TASKS, WORKERS, AsyncStore, bounded
+from mtask.store.driver import COLLECTIONS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
 
 Document = dict[str, Any]
@@ -32,6 +32,7 @@ class EventKind(Enum):
     TASK_CHANGED = "changed"  #: a task's preemption time moved inside the horizon, or a holder must look
     CONTROL_CHANGED = "control"  #: something is asked of this worker
     PEERS_CHANGED = "peers"  #: a worker came or went
+    SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; that one has fired is no news
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
@@ -134,15 +135,17 @@ def _worker_events(worker_id: str) -> x.Expression:
 def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Document]:
     """Return the stream's pipeline for this worker."""
     wanted = {
-        "$cond": [
-            {"$eq": ["$ns.coll", TASKS]},
-            _task_events(worker_id, queues, horizon_ms),
-            _worker_events(worker_id),
-        ]
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$ns.coll", TASKS]}, "then": _task_events(worker_id, queues, horizon_ms)},
+                {"case": {"$eq": ["$ns.coll", WORKERS]}, "then": _worker_events(worker_id)},
+            ],
+            "default": {"$not": [_updates_under("schedule_state")]},
+        }
     }
     # Plain conditions are tested on the oplog itself. What is left out there costs the server half of an event that an
     # expression must look at, and nearly all that workers do is marked as quiet.
-    is_heard = {"ns.coll": {"$in": [TASKS, WORKERS]}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
+    is_heard = {"ns.coll": {"$in": list(COLLECTIONS)}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
     return [
         {"$match": is_heard},
         {"$match": {"$expr": wanted}},
@@ -207,6 +210,8 @@ def _event(change: Any) -> Event:
     if kind in ("drop", "rename", "dropDatabase", "invalidate"):
         return Event(EventKind.COLLECTION_LOST)
     document_id = change.get("documentKey", {}).get("_id")
+    if change["ns"]["coll"] == SCHEDULES:
+        return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:
         is_control = kind == "update"
         return Event(EventKind.CONTROL_CHANGED if is_control else EventKind.PEERS_CHANGED, document_id)

@@ -46,6 +46,7 @@ class Discovery:
         clock: ServerClock,
         runner: Runner,
         on_control: Callable[[], None],
+        on_schedules: Callable[[], None],
     ) -> None:
         self._store = store
         self._stream_store = stream_store
@@ -57,6 +58,7 @@ class Discovery:
         self._clock = clock
         self._runner = runner
         self._on_control = on_control
+        self._on_schedules = on_schedules
         self._wake_scan = asyncio.Event()
         self._is_full_scan_due = True
         self._are_peers_due = True
@@ -103,6 +105,7 @@ class Discovery:
         """Open a stream and take its events until it breaks or ends."""
         stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON), _MAX_AWAIT)
         self._ask_full_scan()
+        self._on_schedules()  # what changed while there was no stream was not heard of
         try:
             await self._stream_store.while_primary(self._read(stream))
         finally:
@@ -129,6 +132,8 @@ class Discovery:
         elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
             self._are_peers_due = True
             self._wake_scan.set()
+        elif event.kind is EventKind.SCHEDULES_CHANGED:
+            self._on_schedules()
         elif event.kind is EventKind.COLLECTION_LOST:
             logger.warning("the collection was dropped or renamed, starting over")
             self._is_setup_due = True

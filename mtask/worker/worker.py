@@ -12,6 +12,7 @@ from typing import Any
 from mtask.errors import HandlerError, InvalidInput, MtaskError, WorkerIdInUse
 from mtask.model.identity import check_text
 from mtask.model.status import WorkerStatus
+from mtask.schedule.scheduler import Scheduler
 from mtask.store import connect, setup, workers
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.worker.claimer import Claimer
@@ -51,6 +52,7 @@ class WorkerOptions:
     database: str
     queues: Sequence[str] | None = None  #: None: those that the app's handlers name, and "default"
     concurrency: int = 100
+    scheduler: bool = True  #: make the firings of schedules, beside whoever else does
     worker_id: str | None = None
     shutdown_timeout: timedelta = timedelta(seconds=30)
     #: Called in the last resort, when a stop cannot end in order: a handler that blocks for good.
@@ -66,6 +68,7 @@ class Worker:
     def __init__(self, app: App, options: WorkerOptions) -> None:
         """Check the options; raise InvalidInput or HandlerError. Nothing is connected yet."""
         self._handlers = dict(app.handlers)
+        self._declared = app.schedules
         if not self._handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         self._options = options
@@ -94,6 +97,7 @@ class Worker:
         self._hints: Hints
         self._discovery: Discovery
         self._pinger: Pinger
+        self._scheduler: Scheduler | None = None
 
     # --- from outside -------------------------------------------------------------------------------------
 
@@ -196,7 +200,14 @@ class Worker:
             clock=clock,
             runner=self._runner,
             on_control=self._pinger.beat_now,
+            on_schedules=self._wake_scheduler,
         )
+        if self._options.scheduler:
+            self._scheduler = Scheduler(store, self._declared)
+
+    def _wake_scheduler(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.wake()
 
     def _refill(self) -> None:
         self._discovery.refill()
@@ -219,11 +230,15 @@ class Worker:
                 group.create_task(self._hints.run_due_looks())
                 group.create_task(self._claimer.run())
                 group.create_task(self._announce_running())
+                if self._scheduler is not None:
+                    group.create_task(self._scheduler.run())
                 await self._stopping.wait()
                 self._set_status(WorkerStatus.STOPPING)
                 logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
                 self._pinger.beat_now()
                 self._claimer.stop()
+                if self._scheduler is not None:
+                    self._scheduler.stop()
                 await self._discovery.stop()
             await self._finish_runs()
         finally:
