@@ -13,7 +13,9 @@ from mtask.errors import (
 )
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
+from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
+from mtask.model.triggers import Cron
 from mtask.store.publishing import Published
 from mtask.version import __version__
 from mtask.worker import App, Context
@@ -23,12 +25,14 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Context",
+    "Cron",
     "Fail",
     "LeaseLost",
     "MtaskError",
     "Published",
     "Retry",
     "RunStatus",
+    "Schedule",
     "Task",
     "TaskExists",
     "TaskNotFound",

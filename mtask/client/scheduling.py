@@ -67,9 +67,7 @@ def check_schedule_id(schedule_id: object) -> str:
     """Return the id; raise InvalidInput."""
     checked = check_text("schedule id", schedule_id)
     if len(checked.encode()) > MAX_ID_BYTES:
-        raise InvalidInput(
-            f"schedule id {shown(checked, 40)}: at most {MAX_ID_BYTES} bytes.", field="schedule id"
-        )
+        raise InvalidInput(f"schedule id {shown(checked, 40)}: at most {MAX_ID_BYTES} bytes.", field="schedule id")
     return checked
 
 
