@@ -115,8 +115,8 @@ class Plan:
 def plan(schedule: Schedule, now: datetime) -> Plan | None:
     """Return which firings to make now; None where it is not due.
 
-    What was due within GRACE is made. Of what was missed before: nothing with catch_up "none"; the newest with "all", as
-    many as catch_up_limit; with "last" the newest of all that is due, in place of all.
+    What was due within GRACE is made. Of what was missed before: nothing with catch_up "none"; the newest with "all",
+    as many as catch_up_limit; with "last" the newest of all that is due, in place of all.
     """
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None or first > now:

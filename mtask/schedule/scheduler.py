@@ -121,7 +121,7 @@ class Scheduler:
         left = (due - now).total_seconds()
         last = schedule.schedule_state.last_fire_time
         if last is not None and self._made.get(schedule.id) != last:
-            left += _BEHIND + _SPREAD * random.random()  # noqa: S311 it only spreads
+            left += _BEHIND + _SPREAD * random.random()
         return left
 
     async def _fire(self, schedule: Schedule, now: datetime) -> bool:

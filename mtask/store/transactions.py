@@ -1,4 +1,4 @@
-"""Transactions: a handler's own writes and its run's SUCCESS, or a firing and its tasks, commit together or not at all."""
+"""Transactions: a handler's own writes and its SUCCESS, or a firing and its tasks, commit together or not at all."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class App:
     ) -> Callable[[Function], Function]:
         """Have the task of this handler published again and again; above or below `task`, as often as wanted.
 
-        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or `Cron(...)`.
+        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or Cron(...).
         `id` defaults to the task's name. Each firing publishes one task, under the key `id/instant`, however many
         processes run. `catch_up`: what becomes of firings that were missed while nothing ran: "none", "last" of them,
         or "all", the newest `catch_up_limit`. overlap="skip": not while the last one's task has not finished.

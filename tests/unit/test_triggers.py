@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -63,7 +63,7 @@ def test_interval_counts_from_its_anchor() -> None:
     found = list(islice(firings(every, NOW, anchor), 500))
     assert [(at - anchor) % timedelta(seconds=90) for at in found] == [timedelta(0)] * 500
     assert found[0] - NOW <= timedelta(seconds=90)
-    assert {b - a for a, b in zip(found, found[1:], strict=False)} == {timedelta(seconds=90)}
+    assert {b - a for a, b in pairwise(found)} == {timedelta(seconds=90)}
     assert next_firing(every, anchor - timedelta(days=3), anchor) == anchor
     assert next_firing(every, anchor, anchor) == anchor + timedelta(seconds=90)
 

@@ -1,0 +1,409 @@
+"""Schedules on a real database: stored once, changed and paused, and fired once by however many schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask import App, Client, Cron
+from mtask.client import scheduling
+from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
+from mtask.model.schedules import GRACE
+from mtask.schedule.scheduler import Scheduler
+from mtask.store import connect, setup
+from mtask.store.driver import SyncStore
+from tests.integration.worker_harness import until, working
+from tests.mongo import Client as Mongo
+
+EVERY_SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+LATER = datetime(2099, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    with Client(mongo_uri, database=database_name) as made:
+        yield made
+
+
+@pytest.fixture
+def store(mongo: Mongo, database_name: str) -> SyncStore:
+    made = SyncStore(mongo, database_name)
+    made.run(setup.ensure())
+    return made
+
+
+@asynccontextmanager
+async def scheduling_by(uri: str, database: str, count: int, app: App | None = None) -> AsyncIterator[list[Scheduler]]:
+    """Run so many schedulers, each with connections of its own."""
+    async with AsyncExitStack() as stack:
+        stores = [connect.async_store(uri, database, "scheduler") for _ in range(count)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        schedulers = [Scheduler(store, app.schedules if app else []) for store in stores]
+        async with asyncio.TaskGroup() as group:
+            for scheduler in schedulers:
+                group.create_task(scheduler.run())
+            yield schedulers
+            for scheduler in schedulers:
+                scheduler.stop()
+
+
+def set_next(store: SyncStore, schedule_id: str, at: datetime) -> None:
+    """Let a schedule stand where it would after a time in which nothing ran."""
+    changed = store.collections["schedules"].update_one(
+        {"_id": schedule_id}, {"$set": {"schedule_state.next_fire_time": at}}
+    )
+    assert changed.matched_count == 1
+
+
+def keys(store: SyncStore) -> list[str]:
+    return sorted(document["key"] for document in store.tasks.find({}, {"key": 1}))
+
+
+def now_of(client: Client) -> datetime:
+    return client.server_time()
+
+
+# --- stored, changed, paused ----------------------------------------------------------------------------------
+
+
+def test_added_once_and_changed_without_losing_its_place(client: Client, store: SyncStore) -> None:
+    first = client.add_schedule(
+        "nightly", "report", "0 3 * * *", {"kind": "sales"}, timezone="Europe/Berlin", priority=3
+    )
+    assert (first.name, first.params, first.task_option.priority) == ("report", {"kind": "sales"}, 3)
+    assert first.schedule_state.next_fire_time == first.next_firing(first.create_time)
+    assert (
+        client.add_schedule("nightly", "report", "0 3 * * *", {"kind": "sales"}, timezone="Europe/Berlin", priority=3)
+        == first
+    )
+    overdue = first.create_time - HOUR
+    set_next(store, "nightly", overdue)
+    changed = client.add_schedule("nightly", "report", "0 3 * * *", {"kind": "costs"}, timezone="Europe/Berlin")
+    assert (changed.params, changed.task_option.priority) == ({"kind": "costs"}, 0)
+    assert (changed.create_time, changed.schedule_state.next_fire_time) == (first.create_time, overdue)
+    moved = client.add_schedule("nightly", "report", "0 4 * * *", {"kind": "costs"}, timezone="Europe/Berlin")
+    assert moved.schedule_state.next_fire_time == moved.next_firing(moved.update_time)
+    assert [schedule.id for schedule in client.schedules()] == ["nightly"]
+
+
+def test_what_becomes_of_one_that_exists(client: Client) -> None:
+    client.add_schedule("s", "report", HOUR, 1)
+    assert client.add_schedule("s", "report", HOUR, 2, if_exists="keep").params == 1
+    with pytest.raises(ScheduleExists):
+        client.add_schedule("s", "report", HOUR, 2, if_exists="reject")
+    assert client.add_schedule("s", "report", HOUR, 2).params == 2
+
+
+def test_paused_resumed_removed(client: Client, store: SyncStore) -> None:
+    client.add_schedule("s", "report", HOUR)
+    set_next(store, "s", now_of(client) - 5 * HOUR)
+    assert client.pause_schedule("s").paused
+    assert client.next_firings("s") == []
+    resumed = client.resume_schedule("s")
+    assert not resumed.paused
+    assert resumed.schedule_state.next_fire_time is not None
+    assert resumed.schedule_state.next_fire_time > now_of(client)  # what would have fired meanwhile is not made up for
+    found = client.next_firings("s", 3)
+    assert [b - a for a, b in zip(found, found[1:], strict=False)] == [HOUR, HOUR]
+    assert client.remove_schedule("s")
+    assert not client.remove_schedule("s")
+    for ask in (client.get_schedule, client.pause_schedule, client.resume_schedule, client.next_firings):
+        with pytest.raises(ScheduleNotFound):
+            ask("s")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"when": "* * *"}, "3 fields"),
+        ({"when": "0 0 30 2 *"}, "never fire"),
+        ({"when": 5}, "use a crontab"),
+        ({"when": timedelta(milliseconds=5)}, "1000"),
+        ({"when": datetime(2030, 1, 1)}, "aware datetime"),  # noqa: DTZ001
+        ({"when": HOUR, "timezone": "UTC"}, "timezone goes with a crontab"),
+        ({"when": "* * * * *", "timezone": "Mars/Olympus"}, "no time zone"),
+        ({"when": HOUR, "jitter": -1}, "jitter"),
+        ({"when": HOUR, "jitter": "soon"}, "jitter"),
+        ({"when": LATER, "jitter": 5}, "again and again"),
+        ({"when": HOUR, "catch_up": "some"}, "catch_up"),
+        ({"when": HOUR, "catch_up_limit": 0}, "catch_up_limit"),
+        ({"when": HOUR, "overlap": "maybe"}, "overlap"),
+        ({"when": HOUR, "start_time": LATER, "end_time": LATER - HOUR}, "after end_time"),
+        ({"when": HOUR, "start_time": "tomorrow"}, "aware datetime"),
+        ({"when": HOUR, "prioritty": 3}, "did you mean 'priority'"),
+        ({"when": HOUR, "params": {"x": object()}}, "cannot be stored"),
+        ({"when": HOUR, "schedule_id": ""}, "schedule id"),
+        ({"when": HOUR, "schedule_id": "x" * 201}, "200 bytes"),
+        ({"when": HOUR, "task": "no name"}, "not a task name"),
+        ({"when": HOUR, "if_exists": "perhaps"}, "if_exists"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused_at_once(client: Client, given: dict[str, Any], told: str) -> None:
+    arguments = {"schedule_id": "s", "task": "report", **given}
+    with pytest.raises(InvalidInput, match=told):
+        client.add_schedule(**arguments)
+    assert client.schedules() == []
+
+
+def test_malformed_document_is_told_of_and_disturbs_no_other(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    client.add_schedule("good", "report", EVERY_SECOND)
+    client.add_schedule("bad", "report", EVERY_SECOND)
+    store.database.command("collMod", "schedules", validator={})
+    store.collections["schedules"].update_one({"_id": "bad"}, {"$set": {"trigger": {"kind": "cron", "minute": "x"}}})
+    assert [schedule.id for schedule in client.schedules()] == ["good"]
+    with pytest.raises(SchemaMismatch, match="bad"):
+        client.get_schedule("bad")
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 1):
+            await until(lambda: len(keys(store)) >= 2, message="two firings")
+
+    asyncio.run(scenario())
+    assert all(key.startswith("good/") for key in keys(store))
+
+
+# --- fired ----------------------------------------------------------------------------------------------------
+
+
+def test_each_firing_exists_once_however_many_schedulers_run(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    added = client.add_schedule("s", "report", EVERY_SECOND, catch_up="all")
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 5) as schedulers:
+            await until(lambda: len(keys(store)) >= 6, message="six firings")
+            for scheduler in schedulers:
+                scheduler.stop()
+
+    asyncio.run(scenario())
+    found = client.get_schedule("s").schedule_state
+    published = list(store.tasks.find({}, sort=[("task_state.start_time", 1)]))
+    starts = [document["task_state"]["start_time"] for document in published]
+    assert starts == [added.anchor + (place + 1) * EVERY_SECOND for place in range(len(starts))]
+    assert [document["key"] for document in published] == [added.key_of(start) for start in starts]
+    assert (found.fired_cnt, found.last_fire_time) == (len(starts), starts[-1])
+    assert found.last_task_id == published[-1]["_id"]
+
+
+@pytest.mark.parametrize(("catch_up", "count"), [("none", 0), ("last", 1), ("all", 6)])
+def test_down_for_an_hour(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, catch_up: Any, count: int
+) -> None:
+    ten_minutes = timedelta(minutes=10)
+    client.add_schedule("s", "report", ten_minutes, catch_up=catch_up)
+    begun = now_of(client) - HOUR - GRACE - timedelta(seconds=30)
+    store.collections["schedules"].update_one({"_id": "s"}, {"$set": {"create_time": begun - ten_minutes}})
+    set_next(store, "s", begun)
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 2):
+            await until(lambda: client.get_schedule("s").schedule_state.next_fire_time == begun + 7 * ten_minutes)
+
+    asyncio.run(scenario())
+    due = [begun + place * ten_minutes for place in range(7)]
+    schedule = client.get_schedule("s")
+    expected = {"none": [], "last": due[-1:], "all": due}[catch_up]
+    assert keys(store) == [schedule.key_of(at) for at in expected]
+    assert len(expected) == (7 if count == 6 else count)
+
+
+def test_overlap_skip_waits_for_the_last_task(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    client.add_schedule("s", "report", EVERY_SECOND, overlap="skip")
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 2):
+            await until(lambda: client.get_schedule("s").schedule_state.skipped_cnt >= 2, message="two left out")
+            assert len(keys(store)) == 1
+            await asyncio.to_thread(client.cancel, "report", keys(store)[0])
+            await until(lambda: len(keys(store)) == 2, message="the next")
+
+    asyncio.run(scenario())
+
+
+def test_new_changed_and_resumed_schedules_are_heard_of_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    app = App()
+
+    @app.task
+    async def report() -> None:
+        return None
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await until(lambda: bench.worker._discovery.is_ready.is_set(), message="ready")
+            soon = client.server_time() + timedelta(seconds=0.3)
+            await asyncio.to_thread(client.add_schedule, "once", "report", soon)
+            await until(lambda: bench.count("SUCCESS") == 1, 5.0, "fired long before the next look")
+            assert client.get_schedule("once").schedule_state.next_fire_time is None
+            await asyncio.to_thread(client.add_schedule, "every", report, EVERY_SECOND, paused=True)
+            await asyncio.to_thread(client.resume_schedule, "every")
+            await until(lambda: bench.count("SUCCESS") == 3, 6.0, "fired")
+
+    asyncio.run(scenario())
+
+
+def test_jitter_delays_the_task_and_not_its_key(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    client.add_schedule("s", "report", EVERY_SECOND, jitter=HOUR)
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 1):
+            await until(lambda: len(keys(store)) >= 3, message="three firings")
+
+    asyncio.run(scenario())
+    schedule = client.get_schedule("s")
+    fired = [schedule.anchor + place * EVERY_SECOND for place in range(1, len(keys(store)) + 1)]
+    assert keys(store) == [schedule.key_of(at) for at in fired]
+    delays = [
+        document["task_state"]["start_time"] - at
+        for document, at in zip(store.tasks.find({}, sort=[("key", 1)]), fired, strict=True)
+    ]
+    assert all(timedelta(0) <= delay <= HOUR for delay in delays)
+    assert len(set(delays)) == len(delays)
+
+
+def test_schedulers_go_on_where_one_dies_in_mid_firing(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add_schedule("s", "report", EVERY_SECOND, catch_up="all")
+    writing = Scheduler._fire
+    held = asyncio.Event()
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 2) as schedulers:
+
+            async def never(*_: object) -> bool:
+                held.set()
+                await asyncio.Event().wait()
+                return True
+
+            monkeypatch.setattr(schedulers[0], "_fire", never)
+            await asyncio.wait_for(held.wait(), 20.0)
+            before = len(keys(store))
+            await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
+    assert Scheduler._fire is writing
+
+
+# --- declared -------------------------------------------------------------------------------------------------
+
+
+def test_declared_beside_the_handler(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+    app = App()
+
+    @app.schedule(EVERY_SECOND, params={"kind": "sales"}, overlap="skip", priority=4)
+    @app.task(queue="reports")
+    async def report(kind: str) -> str:
+        return kind
+
+    @app.task(name="mails/digest")
+    @app.schedule(Cron(hour="3", timezone="Europe/Berlin"), id="digest")
+    @app.schedule("0 12 * * 1", id="weekly")
+    def digest() -> None: ...
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, queues=["reports"]) as bench:
+            await until(lambda: bench.count("SUCCESS") >= 2, message="two firings done")
+            document = bench.tasks.find_one({"task_state.status": "SUCCESS"})
+            assert document is not None
+            assert (document["queue"], document["params"]) == ("reports", {"kind": "sales"})
+            assert document["task_option"]["priority"] == 4
+
+    asyncio.run(scenario())
+    found = {schedule.id: schedule for schedule in client.schedules()}
+    assert {name: schedule.name for name, schedule in found.items()} == {
+        "report": "report",
+        "digest": "mails/digest",
+        "weekly": "mails/digest",
+    }
+    assert {schedule.source for schedule in found.values()} == {"app"}
+
+
+def test_what_an_app_declares_no_more_is_fired_by_nobody_who_runs_it(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    declared = App()
+
+    @declared.schedule(EVERY_SECOND)
+    @declared.task
+    async def report() -> None: ...
+
+    client.add_schedule("other", "report", EVERY_SECOND)
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 1, declared):
+            await until(lambda: any(key.startswith("report/") for key in keys(store)), message="it fires")
+        fired = client.get_schedule("report").schedule_state.fired_cnt
+        async with scheduling_by(mongo_uri, database_name, 1, App()):
+            before = len(keys(store))
+            await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
+        assert client.get_schedule("report").schedule_state.fired_cnt == fired
+
+    asyncio.run(scenario())
+
+
+def test_paused_declared_schedule_stays_paused_when_its_app_starts_again(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    app = App()
+
+    @app.schedule(HOUR)
+    @app.task
+    async def report() -> None: ...
+
+    store.run(scheduling.put(app.schedules[0], "update", "app"))
+    client.pause_schedule("report")
+
+    async def scenario() -> None:
+        client.add_schedule("other", "report", EVERY_SECOND)
+        async with scheduling_by(mongo_uri, database_name, 1, app):
+            await until(lambda: len(keys(store)) >= 1, message="the other fires")
+
+    asyncio.run(scenario())
+    assert client.get_schedule("report").paused
+
+
+def test_wrong_declarations_are_told_before_anything_runs() -> None:
+    app = App()
+
+    @app.schedule(HOUR)
+    def plain() -> None: ...
+
+    with pytest.raises(HandlerError, match="add @app.task"):
+        _ = app.schedules
+    twice = App()
+
+    @twice.schedule(HOUR)
+    @twice.schedule("* * * * *")
+    @twice.task
+    def work() -> None: ...
+
+    with pytest.raises(HandlerError, match="give one another with id"):
+        _ = twice.schedules
+    wrong = App()
+
+    @wrong.schedule(HOUR, params={"unknown": 1})
+    @wrong.task
+    def needs(known: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match="known"):
+        _ = wrong.schedules
+    with pytest.raises(InvalidInput, match="4 fields"):
+        wrong.schedule("* * * *")
