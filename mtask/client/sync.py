@@ -283,7 +283,7 @@ class Client:
         starts up to so much later; `catch_up`: what becomes of firings that were missed while nothing ran: "none", the
         "last" of them, or "all", the newest `catch_up_limit`; overlap="skip": not while the last one's task has not
         finished; `paused`; `queue` and the options of the tasks. One that exists is changed with if_exists="update", and
-        what was to fire next still is, unless its times change; left alone with "keep"; ScheduleExists with "reject".
+        what was to fire next still is, unless its times change; "keep" leaves it, "reject" raises ScheduleExists.
 
         Raises InvalidInput in its kinds, or SchemaMismatch where the stored one is malformed.
         """

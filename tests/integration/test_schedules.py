@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_paused_resumed_removed(client: Client, store: SyncStore) -> None:
     assert resumed.schedule_state.next_fire_time is not None
     assert resumed.schedule_state.next_fire_time > now_of(client)  # what would have fired meanwhile is not made up for
     found = client.next_firings("s", 3)
-    assert [b - a for a, b in zip(found, found[1:], strict=False)] == [HOUR, HOUR]
+    assert [b - a for a, b in pairwise(found)] == [HOUR, HOUR]
     assert client.remove_schedule("s")
     assert not client.remove_schedule("s")
     for ask in (client.get_schedule, client.pause_schedule, client.resume_schedule, client.next_firings):
@@ -386,7 +387,7 @@ def test_wrong_declarations_are_told_before_anything_runs() -> None:
     @app.schedule(HOUR)
     def plain() -> None: ...
 
-    with pytest.raises(HandlerError, match="add @app.task"):
+    with pytest.raises(HandlerError, match="add @app\\.task"):
         _ = app.schedules
     twice = App()
 
