@@ -27,7 +27,8 @@ Pipeline = list[Stage]
 
 #: Where a pipeline keeps what its last stage needs; it is gone when that is done.
 _DERIVED = "_derived"
-_HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
+#: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
+_NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -71,7 +72,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
     # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
     moment = f"${_DERIVED}.next"
     has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
-    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, _HORIZON_MS)]}]}
+    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, _NEAR_MS)]}]}
     has_new_status = {"$ne": [f"${_DERIVED}.status", x.STATUS]}
     is_quiet = {"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}
     return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
@@ -173,7 +174,7 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
-    #: Wait before the next try, in ms: None = by the task's options for a FAIL, none at all otherwise.
+    #: Wait before the next try, in ms: None = by the task's options for a FAIL, else none, and it is due as before.
     delay_ms: int | None = None
     jitter: float = 0.0
 
@@ -204,7 +205,7 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         times: dict[str, Any] = {"success_time": now}
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), _failure_delay(outcomes, mine, now)]}
-        times = {"fail_time": now, "retry_time": x.add_ms(now, delay)}
+        times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
     closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times]}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
     change: dict[str, Any] = {
@@ -223,13 +224,13 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
 
 
 def _failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
-    """Return the delay of a FAIL by the task's options; 0 for a run that is handed back."""
+    """Return the delay of a FAIL by the task's options; null for a run that is handed back: it keeps its place."""
     # Under a name of its own: inside the twin, $$run is each of the runs that it counts.
     own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": x.worker_failures("$$workerId", now)}}
     by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
     delay = x.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
     is_fail = mine([outcome.status is RunStatus.FAIL for outcome in outcomes])
-    return {"$cond": [is_fail, delay, 0]}
+    return {"$cond": [is_fail, delay, None]}
 
 
 def ping(run_ids: Sequence[str], lease_ms: int, now: x.Expression = x.NOW) -> Pipeline:

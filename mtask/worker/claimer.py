@@ -21,7 +21,7 @@ from mtask.store import claims
 from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
-from mtask.worker.pace import MAX_WAIT, Pace
+from mtask.worker.pace import PATIENCE, Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.run import HeldRun
@@ -43,6 +43,8 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 #: After this long, a claim whose reply was lost cannot come true any more.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: A timer that comes so much later, in seconds, says that something blocked the loop.
+_LATE = 0.05
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
 _RECENT, _MAX_RECENT = 60.0, 4000
 
@@ -51,7 +53,8 @@ class Claimer:
     """Claims due tasks and starts their runs.
 
     Where handlers are quick it claims more than the slots that are free: those will be, by the time the claim has
-    landed. So it may hold more leases than its concurrency for an instant; handlers never overlap beyond it.
+    landed. So it may hold more leases than its concurrency for an instant; handlers never overlap beyond it. What waits
+    for a slot is started in the order of the claims, and not at all once it is to be ended.
     """
 
     def __init__(
@@ -129,19 +132,19 @@ class Claimer:
         for under_way in (self._in_flight, self._recoveries):
             while under_way:
                 await asyncio.wait(under_way)
-        self._hand_back_waiting(since=monotonic())
         if self._impatience is not None:
             self._impatience.cancel()
 
     def stop(self) -> None:
-        """Claim nothing more. `run` returns when what is under way has landed."""
+        """Claim nothing more, and hand back what has not begun. `run` returns when what is under way has landed."""
         self._stopped.set()
+        self._start_waiting()
         self._wake.set()
 
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            ahead = self._pace.ahead if self._concurrency else 0
+            ahead = self._pace.ahead(self._concurrency)
             free = self._concurrency + ahead - self._claiming - self._running - len(self._waiting)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
@@ -256,20 +259,25 @@ class Claimer:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._running < self._concurrency:
+        while self._waiting and (self._running < self._concurrency or self._stopped.is_set()):
             _, run = self._waiting.popleft()
-            if not run.is_lease_valid:
+            if self._stopped.is_set() or run.end_reason is not None or not run.is_lease_valid:
                 self._runner.hand_back(run)
                 continue
             self._running += 1
             self._runner.start(run)
         if self._waiting and self._impatience is None:
-            self._impatience = asyncio.get_running_loop().call_later(MAX_WAIT, self._lose_patience)
+            loop = asyncio.get_running_loop()
+            left = self._waiting[0][0] + PATIENCE - monotonic()
+            self._impatience = loop.call_later(max(left, 0.0), self._lose_patience, monotonic() + max(left, 0.0))
 
-    def _lose_patience(self) -> None:
+    def _lose_patience(self, due: float) -> None:
         """Hand back what has waited long for a slot: some handlers take longer than those before them."""
         self._impatience = None
-        self._hand_back_waiting(since=monotonic() - MAX_WAIT)
+        if monotonic() < due + _LATE:
+            self._hand_back_waiting(since=monotonic() - PATIENCE)
+        else:  # a handler blocked the loop: what has ended meanwhile frees its slots first
+            self._impatience = asyncio.get_running_loop().call_later(_LATE, self._lose_patience, monotonic() + _LATE)
         self._start_waiting()
 
     def _hand_back_waiting(self, since: float) -> None:

@@ -8,6 +8,7 @@ import traceback
 from typing import Any, Literal
 
 from mtask.errors import DocumentTooLarge, Fail, InvalidParams, NotStorable, Retry, TransactionConflict
+from mtask.model.documents import Run
 from mtask.model.status import RunStatus
 from mtask.model.values import storable
 from mtask.store import transactions
@@ -20,6 +21,7 @@ from mtask.worker.run import EndReason, HeldRun
 MAX_REASON = 2000
 #: Growing with each try; after so many a conflict counts as a failure, since it may have another cause than others.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
+_CONFLICT = "to be tried again: "
 
 
 def checked(returned: Any) -> tuple[Any, int, str | None]:
@@ -55,16 +57,21 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
     if isinstance(error, Retry):
         return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=milliseconds(error.delay))
     if isinstance(error, TransactionConflict) or transactions.is_conflict(error):
-        uncounted = sum(r.status is RunStatus.CANCELED and not r.past for r in run.task.runs)
+        uncounted = sum(_is_conflict(before) for before in run.task.runs)
         if uncounted < _FREE_CONFLICTS:
             delay = int(_CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
-            return _outcome(run, RunStatus.CANCELED, f"to be tried again: {error}", delay_ms=delay)
+            return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay)
     if isinstance(error, Fail):
         return _outcome(run, RunStatus.FAIL, error.reason, final=True)
     if isinstance(error, InvalidParams):
         return _outcome(run, RunStatus.FAIL, str(error), final=True)
     logger.warning("handler failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
     return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail")
+
+
+def _is_conflict(run: Run) -> bool:
+    is_canceled = run.status is RunStatus.CANCELED and not run.past
+    return is_canceled and run.fail_reason is not None and run.fail_reason.startswith(_CONFLICT)
 
 
 def describe(error: BaseException) -> str:

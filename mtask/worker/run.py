@@ -75,9 +75,8 @@ class HeldRun:
         # As the claim wrote it: the options read back may be newer.
         self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
         self.ping_interval = min(task.task_option.ping_interval_ms, self.lease_ms / 2) / 1000
-        limit_ms = task.task_option.run_timeout_ms
-        #: The monotonic instant (seconds) at which the run is out of time; counted from here, so never early.
-        self.deadline = inf if limit_ms is None else monotonic() + limit_ms / 1000
+        #: The monotonic instant (seconds) at which the run is out of time, once its handler begins.
+        self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
         self.suspended = 0
@@ -93,6 +92,12 @@ class HeldRun:
     def task_id(self) -> str:
         """The task's `_id`."""
         return self.task.id
+
+    def begins(self) -> None:
+        """Count run_timeout_ms from now on: it may have waited for a slot."""
+        limit_ms = self.task.task_option.run_timeout_ms
+        if limit_ms is not None:
+            self.deadline = monotonic() + limit_ms / 1000
 
     @property
     def is_over(self) -> bool:

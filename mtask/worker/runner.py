@@ -86,6 +86,7 @@ class Runner:
         """Run the handler of a run that is held."""
         self._runs[run.run_id] = run
         self._empty.clear()
+        run.begins()
         loop = asyncio.get_running_loop()
         run.loop = loop
         run.asyncio_task = task = loop.create_task(self._execute(run))

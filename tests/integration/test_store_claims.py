@@ -225,6 +225,7 @@ def test_a_run_handed_back_is_not_counted_and_claimable_at_once(store: SyncStore
     finish(store, outcome(store, "k", CANCELED, reason="the worker stops"))
     task = parsed(store, "k")
     assert (task.status, task.task_state.failed_cnt) == ("INIT", 0)
+    assert task.task_state.next_preempt_time == task.task_state.create_time  # it keeps its place in the backlog
     assert claim(store, "w", "k", token="again") == ["k"]
 
 
@@ -287,12 +288,12 @@ def test_a_group_of_failures_and_runs_handed_back_gives_each_its_own_end(store: 
     assert [made[key].status for key in keys] == ["INIT", "FAIL", "INIT", "INIT"]
     assert [made[key].task_state.failed_cnt for key in keys] == [1, 1, 0, 0]
     assert [made[key].fail_reason for key in keys] == ["$name", "final", "back", "later"]
-    waits = [
-        run.retry_time - run.fail_time
-        for run in (made[key].runs[0] for key in keys)
-        if run.retry_time and run.fail_time
-    ]
-    assert waits == [timedelta(seconds=seconds) for seconds in (60, 60, 0, 5)]
+    waits = {
+        key: run.retry_time and run.fail_time and run.retry_time - run.fail_time
+        for key, run in ((key, made[key].runs[0]) for key in keys)
+    }
+    minute = timedelta(minutes=1)
+    assert waits == {"failed": minute, "final": minute, "back": None, "later": timedelta(seconds=5)}
 
 
 def test_a_finish_repeated_after_a_lost_reply_stands_once_and_says_so(store: SyncStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -120,7 +121,7 @@ def test_task_that_waits_for_a_slot_can_be_canceled(mongo_uri: str, database_nam
 def test_stop_hands_back_at_once_what_waits_for_a_slot(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer, "MAX_WAIT", _FAR)
+    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
 
     async def scenario() -> None:
         stage = Stage()
@@ -138,7 +139,7 @@ def test_stop_hands_back_at_once_what_waits_for_a_slot(
 def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer, "MAX_WAIT", _FAR)
+    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
 
     async def scenario() -> None:
         stage = Stage()
@@ -161,5 +162,53 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
             await until(lambda: run not in [held for _, held in waiting], message="it waits no longer")
             assert run.asyncio_task is None
             assert run.loop is None
+
+    asyncio.run(scenario())
+
+
+def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _until_ahead(bench, stage)
+            waiting = bench.worker._claimer._waiting
+            await until(lambda: len(waiting) > 0, message="claimed ahead")
+            run = waiting[0][1]
+            key = run.task.key
+            await bench.client.cancel("work", key)
+            await until(lambda: run.end_reason is not None, message="told")
+            stage.gate.set()
+            await bench.status(f"work:{key}", "CANCELED")
+            await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING - 1, message="the others done")
+            assert key not in stage.starts
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+    limit_ms = 400
+
+    async def scenario() -> None:
+        stage = Stage()
+        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+            await _publish(bench, "quick", QUICK)
+            await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+            blocking = [TaskSpec("work", {"key": f"b{n}", "is_blocking": True}, priority=1) for n in range(SLOTS)]
+            limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout_ms=limit_ms) for n in range(BLOCKING)]
+            await bench.client.publish_many([*blocking, *limited])
+            waiting = bench.worker._claimer._waiting
+            await until(lambda: len(waiting) > 0, message="claimed ahead")
+            await until(lambda: monotonic() > waiting[0][0] + limit_ms / 1000, message="it has waited long")
+            stage.gate.set()
+            await until(lambda: bench.count("SUCCESS") == QUICK + SLOTS + BLOCKING, message="all done")
+            assert bench.tasks.count_documents({"task_state.failed_cnt": {"$ne": 0}}) == 0
 
     asyncio.run(scenario())

@@ -37,7 +37,7 @@ def changed(document: Document, change: Change, now: datetime, *, closes_lapsed:
     derive(made, now)
     if isinstance(change, Routine):
         moment = made["task_state"].get("next_preempt_time")
-        is_near = moment is not None and moment <= now + rules.HORIZON
+        is_near = moment is not None and moment <= now + 2 * rules.HORIZON
         if not is_near if moment != former else made["task_state"]["status"] != status:
             made["quiet_time"] = now
     return made
@@ -135,7 +135,8 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
             state["failed_cnt"] += 1
             if delay is None:
                 delay = backoff.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
-        run["retry_time"] = now + timedelta(milliseconds=delay or 0)
+        if delay is not None:
+            run["retry_time"] = now + timedelta(milliseconds=delay)
 
     return Routine(change)
 

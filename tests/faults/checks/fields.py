@@ -128,6 +128,8 @@ class FieldJudge:
             if run.retry_time is not None:
                 self._report(change.after, change.at, "a wait after a timeout", run=run.run_id)
             return
+        if run.retry_time is None and run.status is RunStatus.CANCELED:
+            return  # handed back: it is due as it was
         if run.retry_time is None or run.retry_time < run.fail_time:
             self._report(change.after, change.at, "retry_time", run=run.run_id, value=run.retry_time)
             return
