@@ -207,6 +207,8 @@ class WorkerDocument(BaseModel):
     concurrency: int
     running_cnt: int
     version: str
+    #: The revisions of controls that it goes by.
+    controls_seen: list[dict[str, Any]] = Field(default_factory=list)
     control: WorkerControl = Field(default_factory=WorkerControl)
 
     @property

@@ -112,14 +112,18 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
 
 
 def claim(
-    task_ids: Sequence[str], worker_id: str, token: str, timeout: timedelta | None = None
+    task_ids: Sequence[str],
+    worker_id: str,
+    token: str,
+    timeout: timedelta | None = None,
+    also: filters.Filter | None = None,
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take.
+    None = as long as an operation may take. `also`: what they must match beside.
     """
-    guard = filters.due_tasks(task_ids)
+    guard = {**filters.due_tasks(task_ids), **(also or {})}
     pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
     if len(task_ids) == 1:
         one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)

@@ -36,7 +36,8 @@ Document = dict[str, Any]
 TASKS = "tasks"
 WORKERS = "workers"
 SCHEDULES = "schedules"
-COLLECTIONS = (TASKS, WORKERS, SCHEDULES)
+CONTROLS = "controls"
+COLLECTIONS = (TASKS, WORKERS, SCHEDULES, CONTROLS)
 
 #: How long one operation may take, server selection and retries included.
 OPERATION_TIMEOUT = timedelta(seconds=10)

@@ -51,6 +51,18 @@ def due_tasks(task_ids: Sequence[str]) -> Filter:
     }
 
 
+def claimable_now(queues: Collection[str], names: Collection[str], valid_until: datetime | None) -> Filter:
+    """Match what is of none of these paused queues and names, until then by the server's clock: added to a claim."""
+    paused: Filter = {}
+    if queues:
+        paused["queue"] = {"$nin": sorted(queues)}
+    if names:
+        paused["name"] = {"$nin": sorted(names)}
+    if valid_until is not None:
+        paused["$and"] = [{"$expr": {"$lt": [x.NOW, valid_until]}}]
+    return paused
+
+
 def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
     """Match those of these tasks that someone could take or settle within the horizon, sound or not."""
     return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-Target = Literal["tasks", "workers", "schedules", "database", "session"]
+Target = Literal["tasks", "workers", "schedules", "controls", "database", "session"]
 Operation = Generator["Call", Any, T]
 
 
@@ -50,6 +50,11 @@ def workers(method: str, *args: Any, **kwargs: Any) -> Call:
 def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection of schedules."""
     return Call("schedules", method, args, kwargs)
+
+
+def controls(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of controls."""
+    return Call("controls", method, args, kwargs)
 
 
 def command(name: str, value: Any = 1, **options: Any) -> Call:

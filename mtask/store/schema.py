@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
+from mtask.model.controls import Control
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.schedules import Schedule
 from mtask.store import expressions as x
@@ -120,6 +121,12 @@ def schedule_validator() -> dict[str, Any]:
     """Return the validator of `schedules`."""
     required = ["_id", "name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state"]
     return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "schema_version"]})}
+
+
+def control_validator() -> dict[str, Any]:
+    """Return the validator of `controls`."""
+    required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
+    return {"$jsonSchema": _model_schema(Control, "controls", {"": required})}
 
 
 def task_indexes() -> list[IndexModel]:

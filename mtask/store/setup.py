@@ -12,8 +12,9 @@ from pymongo import IndexModel
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver import COLLECTIONS
-from mtask.store.operation import Call, Operation, command, schedules, tasks, workers
+from mtask.store.operation import Call, Operation, command, controls, schedules, tasks, workers
 from mtask.store.schema import (
+    control_validator,
     schedule_indexes,
     schedule_validator,
     schema_title,
@@ -57,6 +58,7 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
         ("tasks", tasks, task_validator(), task_indexes()),
         ("workers", workers, worker_validator(), worker_indexes()),
         ("schedules", schedules, schedule_validator(), schedule_indexes()),
+        ("controls", controls, control_validator(), []),
     ):
         state = yield from _check_collection(collection, options.get(collection))
         # A process that died, or is still at work, between the two leaves a validator without indexes.
@@ -65,7 +67,8 @@ def ensure(*, repair: bool = False) -> Operation[datetime]:
         try:
             if state != "current" or repair:
                 yield from _set_validator(collection, validator, exists=collection in options)
-            yield from _make_indexes(collection, target("create_indexes", indexes))
+            if indexes:
+                yield from _make_indexes(collection, target("create_indexes", indexes))
         except AccessDenied:
             if repair or collection not in options:
                 raise
@@ -144,10 +147,27 @@ def _check_schedules() -> Operation[None]:
         )
 
 
-_CHECKS = {"tasks": _check_documents, "workers": _check_workers, "schedules": _check_schedules}
+def _check_controls() -> Operation[None]:
+    foreign = yield controls("find_one", {"revision": {"$exists": False}}, {"_id": 1})
+    if foreign is not None:
+        raise SchemaMismatch(
+            "controls",
+            f"document {foreign['_id']!r} is not a control of mtask (it has no revision)",
+            "Use another --database, or move the foreign documents away.",
+        )
+
+
+_CHECKS = {
+    "tasks": _check_documents,
+    "workers": _check_workers,
+    "schedules": _check_schedules,
+    "controls": _check_controls,
+}
 
 
 def _has_indexes(collection: str, indexes: Sequence[IndexModel]) -> Operation[bool]:
+    if not indexes:
+        return True
     listed = yield command("listIndexes", collection)
     names = {found["name"] for found in listed["cursor"]["firstBatch"]}
     return all(index.document["name"] in names for index in indexes)

@@ -17,7 +17,7 @@ from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
-from mtask.store.driver import COLLECTIONS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
+from mtask.store.driver import COLLECTIONS, CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
 
 Document = dict[str, Any]
@@ -33,6 +33,7 @@ class EventKind(Enum):
     CONTROL_CHANGED = "control"  #: something is asked of this worker
     PEERS_CHANGED = "peers"  #: a worker came or went
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; that one has fired is no news
+    RULES_CHANGED = "rules"  #: what holds for a queue or a task name
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
@@ -210,6 +211,8 @@ def _event(change: Any) -> Event:
     if kind in ("drop", "rename", "dropDatabase", "invalidate"):
         return Event(EventKind.COLLECTION_LOST)
     document_id = change.get("documentKey", {}).get("_id")
+    if change["ns"]["coll"] == CONTROLS:
+        return Event(EventKind.RULES_CHANGED)
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:

@@ -57,6 +57,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "queues": x.literal(list(me.queues)),
         "names": x.literal(list(me.names)),
         "unserved_names": [],
+        "controls_seen": [],
         "concurrency": me.concurrency,
         "running_cnt": 0,
         "version": me.version,
@@ -111,10 +112,11 @@ class Heartbeat:
     running_cnt: int
     concurrency: int
     unserved_names: Sequence[str]
+    controls_seen: Sequence[Mapping[str, Any]] = ()
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
-    """Tell that this worker lives; return its `control`, or None if its registration is no longer its own."""
+    """Tell that this worker lives; return its `control` and heartbeat_expire_time, or None if its place is gone."""
     change = {
         "heartbeat_time": x.NOW,
         "heartbeat_expire_time": _expiry(me.heartbeat_timeout),
@@ -122,18 +124,16 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "running_cnt": beat.running_cnt,
         "concurrency": beat.concurrency,
         "unserved_names": x.literal(list(beat.unserved_names)),
+        "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
     }
-    document = yield workers(
+    document: Document | None = yield workers(
         "find_one_and_update",
         {"_id": me.worker_id, "incarnation": me.incarnation},
         [{"$set": change}],
         return_document=ReturnDocument.AFTER,
-        projection={"control": 1},
+        projection={"control": 1, "heartbeat_expire_time": 1},
     )
-    if document is None:
-        return None
-    control = document.get("control")
-    return control if isinstance(control, dict) else {}
+    return document
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:

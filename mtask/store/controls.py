@@ -1,0 +1,57 @@
+"""The controls of queues and task names, and who goes by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DuplicateKey
+from mtask.model.controls import Kind, control_id
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.store import expressions as x
+from mtask.store.operation import Operation, controls
+
+Document = dict[str, Any]
+_RACES = 5
+
+
+def set_paused(kind: Kind, target: str, *, paused: bool) -> Operation[Document]:
+    """Pause or resume; return the control as it is then. What stands already is left, its revision too."""
+    change = {
+        "kind": kind,
+        "target": x.literal(target),
+        "paused": paused,
+        "revision": {"$add": [{"$ifNull": ["$revision", 0]}, 1]},
+        "update_time": x.NOW,
+        "schema_version": SCHEMA_VERSION,
+    }
+    is_so = {"$eq": ["$paused", paused]}
+    pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
+    for _ in range(_RACES):
+        try:
+            document: Document = yield controls(
+                "find_one_and_update",
+                {"_id": control_id(kind, target)},
+                pipeline,
+                upsert=True,
+                return_document=ReturnDocument.AFTER,
+            )
+        except DuplicateKey:
+            continue
+        return document
+    raise DuplicateKey(f"control {control_id(kind, target)} is written by many at once")
+
+
+def of(queues: Sequence[str], names: Sequence[str]) -> Operation[list[Document]]:
+    """Return the controls of these queues and task names."""
+    ids = [*(control_id("queue", queue) for queue in queues), *(control_id("name", name) for name in names)]
+    found: list[Document] = yield controls("find", {"_id": {"$in": ids}})
+    return found
+
+
+def every() -> Operation[list[Document]]:
+    """Return all controls, by id."""
+    found: list[Document] = yield controls("find", {}, sort=[("_id", 1)])
+    return found
