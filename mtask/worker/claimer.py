@@ -27,6 +27,7 @@ from mtask.worker.queue import PreemptionQueue
 from mtask.worker.run import HeldRun
 
 if TYPE_CHECKING:
+    from mtask.worker.controls import Controls
     from mtask.worker.hints import Hints
     from mtask.worker.runner import Runner
 
@@ -65,6 +66,7 @@ class Claimer:
         worker_id: str,
         concurrency: int,
         *,
+        controls: Controls,
         hints: Hints,
         quarantine: Quarantine,
         runner: Runner,
@@ -76,6 +78,7 @@ class Claimer:
         self._handlers = handlers
         self._worker_id = worker_id
         self._runner = runner
+        self._controls = controls
         self._hints = hints
         self._quarantine = quarantine
         self._is_backed_up = is_backed_up
@@ -134,6 +137,12 @@ class Claimer:
                 await asyncio.wait(under_way)
         if self._impatience is not None:
             self._impatience.cancel()
+
+    async def until_landed(self) -> None:
+        """Wait until every claim that is under way now has landed, or cannot any more."""
+        under_way = self._in_flight | self._recoveries
+        if under_way:
+            await asyncio.wait(under_way)
 
     def stop(self) -> None:
         """Claim nothing more, and hand back what has not begun. `run` returns when what is under way has landed."""
@@ -197,7 +206,8 @@ class Claimer:
         token, sent = fresh_token(), monotonic()
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout))
+            claiming = claims.claim(task_ids, self._worker_id, token, timeout, self._controls.guard())
+            documents = await self._store.run(claiming)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
             left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)

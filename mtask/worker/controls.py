@@ -7,18 +7,22 @@ heartbeat: one that was out of touch may have missed a pause, and nobody waits f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
+from mtask.errors import DatabaseError
 from mtask.model.controls import Control
 from mtask.model.documents import describe_validation
 from mtask.store import controls
 from mtask.store.driver import AsyncStore
 from mtask.store.filters import Filter, claimable_now
 from mtask.worker.log import fields, logger
+
+_PAUSE = 0.2
 
 
 class Controls:
@@ -32,7 +36,44 @@ class Controls:
         self.paused_names: frozenset[str] = frozenset()
         #: When this worker's heartbeat runs out, by the server's clock.
         self.valid_until: datetime | None = None
+        self._found: list[dict[str, Any]] = []
         self._seen: list[dict[str, Any]] = []
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+
+    def wake(self) -> None:
+        """Read what holds, soon: it has changed, or may have."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(
+        self,
+        until_landed: Callable[[], Awaitable[None]],
+        on_resumed: Callable[[], None],
+        on_applied: Callable[[], None],
+    ) -> None:
+        """Go by what holds until `stop`. `until_landed` waits for the claims that were begun before."""
+        while not self._is_stopping:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._is_stopping:
+                return
+            try:
+                is_resumed = await self.refresh()
+            except DatabaseError as error:
+                logger.warning("controls not read, will be tried again", extra=fields(reason=str(error)))
+                await asyncio.sleep(_PAUSE)
+                self._wake.set()
+                continue
+            if is_resumed:
+                on_resumed()
+            await until_landed()
+            self._seen = self._found
+            on_applied()
 
     @property
     def queues(self) -> list[str]:
@@ -57,21 +98,22 @@ class Controls:
         """Return what a claim asks for beside the task's own state."""
         return claimable_now(self.paused_queues, self.paused_names, self.valid_until)
 
-    async def refresh(self, until_landed: Callable[[], Awaitable[None]]) -> bool:
-        """Read what holds and go by it, from the next claim on; return whether something was resumed.
-
-        `until_landed` waits for the claims that were begun before.
-        """
-        found = [c for document in await self._store.run(controls.of(self._queues, self._names)) if (c := _parsed(document))]
+    async def refresh(self) -> bool:
+        """Read what holds and go by it, from the next claim on; return whether something was resumed."""
+        documents = await self._store.run(controls.of(self._queues, self._names))
+        found = [control for document in documents if (control := _parsed(document)) is not None]
         before = self.paused_queues | self.paused_names
         self.paused_queues = frozenset(c.target for c in found if c.kind == "queue" and c.paused)
         self.paused_names = frozenset(c.target for c in found if c.kind == "name" and c.paused)
         after = self.paused_queues | self.paused_names
         if before != after:
-            logger.info("controls changed", extra=fields(paused=",".join(sorted(after)) or "none"))
-        await until_landed()
-        self._seen = [{"_id": c.id, "revision": c.revision} for c in found]
+            logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
+        self._found = [{"_id": control.id, "revision": control.revision} for control in found]
         return bool(before - after)
+
+    def begin(self) -> None:
+        """Say that what `refresh` has read holds from the first claim on."""
+        self._seen = self._found
 
 
 def _parsed(document: dict[str, Any]) -> Control | None:

@@ -15,6 +15,7 @@ from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
 from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
+from mtask.worker.controls import Controls
 from mtask.worker.hints import MAX_UNSERVED, Hints
 from mtask.worker.log import fields, logger
 from mtask.worker.queue import PreemptionQueue
@@ -45,6 +46,7 @@ class Discovery:
         queue: PreemptionQueue,
         clock: ServerClock,
         runner: Runner,
+        controls: Controls,
         on_control: Callable[[], None],
         on_schedules: Callable[[], None],
     ) -> None:
@@ -57,6 +59,7 @@ class Discovery:
         self._queue = queue
         self._clock = clock
         self._runner = runner
+        self._controls = controls
         self._on_control = on_control
         self._on_schedules = on_schedules
         self._wake_scan = asyncio.Event()
@@ -97,15 +100,17 @@ class Discovery:
                 if not self._is_stopping:
                     logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
             if not self._is_stopping:
-                self._ask_full_scan()  # until it opens, scans are all there is
+                self.ask_full_scan()  # until it opens, scans are all there is
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _MAX_PAUSE)
 
     async def _follow(self) -> None:
         """Open a stream and take its events until it breaks or ends."""
         stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON), _MAX_AWAIT)
-        self._ask_full_scan()
-        self._on_schedules()  # what changed while there was no stream was not heard of
+        self.ask_full_scan()
+        # What changed while there was no stream was not heard of.
+        self._on_schedules()
+        self._controls.wake()
         try:
             await self._stream_store.while_primary(self._read(stream))
         finally:
@@ -132,6 +137,8 @@ class Discovery:
         elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
             self._are_peers_due = True
             self._wake_scan.set()
+        elif event.kind is EventKind.RULES_CHANGED:
+            self._controls.wake()
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._on_schedules()
         elif event.kind is EventKind.COLLECTION_LOST:
@@ -142,7 +149,8 @@ class Discovery:
 
     # --- scans ------------------------------------------------------------------------------------------
 
-    def _ask_full_scan(self) -> None:
+    def ask_full_scan(self) -> None:
+        """Look for all that waits, soon: what was left out may be served again."""
         self._is_full_scan_due = True
         self._are_peers_due = True  # workers that came while there was no stream were not heard of either
         self._wake_scan.set()
@@ -210,7 +218,7 @@ class Discovery:
         sent = monotonic()
         scan = claims.scan_begun if begun_only else claims.scan
         found = await self._store.run(
-            scan(self._queues, self._names, self._worker_id, _ms(horizon), self._queue.capacity)
+            scan(self._controls.queues, self._controls.names, self._worker_id, _ms(horizon), self._queue.capacity)
         )
         self.scan_cnt += 1
         if found.server_time is not None:

@@ -25,6 +25,7 @@ from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
 from mtask.worker.clock import ServerClock
+from mtask.worker.controls import Controls
 from mtask.worker.due_looks import DueLooks
 from mtask.worker.log import fields, logger
 from mtask.worker.peers import Peers
@@ -62,7 +63,9 @@ class Hints:
         clock: ServerClock,
         pinger: Pinger,
         quarantine: Quarantine,
+        controls: Controls,
     ) -> None:
+        self._controls = controls
         self._store = store
         self._worker_id = worker_id
         self._queues = frozenset(queues)
@@ -110,7 +113,7 @@ class Hints:
             is_readable = False
         if not is_readable:
             self.suspect(task_id)
-        elif queue is not None and queue not in self._queues:
+        elif (queue is not None and queue not in self._queues) or self._controls.is_paused(queue, name):
             return
         elif name not in self._names:
             self.note_unserved(str(name))
@@ -141,7 +144,7 @@ class Hints:
         if concerns_holder and (is_held or task_id in self._claimer.busy):
             self.look_at_holder(task_id)
         name = task_id.partition(":")[0]
-        if is_held or name not in self._names:
+        if is_held or name not in self._names or name in self._controls.paused_names:
             return
         if not isinstance(preempt_time, datetime):
             self.suspect(task_id)
@@ -327,6 +330,8 @@ class Hints:
         if not self._is_old_news(task.id, sent) and task.queue in self._queues:
             if self._runner.held_run(task.id) is not None:
                 self.look_at_holder(task.id)
+            elif self._controls.is_paused(task.queue, task.name):
+                self._forget(task.id)
             elif task.name in self._names:
                 self._schedule(task, document["now"])
             else:
@@ -340,14 +345,17 @@ class Hints:
         if moment is not None and stored is not None:
             moment = max(moment, stored)  # the claim's guard goes by what is stored, whoever wrote it
         if moment is None or moment - now > HORIZON:
-            self._queue.discard(task.id)
-            self._due_looks.discard(task.id)
+            self._forget(task.id)
             return
         due, is_begun = self._clock.monotonic_of(moment), task.status is TaskStatus.RUNNING
         if is_begun and moment > now:
             self._look_when_due(task.id, task.name, due)
         else:
             self._enqueue(task.id, task.name, task.task_option.priority, due, is_begun=is_begun)
+
+    def _forget(self, task_id: str) -> None:
+        self._queue.discard(task_id)
+        self._due_looks.discard(task_id)
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[str]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""
@@ -359,6 +367,8 @@ class Hints:
                 task = StoredTask.model_validate(document)
             except ValidationError:
                 self.suspect(document["_id"])
+                continue
+            if self._controls.is_paused(task.queue, task.name):
                 continue
             if rules.may_take(task, self._worker_id, document["now"]):
                 found.append(task.id)

@@ -41,13 +41,13 @@ class Pinger:
         registration: workers.Registration,
         heartbeat_interval: timedelta,
         beat: Callable[[], workers.Heartbeat],
-        on_control: Callable[[dict[str, Any] | None], None],
+        on_registered: Callable[[dict[str, Any] | None], None],
     ) -> None:
         self._store = store
         self._registration = registration
         self._interval = heartbeat_interval.total_seconds()
         self._beat = beat
-        self._on_control = on_control
+        self._on_registered = on_registered
         self._runs: dict[str, HeldRun] = {}
         self._condition = threading.Condition()
         self._pinging = threading.Lock()
@@ -241,12 +241,12 @@ class Pinger:
         lease_deadline = min((run.next_ping for run in self.held() if not run.suspended), default=_IDLE + monotonic())
         self._bound_call(max(1.0, lease_deadline - monotonic()))
         try:
-            control = self._store.run(workers.heartbeat(self._registration, self._beat()))
+            document = self._store.run(workers.heartbeat(self._registration, self._beat()))
         except MtaskError as error:
             logger.warning("heartbeat failed, will be sent again", extra=fields(reason=str(error)))
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
-        self._on_control(control)
+        self._on_registered(document)
 
 
 def _option(document: dict[str, Any], name: str) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from mtask.errors import MtaskError, WorkerIdInUse
 from mtask.model.identity import fresh_token
@@ -30,6 +31,8 @@ class Registrar:
     ) -> None:
         self._store = store
         self._again: asyncio.Task[None] | None = None
+        #: This worker's document, as it was when it registered.
+        self.document: dict[str, Any] = {}
         self.registration = workers.Registration(
             worker_id=worker_id,
             incarnation=fresh_token(),
@@ -46,13 +49,14 @@ class Registrar:
     async def register(self) -> None:
         """Take the worker_id; raise WorkerIdInUse while a process has it that is not known to be dead."""
         try:
-            await self._store.run(workers.register(self.registration))
+            self.document = await self._store.run(workers.register(self.registration))
         except WorkerIdInUse:
             former = await self._store.run(workers.find(self.registration.worker_id))
             if former is None or not is_known_dead(former):
                 raise
             logger.info("taking the worker_id over from a dead process", extra=fields(pid=former.get("pid")))
-            await self._store.run(workers.register(self.registration, dead_incarnation=former.get("incarnation")))
+            dead = former.get("incarnation")
+            self.document = await self._store.run(workers.register(self.registration, dead_incarnation=dead))
 
     def register_again(self, on_taken_over: Callable[[WorkerIdInUse], None]) -> None:
         """Take the place again that is gone; tell where another process has it now."""

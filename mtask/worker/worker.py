@@ -17,6 +17,7 @@ from mtask.store import connect, setup, workers
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.worker.claimer import Claimer
 from mtask.worker.clock import ServerClock
+from mtask.worker.controls import Controls
 from mtask.worker.discovery import Discovery
 from mtask.worker.effects import RunTransactions
 from mtask.worker.finisher import Finisher
@@ -89,6 +90,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
+        self._controls: Controls
         self._claimer: Claimer
         self._runner: Runner
         self._finisher: Finisher
@@ -144,6 +146,10 @@ class Worker:
                 self._options.heartbeat_timeout,
             )
             await self._registrar.register()
+            self._controls = Controls(store, self.queues, sorted(self._handlers))
+            self._controls.valid_until = self._registrar.document["heartbeat_expire_time"]
+            await self._controls.refresh()
+            self._controls.begin()
             self._build(store, stream_store, ping_store, clock)
             await self._serve()
             if self._failure is not None:
@@ -166,7 +172,7 @@ class Worker:
             self._registrar.registration,
             self._options.heartbeat_interval,
             self._heartbeat,
-            self._control_from_thread,
+            self._registered_from_thread,
         )
         self._finisher = Finisher(store, self._pinger)
         # A store of its own: the pinger sets the time limit of its calls as leases allow.
@@ -174,7 +180,9 @@ class Worker:
         transactions = RunTransactions(store, handler_store, self._pinger)
         quarantine = Quarantine(store, self.worker_id)
         names = sorted(self._handlers)
-        self._hints = Hints(store, self.worker_id, self.queues, names, queue, clock, self._pinger, quarantine)
+        self._hints = Hints(
+            store, self.worker_id, self.queues, names, queue, clock, self._pinger, quarantine, self._controls
+        )
         self._runner = Runner(store, self._pinger, self._finisher, transactions, self.worker_id, self._slot_freed)
         self._claimer = Claimer(
             store,
@@ -182,6 +190,7 @@ class Worker:
             self._handlers,
             self.worker_id,
             self._options.concurrency,
+            controls=self._controls,
             hints=self._hints,
             quarantine=quarantine,
             runner=self._runner,
@@ -199,6 +208,7 @@ class Worker:
             queue=queue,
             clock=clock,
             runner=self._runner,
+            controls=self._controls,
             on_control=self._pinger.beat_now,
             on_schedules=self._wake_scheduler,
         )
@@ -229,6 +239,9 @@ class Worker:
                 group.create_task(self._hints.run_looks())
                 group.create_task(self._hints.run_due_looks())
                 group.create_task(self._claimer.run())
+                group.create_task(
+                    self._controls.run(self._claimer.until_landed, self._discovery.ask_full_scan, self._pinger.beat_now)
+                )
                 group.create_task(self._announce_running())
                 if self._scheduler is not None:
                     group.create_task(self._scheduler.run())
@@ -237,6 +250,7 @@ class Worker:
                 logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
                 self._pinger.beat_now()
                 self._claimer.stop()
+                self._controls.stop()
                 if self._scheduler is not None:
                     self._scheduler.stop()
                 await self._discovery.stop()
@@ -321,18 +335,25 @@ class Worker:
             running_cnt=len(self._runner.runs),
             concurrency=self._claimer.concurrency,
             unserved_names=sorted(self._hints.unserved_names),
+            controls_seen=self._controls.seen,
         )
 
-    def _control_from_thread(self, control: dict[str, Any] | None) -> None:
+    def _registered_from_thread(self, document: dict[str, Any] | None) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take_control, control)
+            self._loop.call_soon_threadsafe(self._take_registered, document)
 
-    def _take_control(self, control: dict[str, Any] | None) -> None:
-        """Do what the registry asks; None: our place in it is gone."""
-        if self._stopping.is_set():
-            return
-        if control is None:
+    def _take_registered(self, document: dict[str, Any] | None) -> None:
+        """Do as our document in the registry says; None: our place in it is gone."""
+        if document is not None:
+            self._controls.valid_until = document["heartbeat_expire_time"]
+            control = document.get("control")
+            self._take_control(control if isinstance(control, dict) else {})
+        elif not self._stopping.is_set():
             self._registrar.register_again(self._taken_over)
+
+    def _take_control(self, control: dict[str, Any]) -> None:
+        """Do what the registry asks."""
+        if self._stopping.is_set():
             return
         # Anybody may have written it, in any language: what is no clear order is none.
         if control.get("stop") is True:

@@ -16,7 +16,7 @@ _CLAIMS = "tests/integration/test_worker_claims.py"
 _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
 
-_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self._ask_full_scan()\n        try:\n", "        try:\n")
+_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self.ask_full_scan()\n        try:\n", "        try:\n")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ WORKER_MUTATIONS = (
         "What came while there was no stream is not looked for.",
         (
             _SCAN_AFTER_OPENING,
-            Edit(_DISCOVERY, "self._ask_full_scan()  # until it opens, scans are all there is", "pass"),
+            Edit(_DISCOVERY, "self.ask_full_scan()  # until it opens, scans are all there is", "pass"),
         ),
         (f"{_CAUGHT}::test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening",),
     ),
