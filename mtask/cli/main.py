@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from mtask.cli import change, database, demo, doctor, failures, find, local, publish, schedule, show, wait, workers
+from mtask.cli import (
+    change,
+    database,
+    demo,
+    doctor,
+    failures,
+    find,
+    local,
+    pause,
+    publish,
+    schedule,
+    show,
+    wait,
+    workers,
+)
 from mtask.cli.options import callback
 from mtask.version import __version__
 
@@ -53,6 +67,7 @@ find.register(app)
 wait.register(app)
 change.register(app)
 workers.register(app)
+pause.register(app)
 schedule.register(app)
 database.register(app)
 doctor.register(app)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mtask.client import doctor, explain, publication, requests, scheduling, views
+from mtask.client import doctor, explain, pausing, publication, requests, scheduling, views
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
+from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
@@ -282,6 +283,47 @@ class AsyncClient:
         """
         return await self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
 
+    # --- queues and task names ------------------------------------------------------------------------------
+
+    async def pause(
+        self,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        timeout: timedelta | float | None = pausing.PATIENCE,
+    ) -> Control:
+        """Have no worker claim from a queue, or a task name, any more; what runs goes on. It stays so until `resume`.
+
+        Returns when every live worker that it concerns has let the claims that were under way land and goes by it:
+        nothing is claimed from then on. Raises PauseUnconfirmed where one has not within `timeout` (a timedelta or
+        seconds; None waits without end): the pause stands all the same.
+        """
+        return await self._set_paused(pausing.prepare(queue, name, paused=True, timeout=timeout))
+
+    async def resume(
+        self,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        timeout: timedelta | float | None = pausing.PATIENCE,
+    ) -> Control:
+        """Let workers claim from a queue, or a task name, again. Raises PauseUnconfirmed as `pause` does."""
+        return await self._set_paused(pausing.prepare(queue, name, paused=False, timeout=timeout))
+
+    async def controls(self) -> list[Control]:
+        """Return what holds for queues and task names, by id: those that were paused once."""
+        return await self._run(pausing.every())
+
+    async def _set_paused(self, asked: pausing.Pausing) -> Control:
+        begun = time.monotonic()
+        control = await self._run(asked.write())
+        while unconfirmed := await self._run(asked.unconfirmed(control)):
+            pause = asked.waiting.next_pause(time.monotonic() - begun)
+            if pause is None:
+                raise asked.give_up(control, unconfirmed)
+            await asyncio.sleep(pause)
+        return control
+
     # --- schedules ------------------------------------------------------------------------------------------
 
     async def add_schedule(
@@ -300,8 +342,8 @@ class AsyncClient:
         `Cron(...)`. Other arguments: `start_time` and `end_time` bound it; `jitter` (timedelta or seconds): each task
         starts up to so much later; `catch_up`: what becomes of firings that were missed while nothing ran: "none", the
         "last" of them, or "all", the newest `catch_up_limit`; overlap="skip": not while the last one's task has not
-        finished; `paused`; `queue` and the options of the tasks. One that exists is changed with if_exists="update", and
-        what was to fire next still is, unless its times change; "keep" leaves it, "reject" raises ScheduleExists.
+        finished; `paused`; `queue` and the options of the tasks. if_exists="update" changes one that exists, and what
+        was to fire next still is, unless its times change; "keep" leaves it, "reject" raises ScheduleExists.
 
         Raises InvalidInput in its kinds, or SchemaMismatch where the stored one is malformed.
         """

@@ -1,0 +1,198 @@
+"""Pausing a queue or a task name: nothing is claimed once the call has returned, by any worker, and at once again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask import App, Client
+from mtask.errors import InvalidInput, PauseUnconfirmed, SchemaMismatch
+from mtask.store import claims, setup
+from mtask.store.driver import SyncStore
+from tests.integration.stores import publish, stored
+from tests.integration.worker_harness import register, until, working
+from tests.mongo import Client as Mongo
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Any:
+    with Client(mongo_uri, database=database_name) as made:
+        yield made
+
+
+@pytest.fixture
+def app() -> App:
+    made = App()
+
+    @made.task(queue="mail")
+    async def send() -> None: ...
+
+    @made.task(queue="mail")
+    async def receive() -> None: ...
+
+    @made.task
+    async def other() -> None: ...
+
+    return made
+
+
+def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            benches = [
+                await stack.enter_async_context(
+                    working(mongo_uri, database_name, mongo, app, worker_id=f"w{n}", concurrency=20)
+                )
+                for n in range(3)
+            ]
+            is_over = False
+
+            async def flood() -> None:
+                number = 0
+                while not is_over:
+                    number += 1
+                    await benches[0].client.publish("send", key=f"flood-{number}", queue="mail")
+
+            flooding = asyncio.create_task(flood())
+            tasks = benches[0].tasks
+            await until(lambda: tasks.count_documents({"task_state.status": "SUCCESS"}) > 50, message="under way")
+            for _ in range(5):
+                await asyncio.to_thread(client.pause, queue="mail")
+                paused_at = client.server_time()
+                waiting = tasks.count_documents({"task_state.status": "INIT"})
+                await until(lambda: tasks.count_documents({"task_state.status": "INIT"}) > waiting + 20)
+                late = {"task_state.worker_states.claim_time": {"$gt": paused_at}}
+                assert tasks.count_documents(late) == 0
+                await asyncio.to_thread(client.resume, queue="mail")
+                await until(lambda: tasks.count_documents(late) > 0, 5.0, "claimed again")
+            is_over = True
+            await flooding
+
+    asyncio.run(scenario())
+
+
+def test_other_queues_and_names_go_on(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await asyncio.to_thread(client.pause, name="send")
+            for name, queue in (("send", "mail"), ("receive", "mail"), ("other", "default")):
+                await bench.client.publish(name, key="1", queue=queue)
+            await bench.status("receive:1", "SUCCESS")
+            await bench.status("other:1", "SUCCESS")
+            await asyncio.to_thread(client.pause, queue="mail")
+            await bench.client.publish("receive", key="2", queue="mail")
+            await bench.client.publish("other", key="2")
+            await bench.status("other:2", "SUCCESS")
+            assert (bench.state("send:1")["status"], bench.state("receive:2")["status"]) == ("INIT", "INIT")
+            await asyncio.to_thread(client.resume, queue="mail")
+            await bench.status("receive:2", "SUCCESS", 5.0)
+            assert bench.state("send:1")["status"] == "INIT"
+            await asyncio.to_thread(client.resume, name="send")
+            await bench.status("send:1", "SUCCESS", 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_what_runs_goes_on_and_its_retry_waits(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    app, gate = App(), asyncio.Event()
+
+    @app.task(unexpected_retry_delay_ms=0)
+    async def work(fails: bool) -> None:
+        await gate.wait()
+        if fails and client.get("work", "b").task_state.failed_cnt == 0:
+            raise ValueError("once")
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("work", {"fails": False}, key="a")
+            await bench.client.publish("work", {"fails": True}, key="b")
+            await until(lambda: bench.count("RUNNING") == 2, message="both run")
+            await asyncio.to_thread(client.pause, name="work")
+            gate.set()
+            await bench.status("work:a", "SUCCESS")
+            await until(lambda: bench.state("work:b")["failed_cnt"] == 1, message="it failed")
+            await bench.client.publish("work", {"fails": False}, key="c")
+            await bench.heard(bench.worker._discovery.event_cnt)
+            assert (bench.state("work:b")["status"], bench.state("work:c")["status"]) == ("INIT", "INIT")
+            await asyncio.to_thread(client.resume, name="work")
+            await bench.status("work:b", "SUCCESS", 5.0)
+            await bench.status("work:c", "SUCCESS", 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    client.pause(queue="mail")
+    client.publish("send", key="1", queue="mail")
+    client.publish("other", key="1")
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.status("other:1", "SUCCESS")
+            assert bench.state("send:1")["status"] == "INIT"
+            await asyncio.to_thread(client.resume, queue="mail")
+            await bench.status("send:1", "SUCCESS", 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
+    store.run(setup.ensure())
+    publish(store, "k")
+    expired = {"$and": [{"$expr": {"$lt": ["$$NOW", stored(store, "k")["task_state"]["create_time"]]}}]}
+    assert store.run(claims.claim(["task:k"], "w", "1", also=expired)) == []
+    assert len(store.run(claims.claim(["task:k"], "w", "2"))) == 1
+
+
+def test_a_live_worker_that_does_not_answer_is_named(store: SyncStore, client: Client) -> None:
+    store.run(setup.ensure())
+    register(store, "silent", ["send"])
+    with pytest.raises(PauseUnconfirmed, match="silent") as caught:
+        client.pause(name="send", timeout=0.2)
+    assert caught.value.worker_ids == ["silent"]
+    assert [(control.id, control.paused) for control in client.controls()] == [("name:send", True)]
+    client.pause(name="unserved", timeout=timedelta(0))  # nobody whom it concerns
+
+
+def test_pausing_twice_changes_nothing(client: Client) -> None:
+    first = client.pause(queue="mail")
+    assert client.pause(queue="mail") == first
+    assert client.resume(queue="mail").revision == first.revision + 1
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"queue": "a", "name": "b"}, {"queue": ""}, {"name": "no name"}, {"queue": "a", "timeout": "soon"}]
+)
+def test_nonsense_is_refused(client: Client, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        client.pause(**given)
+    assert client.controls() == []
+
+
+def test_malformed_control_is_told_of_and_stops_no_worker(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    client.pause(queue="mail")
+    mongo[database_name].command("collMod", "controls", validator={})
+    mongo[database_name]["controls"].update_one({"_id": "queue:mail"}, {"$set": {"paused": "yes"}})
+    with pytest.raises(SchemaMismatch, match="queue:mail"):
+        client.controls()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("other", key="1")
+            await bench.status("other:1", "SUCCESS")
+
+    asyncio.run(scenario())
