@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.errors import InvalidInput, SchemaMismatch, shown
+from mtask.model import triggers
 from mtask.model.documents import SCHEMA_VERSION, describe_validation
 from mtask.model.identity import check_text
 from mtask.model.options import TaskOptions
@@ -23,6 +24,8 @@ from mtask.store.publishing import IfExists, NewTask
 
 #: A crontab's five fields, the time between two firings, the time of the only one; or the same spelt out.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
+#: Before any time that a schedule is likely to be for.
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
 logger = logging.getLogger("mtask.client")
 
@@ -162,13 +165,14 @@ class Definition:
         made: dict[str, Any] = {
             "_id": self.schedule_id,
             **self.fields,
-            "paused": self.paused if former is None else former["paused"],
+            "paused": self.paused if former is None else bool(former.get("paused")),
             "source": source,
             "create_time": now if former is None else former["create_time"],
             "update_time": now,
-            "schedule_state": {"next_fire_time": None, "fired_cnt": 0, "skipped_cnt": 0}
+            "schedule_state": {"next_fire_time": None, "fired_cnt": 0, "skipped_cnt": 0, "pending": []}
             if former is None
             else dict(former["schedule_state"]),
+            "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
         if former is None or any(made[name] != former.get(name) for name in ("trigger", "start_time", "end_time")):
@@ -183,7 +187,7 @@ def _checked(definition: Definition) -> None:
         schedule = Schedule.model_validate(definition.document(now, "client"))
     except ValidationError as error:
         raise InvalidInput(f"schedule {definition.schedule_id!r}: {describe_validation(error)}.") from None
-    if isinstance(schedule.trigger, Cron) and schedule.next_firing(now - timedelta(days=1)) is None:
+    if isinstance(schedule.trigger, Cron) and triggers.next_firing(schedule.trigger, _LONG_AGO, now) is None:
         raise InvalidInput(f"schedule {definition.schedule_id!r} would never fire: {schedule.trigger}.", field="when")
 
 
@@ -221,7 +225,8 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
             return None
         if former is not None:
             schedule_of(former)
-            if all(former.get(name) == value for name, value in definition.fields.items()):
+            is_same = all(former.get(name) == value for name, value in definition.fields.items())
+            if is_same and former.get("source") == source:
                 return None
         return definition.document(now, source, former)
 

@@ -30,8 +30,17 @@ _MILLISECOND = timedelta(milliseconds=1)
 _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
+class Pending(BaseModel):
+    """A firing that was made, and whose task may not be published yet."""
+
+    model_config = _document
+
+    fire_time: Instant
+    start_time: Instant  #: the task's: with jitter it is later
+
+
 class ScheduleState(BaseModel):
-    """What has become of a schedule. Whoever makes a firing changes it in the same transaction."""
+    """What has become of a schedule."""
 
     model_config = _document
 
@@ -40,6 +49,7 @@ class ScheduleState(BaseModel):
     last_task_id: Text | None = None
     fired_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
     skipped_cnt: Annotated[int, Field(ge=0), WHOLE] = 0  #: left out because the last one had not finished
+    pending: list[Pending] = Field(default_factory=list)
 
 
 class Schedule(BaseModel):
@@ -63,6 +73,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
+    revision: Annotated[int, Field(ge=1), WHOLE] = 1  #: counts all changes, firings among them
     schedule_state: ScheduleState
     schema_version: Literal[1]
 

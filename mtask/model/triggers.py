@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mtask.model.documents import Instant, Text
 
@@ -25,6 +25,12 @@ _MILLISECOND = timedelta(milliseconds=1)
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
 _trigger = ConfigDict(frozen=True, extra="forbid")
+
+
+def _whole(moment: datetime) -> datetime:
+    """Return the moment in UTC, rounded to what BSON holds."""
+    rounded = moment.astimezone(UTC) + timedelta(microseconds=500)
+    return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000)
 
 
 class Cron(BaseModel):
@@ -109,7 +115,7 @@ class Once(BaseModel):
     model_config = _trigger
 
     kind: Literal["once"] = "once"
-    time: Instant
+    time: Annotated[Instant, AfterValidator(_whole)]
 
     def __str__(self) -> str:
         return f"once at {self.time.isoformat()}"
@@ -148,12 +154,6 @@ def _named_weekdays(field: str) -> str:
 @lru_cache(maxsize=512)
 def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
     return trigger.computed(jitter_ms) if isinstance(trigger, Cron) else trigger.computed(anchor, jitter_ms)
-
-
-def _whole(moment: datetime) -> datetime:
-    """Return the moment in UTC, rounded to what BSON holds."""
-    rounded = moment.astimezone(UTC) + timedelta(microseconds=500)
-    return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000)
 
 
 def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> datetime | None:

@@ -1,8 +1,8 @@
 """The scheduler: makes the firings that are due. Any number of processes may run one, and none of them leads.
 
-Each reads what fires before long, waits until it does, and moves the schedule on in the transaction that publishes the
-task. Of those that try one gets through. Who made the last firing of a schedule goes first at the next; the others look
-again a moment later, and find it made.
+Each reads what fires before long, waits until it does, and tries to move the schedule on; of those that try one gets
+through, and publishes. Who made the last firing of a schedule goes first at the next; the others look again a moment
+later, and find it made, or do what is left of it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 
 from mtask.client import scheduling
 from mtask.client.scheduling import Definition
-from mtask.errors import DatabaseError, MtaskError, SchemaMismatch
+from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
 from mtask.model import triggers
-from mtask.model.schedules import Plan, Schedule, plan
-from mtask.store import schedules, transactions
+from mtask.model.schedules import Pending, Plan, Schedule, plan
+from mtask.store import schedules
 from mtask.store.driver import AsyncStore
+from mtask.store.schedules import Firing
 
 logger = logging.getLogger("mtask.scheduler")
 
@@ -31,6 +32,8 @@ _HORIZON, _LOOK_AGAIN = 20.0, 10.0
 _MAX_SCHEDULES = 1_000
 #: How much later than the one that made the last firing another process tries, in seconds.
 _BEHIND, _SPREAD = 0.15, 0.1
+#: Schedules that are fired at the same time.
+_AT_ONCE = 16
 #: How long a schedule is left alone that could not be fired, and the scheduler after an error, in seconds.
 _REFUSED_PAUSE, _ERROR_PAUSE = 30.0, 0.5
 
@@ -41,6 +44,7 @@ class Scheduler:
     def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
         self._store = store
         self._declared = {definition.schedule_id: definition for definition in declared}
+        self._undeclared = dict.fromkeys(self._declared)
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         #: The last firing that this process made, by schedule.
@@ -60,48 +64,55 @@ class Scheduler:
 
     async def run(self) -> None:
         """Make firings until stopped, whatever the database does meanwhile."""
-        is_declared = False
         while not self._stopped.is_set():
             try:
-                if not is_declared:
-                    await self._declare()
-                    is_declared = True
+                await self._declare()
                 pause = await self._look()
             except DatabaseError as error:
                 logger.warning("schedules not read, will be tried again: %s", error)
                 pause = _ERROR_PAUSE
+            except Exception:
+                logger.exception("the scheduler failed, and goes on")
+                pause = _REFUSED_PAUSE
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
             self._wake.clear()
 
     async def _declare(self) -> None:
-        for definition in self._declared.values():
+        """Store what the app declares; one that is refused keeps no other from it."""
+        for schedule_id in list(self._undeclared):
             try:
-                await self._store.run(scheduling.put(definition, "update", "app"))
-            except SchemaMismatch as error:
+                await self._store.run(scheduling.put(self._declared[schedule_id], "update", "app"))
+            except DatabaseUnavailable:
+                raise
+            except MtaskError as error:
                 logger.error("declared schedule not stored: %s", error)
+            del self._undeclared[schedule_id]
 
     async def _look(self) -> float:
         """Make what is due; return the seconds until something may be again."""
         coming = await self._store.run(schedules.coming(int(_HORIZON * 1000), _MAX_SCHEDULES))
         read_at = monotonic()
         pause = _LOOK_AGAIN
+        due: list[Schedule] = []
         for document in coming.documents:
-            if self._stopped.is_set():
-                break
             schedule = self._parsed(document)
             if schedule is None:
                 continue
-            now = coming.server_time + timedelta(seconds=monotonic() - read_at)
-            left = self._seconds_left(schedule, now)
+            left = self._seconds_left(schedule, coming.server_time)
             if left > 0:
                 pause = min(pause, left)
-            elif not await self._fire(schedule, now):
-                pause = 0.0  # it is not as it was read
-            elif schedule.trigger.kind != "once":
-                pause = 0.0  # its next firing may be near
-        return pause
+            else:
+                due.append(schedule)
+        random.shuffle(due)  # many at one instant: processes begin at different ones
+        # Lateness is judged as of the read: what is late because many fire at once was not missed.
+        for start in range(0, len(due), _AT_ONCE):
+            if self._stopped.is_set():
+                break
+            batch = due[start : start + _AT_ONCE]
+            await asyncio.gather(*(self._fire(schedule, coming.server_time) for schedule in batch))
+        return 0.0 if due else max(0.0, pause - (monotonic() - read_at))
 
     def _parsed(self, document: dict[str, Any]) -> Schedule | None:
         schedule_id = str(document["_id"])
@@ -116,19 +127,49 @@ class Scheduler:
         return None if schedule.source == "app" and schedule_id not in self._declared else schedule
 
     def _seconds_left(self, schedule: Schedule, now: datetime) -> float:
-        due = schedule.schedule_state.next_fire_time
-        assert due is not None
-        left = (due - now).total_seconds()
-        last = schedule.schedule_state.last_fire_time
-        if last is not None and self._made.get(schedule.id) != last:
-            left += _BEHIND + _SPREAD * random.random()
-        return left
+        """Return the seconds until this process is to do something for a schedule."""
+        state = schedule.schedule_state
+        behind = 0.0
+        if state.last_fire_time is not None and self._made.get(schedule.id) != state.last_fire_time:
+            behind = _BEHIND + _SPREAD * random.random()
+        moments = [pending.fire_time for pending in state.pending]
+        if state.next_fire_time is not None and not schedule.paused:
+            moments.append(state.next_fire_time)
+        return min((moment - now).total_seconds() for moment in moments) + behind if moments else _LOOK_AGAIN
 
-    async def _fire(self, schedule: Schedule, now: datetime) -> bool:
-        """Make what is due of a schedule; return False where it is not as it was read."""
-        made = plan(schedule, now)
-        if made is None:
-            return True
+    async def _fire(self, schedule: Schedule, now: datetime) -> None:
+        """Do what is left of firings that were made, and make what is due."""
+        try:
+            left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
+            await self._store.run(schedules.publish(schedule.id, left))
+            made = plan(schedule, now)
+            if made is None or left:
+                return  # with what is left done it is not as it was read
+            firings = [self._firing(schedule, self._pending(schedule, at)) for at in made.firings]
+            published = await self._store.run(schedules.advance(schedule, made, firings))
+            if published is None:
+                return
+            self._take_down(schedule, made, published)
+            await self._store.run(schedules.publish(schedule.id, published))
+        except DatabaseUnavailable as error:
+            logger.warning("schedule %s not fired, will be tried again: %s", schedule.id, error)
+            self._leave_alone_for(schedule.id, _ERROR_PAUSE)
+        except Exception as error:
+            self._leave_alone(schedule.id, error)
+
+    def _pending(self, schedule: Schedule, at: datetime) -> Pending:
+        return Pending(
+            fire_time=at, start_time=triggers.jittered(schedule.trigger, at, schedule.anchor, schedule.jitter_ms)
+        )
+
+    def _firing(self, schedule: Schedule, pending: Pending) -> Firing:
+        return Firing(pending, scheduling.new_task(schedule, pending.fire_time, pending.start_time))
+
+    def _take_down(self, schedule: Schedule, made: Plan, published: list[Firing]) -> None:
+        self.fired_cnt += len(published)
+        last = published[-1].pending.fire_time if published else schedule.schedule_state.last_fire_time
+        if last is not None:
+            self._made[schedule.id] = last
         if made.has_missed:
             logger.warning(
                 "firings of schedule %s since %s were missed: catch_up is %r, %d are made",
@@ -137,35 +178,10 @@ class Scheduler:
                 schedule.catch_up,
                 len(made.firings),
             )
-        new = [
-            scheduling.new_task(
-                schedule,
-                firing,
-                triggers.jittered(schedule.trigger, firing, schedule.anchor, schedule.jitter_ms),
-            )
-            for firing in made.firings
-        ]
-        try:
-            fired = await transactions.carry_out(self._store, schedules.fire(schedule, made, new))
-        except MtaskError as error:
-            if transactions.is_conflict(error):
-                return False
-            if isinstance(error, DatabaseError) and not isinstance(error, schedules.REFUSALS):
-                raise
-            self._leave_alone(schedule.id, error)
-            return True
-        if fired is None:
-            return False
-        self._take_down(schedule, made, fired)
-        return True
 
-    def _take_down(self, schedule: Schedule, made: Plan, fired: int) -> None:
-        self.fired_cnt += fired
-        if fired:
-            self._made[schedule.id] = made.firings[-1]
-        elif schedule.schedule_state.last_fire_time is not None:
-            self._made[schedule.id] = schedule.schedule_state.last_fire_time
-
-    def _leave_alone(self, schedule_id: str, error: MtaskError) -> None:
+    def _leave_alone(self, schedule_id: str, error: Exception) -> None:
         logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, error)
-        self._left_alone[schedule_id] = monotonic() + _REFUSED_PAUSE
+        self._leave_alone_for(schedule_id, _REFUSED_PAUSE)
+
+    def _leave_alone_for(self, schedule_id: str, pause: float) -> None:
+        self._left_alone[schedule_id] = monotonic() + pause

@@ -1,7 +1,8 @@
-"""The schedules: stored, changed and found, and the one transaction that makes a firing.
+"""The schedules: stored, changed and found; and a firing, made once by whoever comes first.
 
-A firing publishes its tasks and moves the schedule on in one transaction, guarded by where the schedule stood: of
-any number of processes one makes it, and a process that dies has made all of it or nothing.
+One guarded update moves a schedule on and writes down what is to be published; then the tasks are published under the
+keys that their instants make, and crossed off. Of any number of processes one gets the update through; where it dies
+before the rest, any other does it, and what was published already stays one task.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound, SchemaMismatch
-from mtask.model.schedules import Plan, Schedule
+from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
+from mtask.model.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL_STATUSES
 from mtask.store import expressions as x
 from mtask.store import publishing
@@ -22,17 +23,9 @@ from mtask.store.publishing import NewTask, Policy
 Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
+_PENDING = f"{_STATE}.pending"
 #: Whoever changes one reads it first; it may take several tries beside others that do.
 _RACES = 20
-#: What the server says where the schedule itself is at fault, not the connection to it.
-REFUSALS = (OperationFailed, SchemaMismatch)
-
-
-def server_time() -> Operation[datetime]:
-    """Return the server's clock."""
-    now: datetime = (yield command("hello"))["localTime"]
-    return now
-
 
 #: Given the server's time and the document as it is, the one to be stored; None leaves it.
 Changed = Callable[[datetime, Document | None], Document | None]
@@ -67,6 +60,7 @@ def change(schedule_id: str, changed: ChangedExisting) -> Operation[Document]:
 
 
 def _insert(document: Document) -> Operation[bool]:
+    document["revision"] = 1
     try:
         yield schedules("insert_one", document)
     except DuplicateKey:
@@ -76,9 +70,16 @@ def _insert(document: Document) -> Operation[bool]:
 
 def _replace(former: Document, document: Document) -> Operation[bool]:
     """Put the document in place of the former one; return False where that has changed or gone meanwhile."""
-    guard = {"_id": former["_id"], "update_time": former["update_time"], _STATE: former[_STATE]}
-    result = yield schedules("replace_one", guard, document)
+    revision = former.get("revision")
+    document["revision"] = revision + 1 if isinstance(revision, int) else 1
+    result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
     return bool(result.matched_count)
+
+
+def server_time() -> Operation[datetime]:
+    """Return the server's clock."""
+    now: datetime = (yield command("hello"))["localTime"]
+    return now
 
 
 def get(schedule_id: str) -> Operation[Document]:
@@ -110,11 +111,17 @@ class Coming:
 
 
 def coming(horizon_ms: int, limit: int) -> Operation[Coming]:
-    """Return what fires within the horizon, the earliest first."""
+    """Return what fires within the horizon, or has begun to; the earliest first."""
     is_soon = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
-    criteria = {"paused": {"$ne": True}, _NEXT: {"$type": "date"}, **is_soon}
+    fires = {"paused": {"$ne": True}, _NEXT: {"$type": "date"}, **is_soon}
     found: list[Document] = yield schedules(
-        "rows", [{"$match": criteria}, {"$sort": {_NEXT: 1}}, {"$limit": limit}, {"$set": {"now": x.NOW}}]
+        "rows",
+        [
+            {"$match": {"$or": [fires, {f"{_PENDING}.0": {"$exists": True}}]}},
+            {"$sort": {_NEXT: 1}},
+            {"$limit": limit},
+            {"$set": {"now": x.NOW}},
+        ],
     )
     now = found[0]["now"] if found else (yield from server_time())
     return Coming(found, now)
@@ -127,37 +134,49 @@ def is_finished(task_id: str) -> Operation[bool]:
     return found is None
 
 
-def fire(schedule: Schedule, plan: Plan, new: Sequence[NewTask]) -> Operation[int | None]:
-    """Move the schedule on and publish its tasks, to be run in a transaction.
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """One firing: when, and the task that it publishes."""
 
-    Returns how many were published, None where the schedule has changed since it was read: then nothing was done.
+    pending: Pending
+    task: NewTask
 
-    With overlap "skip" only the first is published, and only if the schedule's last task has finished.
+
+def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operation[list[Firing] | None]:
+    """Move a schedule on, and write down what `publish` is to make; return that, None where it has changed meanwhile.
+
+    With overlap "skip" that is the newest firing alone, and none where the last one's task has not finished.
     """
     state = schedule.schedule_state
-    published = list(new)
-    if schedule.overlap == "skip":
+    made = list(firings)
+    if schedule.overlap == "skip" and made:
         is_free = state.last_task_id is None or (yield from is_finished(state.last_task_id))
-        published = published[-1:] if is_free else []
-    change: Document = {_NEXT: plan.next_fire_time}
-    if published:
-        change |= {
-            f"{_STATE}.last_fire_time": plan.firings[-1],
-            f"{_STATE}.last_task_id": published[-1].task_id,
+        made = made[-1:] if is_free else []
+    changed: Document = {_NEXT: plan.next_fire_time}
+    if made:
+        changed |= {
+            f"{_STATE}.last_fire_time": made[-1].pending.fire_time,
+            f"{_STATE}.last_task_id": made[-1].task.task_id,
         }
-    counts = {
-        f"{_STATE}.fired_cnt": len(published),
-        f"{_STATE}.skipped_cnt": len(new) - len(published),
+    update: Document = {
+        "$set": changed,
+        "$inc": {
+            "revision": 1,
+            f"{_STATE}.fired_cnt": len(made),
+            f"{_STATE}.skipped_cnt": len(firings) - len(made),
+        },
+        "$push": {_PENDING: {"$each": [firing.pending.model_dump() for firing in made]}},
     }
-    guard = {
-        "_id": schedule.id,
-        "paused": {"$ne": True},
-        "update_time": schedule.update_time,
-        _NEXT: state.next_fire_time,
-    }
-    result = yield schedules("update_one", guard, {"$set": change, "$inc": counts})
-    if not result.matched_count:
-        return None
-    if published:
-        yield from publishing.publish_many(published, Policy(), in_session=True)
-    return len(published)
+    guard = {"_id": schedule.id, "revision": schedule.revision, "paused": {"$ne": True}}
+    result = yield schedules("update_one", guard, update)
+    return made if result.matched_count else None
+
+
+def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
+    """Publish the tasks of firings and cross them off; of two that do, one makes the tasks."""
+    if not firings:
+        return
+    yield from publishing.publish_many([firing.task for firing in firings], Policy(), in_session=False)
+    times = [firing.pending.fire_time for firing in firings]
+    crossed_off = {"$pull": {_PENDING: {"fire_time": {"$in": times}}}, "$inc": {"revision": 1}}
+    yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)

@@ -1,12 +1,9 @@
-"""Transactions: a handler's own writes and its SUCCESS, or a firing and its tasks, commit together or not at all."""
+"""The handler's transaction: its own writes and the run's SUCCESS commit together, or not at all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
-from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -21,9 +18,6 @@ from mtask.store.pipelines import Outcome
 from mtask.store.translate import first_line
 from mtask.store.types import AsyncSession, SyncSession
 
-T = TypeVar("T")
-#: How long a commit is sent again.
-_TIMEOUT = timedelta(seconds=30)
 _OPTIONS: dict[str, Any] = {
     "read_concern": ReadConcern("snapshot"),
     "write_concern": WriteConcern(w="majority", j=True),
@@ -45,22 +39,6 @@ async def begin_async(store: AsyncStore) -> AsyncSession:
     return session
 
 
-async def carry_out(store: AsyncStore, operation: Operation[T], timeout: timedelta = _TIMEOUT) -> T:
-    """Run an operation in a transaction of its own and return its result; raise what it raises, and it left no trace.
-
-    A commit whose reply was lost is sent again, which repeats nothing.
-    """
-    session = await begin_async(store)
-    try:
-        result = await store.run(operation, session)
-        end = monotonic() + timeout.total_seconds()
-        await store.run(_commit(lambda: monotonic() < end), session)
-    finally:
-        with suppress(Exception):  # what cannot be aborted ends by itself on the server
-            await session.end_session()
-    return result
-
-
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:
     """Write the SUCCESS and commit, to be run in the session; raise LeaseLost, and nothing may be committed.
 
@@ -68,15 +46,11 @@ def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[No
     """
     if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):
         raise LeaseLost(outcome.task_id, outcome.run_id)
-    yield from _commit(is_lease_valid)
-
-
-def _commit(may_go_on: Callable[[], bool]) -> Operation[None]:
     while True:
         try:
             yield Call("session", "commit_transaction")
         except DatabaseError as error:
-            if not _has_label(error, "UnknownTransactionCommitResult") or not may_go_on():
+            if not _has_label(error, "UnknownTransactionCommitResult") or not is_lease_valid():
                 raise
         else:
             return
