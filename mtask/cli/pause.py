@@ -14,7 +14,7 @@ from mtask.cli.output import Column, clean, listing, relative
 from mtask.model.controls import Control
 
 PANEL = "Workers"
-_Queue = Annotated[str | None, typer.Option("--queue", "-q", metavar="QUEUE", help="A queue.", show_default=False)]
+_Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="A queue.", show_default=False)]
 _Name = Annotated[str | None, typer.Option("--name", "-n", metavar="NAME", help="A task name.", show_default=False)]
 _Timeout = Annotated[
     str,

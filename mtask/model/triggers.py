@@ -39,8 +39,8 @@ class Cron(BaseModel):
     A field that is left out matches anything, or, where a longer unit is given, only its first value, as in
     APScheduler: `Cron(hour="3")` is 03:00:00. Weekdays are names, or numbers from 0, Monday.
 
-    Daylight saving as in APScheduler, too: a time that the clocks leave out is taken by the offset before the change,
-    so it fires an hour later by the wall; of a time that comes twice, each fires.
+    Daylight saving as APScheduler documents it: a time that the clocks leave out does not fire; of a time that comes
+    twice, each does.
     """
 
     model_config = _trigger
@@ -161,8 +161,16 @@ def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime)
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
     computed: Any = _computed(trigger, anchor)
-    found = computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)
-    return None if found is None else _whole(found)
+    while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
+        firing = _whole(found)
+        if isinstance(trigger, Every):
+            # It counts in seconds, as fractions: right at a firing that may be one too many.
+            length = timedelta(milliseconds=trigger.interval_ms)
+            return firing - length if firing - length > after else firing
+        if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
+            return firing
+        after = firing  # the clocks leave this time out
+    return None
 
 
 def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> Iterator[datetime]:
@@ -197,5 +205,5 @@ def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, j
     if isinstance(trigger, Once) or not jitter_ms:
         return firing
     computed: Any = _computed(trigger, anchor, jitter_ms)
-    found = computed.get_next_fire_time(None, firing)
+    found = computed.get_next_fire_time(None, firing - _MILLISECOND)
     return firing if found is None else max(firing, _whole(found))

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from time import monotonic
 from typing import Any
 

@@ -140,9 +140,12 @@ class Claimer:
 
     async def until_landed(self) -> None:
         """Wait until every claim that is under way now has landed, or cannot any more."""
-        under_way = self._in_flight | self._recoveries
-        if under_way:
-            await asyncio.wait(under_way)
+        begun = set(self._in_flight)
+        if begun:
+            await asyncio.wait(begun)
+        recoveries = set(self._recoveries)  # those that the claims left behind among them
+        if recoveries:
+            await asyncio.wait(recoveries)
 
     def stop(self) -> None:
         """Claim nothing more, and hand back what has not begun. `run` returns when what is under way has landed."""

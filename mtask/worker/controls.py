@@ -39,6 +39,7 @@ class Controls:
         self._found: list[dict[str, Any]] = []
         self._seen: list[dict[str, Any]] = []
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._is_stopping = False
 
     def wake(self) -> None:
@@ -49,31 +50,37 @@ class Controls:
         """End `run`."""
         self._is_stopping = True
         self._wake.set()
+        self._changed.set()
 
-    async def run(
-        self,
-        until_landed: Callable[[], Awaitable[None]],
-        on_resumed: Callable[[], None],
-        on_applied: Callable[[], None],
-    ) -> None:
-        """Go by what holds until `stop`. `until_landed` waits for the claims that were begun before."""
+    async def run(self, on_resumed: Callable[[], None]) -> None:
+        """Go by what holds, from the next claim on, until `stop`."""
         while not self._is_stopping:
             await self._wake.wait()
             self._wake.clear()
             if self._is_stopping:
                 return
             try:
-                is_resumed = await self.refresh()
+                if await self.refresh():
+                    on_resumed()
             except DatabaseError as error:
                 logger.warning("controls not read, will be tried again", extra=fields(reason=str(error)))
                 await asyncio.sleep(_PAUSE)
                 self._wake.set()
                 continue
-            if is_resumed:
-                on_resumed()
+            if self._found != self._seen:
+                self._changed.set()
+
+    async def run_confirming(
+        self, until_landed: Callable[[], Awaitable[None]], on_confirmed: Callable[[], None]
+    ) -> None:
+        """Say what this worker goes by, once the claims that were begun before have landed, until `stop`."""
+        while not self._is_stopping:
+            await self._changed.wait()
+            self._changed.clear()
+            found = self._found
             await until_landed()
-            self._seen = self._found
-            on_applied()
+            self._seen = found
+            on_confirmed()
 
     @property
     def queues(self) -> list[str]:

@@ -228,6 +228,7 @@ class Discovery:
         return found
 
     async def _upkeep(self, count: int) -> None:
+        self._controls.wake()  # whatever the stream may have missed
         if self._is_full_scan_due:
             self._is_full_scan_due = False
             try:
