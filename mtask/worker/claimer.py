@@ -24,7 +24,7 @@ from mtask.worker.log import fields, logger
 from mtask.worker.pace import PATIENCE, Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
-from mtask.worker.run import HeldRun
+from mtask.worker.run import EndReason, HeldRun
 
 if TYPE_CHECKING:
     from mtask.worker.hints import Hints
@@ -261,7 +261,9 @@ class Claimer:
     def _start_waiting(self) -> None:
         while self._waiting and (self._running < self._concurrency or self._stopped.is_set()):
             _, run = self._waiting.popleft()
-            if self._stopped.is_set() or run.end_reason is not None or not run.is_lease_valid:
+            if self._stopped.is_set():
+                run.end(EndReason.WORKER_STOP)
+            if run.end_reason is not None or not run.is_lease_valid:
                 self._runner.hand_back(run)
                 continue
             self._running += 1

@@ -55,8 +55,8 @@ async def _until_ahead(bench: Bench, stage: Stage) -> None:
     await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
 
 
-def _handed_back(bench: Bench) -> int:
-    reason = {"$regex": "no slot"}
+def _handed_back(bench: Bench, why: str = "no slot") -> int:
+    reason = {"$regex": why}
     return bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"fail_reason": reason}}})
 
 
@@ -131,6 +131,7 @@ def test_stop_hands_back_at_once_what_waits_for_a_slot(
             bench.worker.stop()
             await until(lambda: bench.life.done(), message="stopped")
             assert bench.count("RUNNING") == 0
+            assert _handed_back(bench, "the worker stopped") > SLOTS
             assert len([key for key in stage.starts if key.startswith("blocking")]) == SLOTS
 
     asyncio.run(scenario())
