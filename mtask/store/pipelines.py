@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, lru_cache
-from types import MappingProxyType
 from typing import Any, Literal
 
 import bson
@@ -78,7 +77,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
     return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
 
 
-def _derive(now: x.Expression, also: Mapping[str, x.Expression] = MappingProxyType({})) -> Pipeline:
+def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -> Pipeline:
     # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
@@ -101,7 +100,7 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] = MappingProxyTy
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
                 "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finished_at, retain)]},
                 _DERIVED: "$$REMOVE",
-                **also,
+                **(also or {}),
             }
         },
     ]

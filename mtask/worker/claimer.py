@@ -24,7 +24,7 @@ from mtask.worker.log import fields, logger
 from mtask.worker.pace import PATIENCE, Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
-from mtask.worker.run import HeldRun
+from mtask.worker.run import EndReason, HeldRun
 
 if TYPE_CHECKING:
     from mtask.worker.controls import Controls
@@ -274,30 +274,30 @@ class Claimer:
     def _start_waiting(self) -> None:
         while self._waiting and (self._running < self._concurrency or self._stopped.is_set()):
             _, run = self._waiting.popleft()
-            if self._stopped.is_set() or run.end_reason is not None or not run.is_lease_valid:
+            if self._stopped.is_set():
+                run.end(EndReason.WORKER_STOP)
+            if run.end_reason is not None or not run.is_lease_valid:
                 self._runner.hand_back(run)
                 continue
             self._running += 1
             self._runner.start(run)
         if self._waiting and self._impatience is None:
-            loop = asyncio.get_running_loop()
-            left = self._waiting[0][0] + PATIENCE - monotonic()
-            self._impatience = loop.call_later(max(left, 0.0), self._lose_patience, monotonic() + max(left, 0.0))
+            self._be_patient(max(0.0, self._waiting[0][0] + PATIENCE - monotonic()))
+
+    def _be_patient(self, seconds: float) -> None:
+        self._impatience = asyncio.get_running_loop().call_later(seconds, self._lose_patience, monotonic() + seconds)
 
     def _lose_patience(self, due: float) -> None:
         """Hand back what has waited long for a slot: some handlers take longer than those before them."""
         self._impatience = None
-        if monotonic() < due + _LATE:
-            self._hand_back_waiting(since=monotonic() - PATIENCE)
-        else:  # a handler blocked the loop: what has ended meanwhile frees its slots first
-            self._impatience = asyncio.get_running_loop().call_later(_LATE, self._lose_patience, monotonic() + _LATE)
-        self._start_waiting()
-
-    def _hand_back_waiting(self, since: float) -> None:
-        """Hand back what has waited for a slot since then (monotonic seconds), or longer."""
-        while self._waiting and self._waiting[0][0] <= since:
+        now = monotonic()
+        if now >= due + _LATE:
+            self._be_patient(_LATE)  # a handler blocked the loop: what has ended meanwhile frees its slots first
+            return
+        while self._waiting and self._waiting[0][0] <= now - PATIENCE:
             self._pace.forget()
             self._runner.hand_back(self._waiting.popleft()[1])
+        self._start_waiting()
 
     def _forget_old(self, now: float) -> None:
         if len(self.recent) > _MAX_RECENT and now - self._forgotten_at > 1.0:

@@ -13,11 +13,13 @@ import pytest
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
 from mtask.worker import claimer
+from mtask.worker.run import HeldRun
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client
 
 SLOTS = 5
 QUICK, BLOCKING = 400, 60
+Place = tuple[str, str, Client]
 #: Longer than any test: nothing is handed back because it waited too long.
 _FAR = 600.0
 
@@ -47,25 +49,51 @@ async def _publish(bench: Bench, label: str, count: int, *, is_blocking: bool = 
     await bench.client.publish_many(specs)
 
 
-async def _until_ahead(bench: Bench, stage: Stage) -> None:
-    """Let quick tasks teach the worker its pace, then fill its slots; return when others wait for them."""
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+def place(mongo_uri: str, database_name: str, mongo: Client) -> Place:
+    """Say where the worker is to work."""
+    return mongo_uri, database_name, mongo
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what was claimed ahead wait without end for its slot."""
+    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+
+
+async def _teach(bench: Bench) -> None:
+    """Let quick tasks teach the worker its pace."""
     await _publish(bench, "quick", QUICK)
     await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+
+
+async def _first_waiting(bench: Bench) -> HeldRun:
+    """Return a run that waits for its slot, as soon as there is one."""
+    waiting = bench.worker._claimer._waiting
+    await until(lambda: len(waiting) > 0, message="claimed ahead")
+    return waiting[0][1]
+
+
+async def _until_ahead(bench: Bench, stage: Stage) -> None:
+    """Let the worker learn its pace, then fill its slots; return when others wait for them."""
+    await _teach(bench)
     await _publish(bench, "blocking", BLOCKING, is_blocking=True)
     await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
 
 
-def _handed_back(bench: Bench) -> int:
-    reason = {"$regex": "no slot"}
+def _handed_back(bench: Bench, why: str = "no slot") -> int:
+    reason = {"$regex": why}
     return bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"fail_reason": reason}}})
 
 
-def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurrency(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurrency(place: Place, stage: Stage) -> None:
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
             waited = Counter[str]()
             hold = bench.worker._runner.hold
 
@@ -84,12 +112,9 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
     asyncio.run(scenario())
 
 
-def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(place: Place, stage: Stage) -> None:
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
             await until(lambda: (bench.count("RUNNING"), bench.count("INIT")) == (SLOTS, BLOCKING - SLOTS))
             assert _handed_back(bench) > 0
@@ -102,10 +127,9 @@ def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(
     asyncio.run(scenario())
 
 
-def test_task_that_waits_for_a_slot_can_be_canceled(mongo_uri: str, database_name: str, mongo: Client) -> None:
+def test_task_that_waits_for_a_slot_can_be_canceled(place: Place, stage: Stage) -> None:
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
             waiting = next(key for key in (f"blocking-{n}" for n in range(BLOCKING)) if key not in stage.starts)
             await bench.client.cancel("work", waiting)
@@ -118,34 +142,28 @@ def test_task_that_waits_for_a_slot_can_be_canceled(mongo_uri: str, database_nam
     asyncio.run(scenario())
 
 
-def test_stop_hands_back_at_once_what_waits_for_a_slot(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+@pytest.mark.usefixtures("patient")
+def test_stop_hands_back_at_once_what_waits_for_a_slot(place: Place, stage: Stage) -> None:
 
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
             await until(lambda: bench.count("RUNNING") > SLOTS, message="claimed ahead")
             bench.worker.stop()
             await until(lambda: bench.life.done(), message="stopped")
             assert bench.count("RUNNING") == 0
+            assert _handed_back(bench, "the worker stopped") > SLOTS
             assert len([key for key in stage.starts if key.startswith("blocking")]) == SLOTS
 
     asyncio.run(scenario())
 
 
-def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+@pytest.mark.usefixtures("patient")
+def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, stage: Stage) -> None:
 
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
-            await _publish(bench, "quick", QUICK)
-            await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
+            await _teach(bench)
 
             def be_unavailable(_: object) -> None:
                 raise DatabaseUnavailable("cut off")
@@ -154,8 +172,8 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
             bench.stop_scans()
             leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
             await _publish(bench, "blocking", BLOCKING, is_blocking=True, **leases)
+            await _first_waiting(bench)
             waiting = bench.worker._claimer._waiting
-            await until(lambda: len(waiting) > 0, message="claimed ahead")
             run = waiting[-1][1]
             await until(lambda: not run.is_lease_valid, message="its lease is lost")
             stage.gate.set()
@@ -166,18 +184,13 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(
     asyncio.run(scenario())
 
 
-def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+@pytest.mark.usefixtures("patient")
+def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(place: Place, stage: Stage) -> None:
 
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
-            waiting = bench.worker._claimer._waiting
-            await until(lambda: len(waiting) > 0, message="claimed ahead")
-            run = waiting[0][1]
+            run = await _first_waiting(bench)
             key = run.task.key
             await bench.client.cancel("work", key)
             await until(lambda: run.end_reason is not None, message="told")
@@ -190,23 +203,19 @@ def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(
     asyncio.run(scenario())
 
 
-def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+@pytest.mark.usefixtures("patient")
+def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(place: Place, stage: Stage) -> None:
     limit_ms = 400
 
     async def scenario() -> None:
-        stage = Stage()
-        async with working(mongo_uri, database_name, mongo, stage.app, concurrency=SLOTS) as bench:
-            await _publish(bench, "quick", QUICK)
-            await until(lambda: bench.count("SUCCESS") == QUICK, message="the quick ones")
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
+            await _teach(bench)
             blocking = [TaskSpec("work", {"key": f"b{n}", "is_blocking": True}, priority=1) for n in range(SLOTS)]
             limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout_ms=limit_ms) for n in range(BLOCKING)]
             await bench.client.publish_many([*blocking, *limited])
-            waiting = bench.worker._claimer._waiting
-            await until(lambda: len(waiting) > 0, message="claimed ahead")
-            await until(lambda: monotonic() > waiting[0][0] + limit_ms / 1000, message="it has waited long")
+            await _first_waiting(bench)
+            landed = bench.worker._claimer._waiting[0][0]
+            await until(lambda: monotonic() > landed + limit_ms / 1000, message="it has waited long")
             stage.gate.set()
             await until(lambda: bench.count("SUCCESS") == QUICK + SLOTS + BLOCKING, message="all done")
             assert bench.tasks.count_documents({"task_state.failed_cnt": {"$ne": 0}}) == 0
