@@ -9,11 +9,11 @@ import typer
 from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.errors import InvalidInput
-from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
-from mtask.store.schema import task_indexes, task_validator, worker_indexes, worker_validator
+from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store.schema import LAYOUTS
 
 PANEL = "Database"
-COLLECTIONS = ("tasks", "workers")
+COLLECTIONS = tuple(LAYOUTS)
 FORMATS = ("mongo", "json-schema")
 
 
@@ -30,17 +30,18 @@ def init(cli: Cli) -> None:
     """
     client = cli.client()
     client.init()
-    indexes = {
-        name: [str(index.document["name"]) for index in made]
-        for name, made in (("tasks", task_indexes()), ("workers", worker_indexes()))
-    }
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,
         "schema_revision": SCHEMA_REVISION,
-        "collections": [{"name": name, "validator": True, "indexes": indexes[name]} for name in COLLECTIONS],
+        "collections": [
+            {"name": name, "validator": True, "indexes": layout.index_names} for name, layout in LAYOUTS.items()
+        ],
     }
-    lines = [f"{name:8} validator, indexes {', '.join(indexes[name])}" for name in COLLECTIONS]
+    lines = [
+        f"{name:9} validator" + (f", indexes {', '.join(layout.index_names)}" if layout.index_names else "")
+        for name, layout in LAYOUTS.items()
+    ]
     version = f"schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
     cli.answer(document, f"database {client.database_name} is ready: {version}", *lines)
 
@@ -48,7 +49,7 @@ def init(cli: Cli) -> None:
 def schema(
     cli: Cli,
     collection: Annotated[
-        str, typer.Argument(metavar="tasks|workers", help="Which collection's documents.", show_default=False)
+        str, typer.Argument(metavar="|".join(COLLECTIONS), help="Which collection's documents.", show_default=False)
     ] = "tasks",
     form: Annotated[
         str,
@@ -65,14 +66,14 @@ def schema(
     """
     _check(collection, COLLECTIONS, "collection")
     _check(form, FORMATS, "format")
+    layout = LAYOUTS[collection]
     document: dict[str, Any]
     if form == "mongo":
-        document = task_validator() if collection == "tasks" else worker_validator()
+        document = layout.validator()
     else:
-        model = Task if collection == "tasks" else WorkerDocument
         document = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **model.model_json_schema(by_alias=True),
+            **layout.model.model_json_schema(by_alias=True),
         }
     cli.json(document)
 

@@ -102,7 +102,7 @@ class AsyncClient:
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         await self._reach()
-        now = await self._execute(setup.ensure(repair=repair), None)
+        now = await self._execute(setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair), None)
         self._is_ready = True
         return now
 

@@ -11,10 +11,9 @@ from mtask.client import backlog
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.store import diagnosis
+from mtask.store import diagnosis, setup
 from mtask.store.operation import Operation
 from mtask.store.schema import schema_title
-from mtask.store.setup import MIN_SERVER
 
 __all__ = ["PATIENCE", "Finding", "Level", "examine"]
 
@@ -85,9 +84,9 @@ def unreachable(error: DatabaseError) -> Finding:
 
 
 def _version(address: str, version: str) -> Finding:
-    needed = ".".join(map(str, MIN_SERVER))
+    needed = ".".join(map(str, setup.MIN_SERVER))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers < MIN_SERVER:
+    if numbers < setup.MIN_SERVER:
         message = f"MongoDB {version} at {address} is too old"
         return fail("version", message, f"Upgrade the server to {needed} or later.", version=version)
     return ok("version", f"MongoDB {version} at {address}", version=version)
@@ -144,13 +143,13 @@ def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:
     found: list[Finding] = []
     collections.update((yield from diagnosis.collection_options()))
     wanted = diagnosis.wanted_validators()
-    missing = [collection for collection in wanted if collection not in collections]
+    missing = [collection for collection in setup.ESSENTIAL if collection not in collections]
     if missing:
         remedy = f"{_RUN_INIT} Publishing and starting a worker do it, too."
         found.append(warn("collections", f"not in this database: {', '.join(missing)}", remedy, missing=missing))
     for collection, validator in wanted.items():
-        if collection in missing:
-            continue
+        if collection not in collections:
+            continue  # the others are made when they are first used
         found.append(_validator(collection, collections[collection], validator))
         state = yield from diagnosis.index_state(collection)
         check = f"indexes of {collection}"

@@ -84,7 +84,7 @@ class ScheduleArguments(TaskOptions, total=False):
     catch_up: CatchUp
     catch_up_limit: int
     overlap: Overlap
-    paused: bool
+    paused: bool | None
     queue: str | None
 
 
@@ -105,7 +105,7 @@ class ScheduleSpec:
         catch_up: CatchUp = "last",
         catch_up_limit: int = 100,
         overlap: Overlap = "allow",
-        paused: bool = False,
+        paused: bool | None = None,
         queue: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
@@ -155,7 +155,8 @@ class Definition:
 
     schedule_id: str
     fields: Mapping[str, Any]
-    paused: bool = False
+    #: None: as it is, and a new one is not.
+    paused: bool | None = None
 
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the document as it is to be stored now, new or in place of a former one.
@@ -165,7 +166,7 @@ class Definition:
         made: dict[str, Any] = {
             "_id": self.schedule_id,
             **self.fields,
-            "paused": self.paused if former is None else bool(former.get("paused")),
+            "paused": self._is_paused(former),
             "source": source,
             "create_time": now if former is None else former["create_time"],
             "update_time": now,
@@ -178,6 +179,11 @@ class Definition:
         if former is None or any(made[name] != former.get(name) for name in ("trigger", "start_time", "end_time")):
             made["schedule_state"]["next_fire_time"] = Schedule.model_validate(made).first_firing(now)
         return made
+
+    def _is_paused(self, former: Mapping[str, Any] | None) -> bool:
+        if self.paused is not None:
+            return self.paused
+        return former is not None and bool(former.get("paused"))
 
 
 def _checked(definition: Definition) -> None:
@@ -226,6 +232,7 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
         if former is not None:
             schedule_of(former)
             is_same = all(former.get(name) == value for name, value in definition.fields.items())
+            is_same &= definition.paused is None or definition.paused == former.get("paused")
             if is_same and former.get("source") == source:
                 return None
         return definition.document(now, source, former)

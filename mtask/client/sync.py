@@ -91,7 +91,7 @@ class Client:
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         self._reach()
-        now = self._store.run(setup.ensure(repair=repair))
+        now = self._store.run(setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair))
         self._is_ready = True
         return now
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from mtask import Client, local
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver import TASKS, WORKERS, bounded
+from mtask.store.driver import COLLECTIONS, CONTROLS, SCHEDULES, TASKS, bounded
 from mtask.store.translate import scrubbed
 
 DATABASE = "mtask_demo"
@@ -108,11 +108,15 @@ def _with_database(uri: str) -> str:
 
 def _refuse_foreign(client: Client) -> None:
     with bounded(_CALL_TIMEOUT):
-        collections = set(client.tasks.database.list_collection_names()) - {TASKS, WORKERS}
+        collections = set(client.tasks.database.list_collection_names()) - set(COLLECTIONS)
+        database = client.tasks.database
+        kept = [name for name in (SCHEDULES, CONTROLS) if database[name].find_one({}, {"_id": 1}) is not None]
         foreign = client.tasks.find_one({"name": {"$nin": list(app.handlers)}}, {"_id": 1})
     where = f"{client.database_name}.{TASKS}"
     if collections:
         raise SchemaMismatch(where, f"beside it there is the collection {min(collections)!r}", _REMEDY)
+    if kept:
+        raise SchemaMismatch(where, f"beside it there are documents in {kept[0]!r}", _REMEDY)
     if foreign is not None:
         raise SchemaMismatch(where, f"document {foreign['_id']!r} is not the demo's", _REMEDY)
     present = client.workers()
@@ -121,7 +125,7 @@ def _refuse_foreign(client: Client) -> None:
 
 
 def _clear(client: Client) -> None:
-    """Remove both collections, and so a database that holds nothing else."""
+    """Remove our collections, and so a database that holds nothing else."""
     with bounded(_CALL_TIMEOUT):
-        client.tasks.drop()
-        client.tasks.database[WORKERS].drop()
+        for name in COLLECTIONS:
+            client.tasks.database[name].drop()

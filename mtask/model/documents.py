@@ -27,7 +27,7 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: Raised whenever the validator or an index changes within one schema_version.
-SCHEMA_REVISION = 2
+SCHEMA_REVISION = 3
 DEFAULT_QUEUE = "default"
 
 #: Without references, so that what is equal looks equal; and 1, 1.0 and True differ in any case.

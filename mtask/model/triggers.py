@@ -72,6 +72,11 @@ class Cron(BaseModel):
                 f"{expression!r} has {len(parts)} fields: a crontab's five are minute, hour, day, month and weekday"
             )
         fields = dict(zip(_CRONTAB, parts, strict=True))
+        if fields["day"] != "*" and fields["day_of_week"] != "*":
+            raise ValueError(
+                f"{expression!r} names days and weekdays: in a crontab that means either, here it would be both. "
+                "Use two schedules, or Cron(day=..., day_of_week=...) for both"
+            )
         fields["day_of_week"] = _named_weekdays(fields["day_of_week"])
         return cls(**fields, timezone=timezone)  # type: ignore[arg-type]
 

@@ -28,7 +28,7 @@ from mtask.store.schedules import Firing
 logger = logging.getLogger("mtask.scheduler")
 
 #: How far ahead a look goes, and after how long there is another in any case, in seconds.
-_HORIZON, _LOOK_AGAIN = 20.0, 10.0
+_HORIZON, _LOOK_AGAIN = 60.0, 30.0
 _MAX_SCHEDULES = 1_000
 #: How much later than the one that made the last firing another process tries, in seconds.
 _BEHIND, _SPREAD = 0.15, 0.1
@@ -44,7 +44,7 @@ class Scheduler:
     def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
         self._store = store
         self._declared = {definition.schedule_id: definition for definition in declared}
-        self._undeclared = dict.fromkeys(self._declared)
+        self._undeclared = set(self._declared)
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         #: The last firing that this process made, by schedule.
@@ -55,6 +55,11 @@ class Scheduler:
 
     def wake(self) -> None:
         """Look now: a schedule has changed."""
+        self._wake.set()
+
+    def declare_again(self) -> None:
+        """Store anew what the app declares: the database was dropped."""
+        self._undeclared.update(self._declared)
         self._wake.set()
 
     def stop(self) -> None:
@@ -88,19 +93,21 @@ class Scheduler:
                 raise
             except MtaskError as error:
                 logger.error("declared schedule not stored: %s", error)
-            del self._undeclared[schedule_id]
+            self._undeclared.discard(schedule_id)
 
     async def _look(self) -> float:
         """Make what is due; return the seconds until something may be again."""
         coming = await self._store.run(schedules.coming(int(_HORIZON * 1000), _MAX_SCHEDULES))
-        read_at = monotonic()
+        read_at, now = monotonic(), coming.server_time
+        if now is None:
+            return _LOOK_AGAIN
         pause = _LOOK_AGAIN
         due: list[Schedule] = []
         for document in coming.documents:
             schedule = self._parsed(document)
             if schedule is None:
                 continue
-            left = self._seconds_left(schedule, coming.server_time)
+            left = self._seconds_left(schedule, now)
             if left > 0:
                 pause = min(pause, left)
             else:
@@ -111,7 +118,7 @@ class Scheduler:
             if self._stopped.is_set():
                 break
             batch = due[start : start + _AT_ONCE]
-            await asyncio.gather(*(self._fire(schedule, coming.server_time) for schedule in batch))
+            await asyncio.gather(*(self._fire(schedule, now) for schedule in batch))
         return 0.0 if due else max(0.0, pause - (monotonic() - read_at))
 
     def _parsed(self, document: dict[str, Any]) -> Schedule | None:

@@ -11,6 +11,7 @@ from mtask.errors import DuplicateKey
 from mtask.model.controls import Kind, control_id
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.store import expressions as x
+from mtask.store import setup
 from mtask.store.operation import Operation, controls
 
 Document = dict[str, Any]
@@ -27,6 +28,7 @@ def set_paused(kind: Kind, target: str, *, paused: bool) -> Operation[Document]:
         "update_time": x.NOW,
         "schema_version": SCHEMA_VERSION,
     }
+    yield from setup.make_sure(["controls"])
     is_so = {"$eq": ["$paused", paused]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
     for _ in range(_RACES):

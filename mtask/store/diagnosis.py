@@ -14,8 +14,8 @@ from mtask.errors import OperationFailed, TaskNotFound
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.store import expressions as x
 from mtask.store import filters, workers
-from mtask.store.operation import Operation, command, tasks
-from mtask.store.schema import STATUS_INDEX, task_indexes, task_schema, task_validator, worker_indexes, worker_validator
+from mtask.store.operation import Collection, Operation, command, tasks
+from mtask.store.schema import LAYOUTS, STATUS_INDEX, task_schema
 
 Document = dict[str, Any]
 
@@ -121,13 +121,13 @@ def try_read_and_write() -> Operation[None]:
 
 def collection_options() -> Operation[dict[str, Document]]:
     """Return the options of those of our collections that exist."""
-    listed = yield command("listCollections", filter={"name": {"$in": ["tasks", "workers"]}})
+    listed = yield command("listCollections", filter={"name": {"$in": list(LAYOUTS)}})
     return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
 
 
-def wanted_validators() -> dict[str, Document]:
+def wanted_validators() -> dict[Collection, Document]:
     """Return the validators as this version makes them."""
-    return {"tasks": task_validator(), "workers": worker_validator()}
+    return {name: layout.validator() for name, layout in LAYOUTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ class IndexState:
     differing: list[str]
 
 
-def index_state(collection: str) -> Operation[IndexState]:
+def index_state(collection: Collection) -> Operation[IndexState]:
     """Compare a collection's indexes with those that this version makes."""
-    wanted = [index.document for index in (task_indexes() if collection == "tasks" else worker_indexes())]
+    wanted = [index.document for index in LAYOUTS[collection].indexes()]
     try:
         listed = yield command("listIndexes", collection)
     except OperationFailed as error:

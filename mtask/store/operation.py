@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-Target = Literal["tasks", "workers", "schedules", "controls", "database", "session"]
+Collection = Literal["tasks", "workers", "schedules", "controls"]
+Target = Literal[Collection, "database", "session"]
 Operation = Generator["Call", Any, T]
 
 
@@ -55,6 +56,11 @@ def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
 def controls(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection of controls."""
     return Call("controls", method, args, kwargs)
+
+
+def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on one of our collections, by its name."""
+    return Call(collection, method, args, kwargs)
 
 
 def command(name: str, value: Any = 1, **options: Any) -> Call:

@@ -16,7 +16,7 @@ from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, Schedule
 from mtask.model.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL_STATUSES
 from mtask.store import expressions as x
-from mtask.store import publishing
+from mtask.store import publishing, setup
 from mtask.store.operation import Operation, command, schedules, tasks
 from mtask.store.publishing import NewTask, Policy
 
@@ -34,6 +34,7 @@ ChangedExisting = Callable[[datetime, Document], Document | None]
 
 def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[Document]:
     """Store a new schedule, or another in place of what is there; return it as it is then. Raises ScheduleExists."""
+    yield from setup.make_sure(["schedules"])
     for _ in range(_RACES):
         now = yield from server_time()
         former: Document | None = yield schedules("find_one", {"_id": schedule_id})
@@ -104,10 +105,10 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """The schedules that fire before long."""
+    """The schedules that fire before long, and the server's time where there are any."""
 
     documents: list[Document]
-    server_time: datetime
+    server_time: datetime | None
 
 
 def coming(horizon_ms: int, limit: int) -> Operation[Coming]:
@@ -123,8 +124,7 @@ def coming(horizon_ms: int, limit: int) -> Operation[Coming]:
             {"$set": {"now": x.NOW}},
         ],
     )
-    now = found[0]["now"] if found else (yield from server_time())
-    return Coming(found, now)
+    return Coming(found, found[0]["now"] if found else None)
 
 
 def is_finished(task_id: str) -> Operation[bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,6 +13,7 @@ from mtask.model.controls import Control
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.schedules import Schedule
 from mtask.store import expressions as x
+from mtask.store.operation import Collection
 
 DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
@@ -177,3 +180,26 @@ def worker_indexes() -> list[IndexModel]:
 def schedule_indexes() -> list[IndexModel]:
     """Return the indexes of `schedules`: what fires next."""
     return [IndexModel([("schedule_state.next_fire_time", ASCENDING)], name=FIRING_INDEX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a collection is set up with."""
+
+    model: type[BaseModel]
+    validator: Callable[[], dict[str, Any]]
+    indexes: Callable[[], list[IndexModel]]
+    mark: str  #: a field that each of its documents has: one without is somebody else's
+
+    @property
+    def index_names(self) -> list[str]:
+        """The names of its indexes."""
+        return [str(index.document["name"]) for index in self.indexes()]
+
+
+LAYOUTS: Mapping[Collection, Layout] = {
+    "tasks": Layout(Task, task_validator, task_indexes, "schema_version"),
+    "workers": Layout(WorkerDocument, worker_validator, worker_indexes, "incarnation"),
+    "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
+    "controls": Layout(Control, control_validator, list, "revision"),
+}

@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import IndexModel
-
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.store.driver import COLLECTIONS
-from mtask.store.operation import Call, Operation, command, controls, schedules, tasks, workers
-from mtask.store.schema import (
-    control_validator,
-    schedule_indexes,
-    schedule_validator,
-    schema_title,
-    task_indexes,
-    task_validator,
-    worker_indexes,
-    worker_validator,
-)
+from mtask.store.operation import Call, Collection, Operation, command, on, tasks
+from mtask.store.schema import LAYOUTS, schema_title
 
+#: What each use needs; the others are made when they are first written to.
+ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
+EVERY: Sequence[Collection] = tuple(LAYOUTS)
 MIN_SERVER = (6, 0)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
 _NAMESPACE_EXISTS = 48
@@ -46,47 +37,49 @@ def check_server() -> Operation[datetime]:
     return now
 
 
-def ensure(*, repair: bool = False) -> Operation[datetime]:
+def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = False) -> Operation[datetime]:
     """Check the server and make sure of the collections; return the server's time.
 
-    Costs six reads where everything is in place. With `repair`, validators and indexes are made anew even
-    then. A user who may only read and write passes, where an administrator ran `mtask init` before.
+    Costs two reads, and two more for each collection, where everything is in place. With `repair`, validators and
+    indexes are made anew even then. A user who may only read and write passes, where an administrator ran `mtask init`
+    before.
     """
     now = yield from check_server()
-    options = yield from _listed()
-    for collection, target, validator, indexes in (
-        ("tasks", tasks, task_validator(), task_indexes()),
-        ("workers", workers, worker_validator(), worker_indexes()),
-        ("schedules", schedules, schedule_validator(), schedule_indexes()),
-        ("controls", controls, control_validator(), []),
-    ):
-        state = yield from _check_collection(collection, options.get(collection))
-        # A process that died, or is still at work, between the two leaves a validator without indexes.
-        if state == "current" and not repair and (yield from _has_indexes(collection, indexes)):
-            continue
-        try:
-            if state != "current" or repair:
-                yield from _set_validator(collection, validator, exists=collection in options)
-            if indexes:
-                yield from _make_indexes(collection, target("create_indexes", indexes))
-        except AccessDenied:
-            if repair or collection not in options:
-                raise
+    yield from make_sure(collections, repair=repair)
     return now
 
 
+def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
+    """Make sure of these collections: their validators, their indexes, and that they hold nobody else's documents."""
+    options = yield from _listed(collections)
+    for collection in collections:
+        layout = LAYOUTS[collection]
+        state = yield from _check_collection(collection, options.get(collection))
+        # A process that died, or is still at work, between the two leaves a validator without indexes.
+        if state == "current" and not repair and (yield from _has_indexes(collection, layout.index_names)):
+            continue
+        try:
+            if state != "current" or repair:
+                yield from _set_validator(collection, layout.validator(), exists=collection in options)
+            if layout.index_names:
+                yield from _make_indexes(collection, on(collection, "create_indexes", layout.indexes()))
+        except AccessDenied:
+            if repair or collection not in options:
+                raise
+
+
 def is_there() -> Operation[bool]:
-    """Return whether all collections exist, whoever made them and however."""
-    return len((yield from _listed())) == len(COLLECTIONS)
+    """Return whether the collections that each use needs exist, whoever made them and however."""
+    return len((yield from _listed(ESSENTIAL))) == len(ESSENTIAL)
 
 
-def _listed() -> Operation[dict[str, dict[str, Any]]]:
-    """Return what the server says of each of the collections that exists."""
-    listed = yield command("listCollections", filter={"name": {"$in": list(COLLECTIONS)}})
+def _listed(collections: Sequence[Collection]) -> Operation[dict[str, dict[str, Any]]]:
+    """Return what the server says of each of these collections that exists."""
+    listed = yield command("listCollections", filter={"name": {"$in": list(collections)}})
     return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
 
 
-def _check_collection(collection: str, found: dict[str, Any] | None) -> Operation[str]:
+def _check_collection(collection: Collection, found: dict[str, Any] | None) -> Operation[str]:
     """Return "absent", "current" or "outdated"; raise SchemaMismatch."""
     if found is None:
         return "absent"
@@ -105,72 +98,36 @@ def _check_collection(collection: str, found: dict[str, Any] | None) -> Operatio
     if ours and int(ours["revision"]) > SCHEMA_REVISION:
         return "current"  # a newer mtask of the same schema_version made it: left as it is
     if not ours:
-        yield from _CHECKS[collection]()
+        yield from _check_documents(collection)
     return "outdated"
 
 
-def _check_documents() -> Operation[None]:
-    newer = yield tasks("find_one", {"schema_version": {"$gt": SCHEMA_VERSION}}, {"schema_version": 1})
-    if newer is not None:
-        raise SchemaMismatch(
-            "tasks",
-            f"document {newer['_id']!r} has schema_version {newer['schema_version']!r}, and this mtask knows "
-            f"{SCHEMA_VERSION}",
-            "Upgrade mtask.",
-        )
-    foreign = yield tasks("find_one", {"schema_version": {"$exists": False}}, {"_id": 1})
+def _check_documents(collection: Collection) -> Operation[None]:
+    if collection == "tasks":
+        newer = yield tasks("find_one", {"schema_version": {"$gt": SCHEMA_VERSION}}, {"schema_version": 1})
+        if newer is not None:
+            raise SchemaMismatch(
+                collection,
+                f"document {newer['_id']!r} has schema_version {newer['schema_version']!r}, and this mtask knows "
+                f"{SCHEMA_VERSION}",
+                "Upgrade mtask.",
+            )
+    mark = LAYOUTS[collection].mark
+    foreign = yield on(collection, "find_one", {mark: {"$exists": False}}, {"_id": 1})
     if foreign is not None:
         raise SchemaMismatch(
-            "tasks",
-            f"document {foreign['_id']!r} is not a task of mtask (it has no schema_version)",
+            collection,
+            f"document {foreign['_id']!r} is not a {collection[:-1]} of mtask (it has no {mark})",
             "Use another --database, or move the foreign documents away.",
         )
 
 
-def _check_workers() -> Operation[None]:
-    foreign = yield workers("find_one", {"incarnation": {"$exists": False}}, {"_id": 1})
-    if foreign is not None:
-        raise SchemaMismatch(
-            "workers",
-            f"document {foreign['_id']!r} is not a worker of mtask (it has no incarnation)",
-            "Use another --database, or move the foreign documents away.",
-        )
-
-
-def _check_schedules() -> Operation[None]:
-    foreign = yield schedules("find_one", {"schedule_state": {"$exists": False}}, {"_id": 1})
-    if foreign is not None:
-        raise SchemaMismatch(
-            "schedules",
-            f"document {foreign['_id']!r} is not a schedule of mtask (it has no schedule_state)",
-            "Use another --database, or move the foreign documents away.",
-        )
-
-
-def _check_controls() -> Operation[None]:
-    foreign = yield controls("find_one", {"revision": {"$exists": False}}, {"_id": 1})
-    if foreign is not None:
-        raise SchemaMismatch(
-            "controls",
-            f"document {foreign['_id']!r} is not a control of mtask (it has no revision)",
-            "Use another --database, or move the foreign documents away.",
-        )
-
-
-_CHECKS = {
-    "tasks": _check_documents,
-    "workers": _check_workers,
-    "schedules": _check_schedules,
-    "controls": _check_controls,
-}
-
-
-def _has_indexes(collection: str, indexes: Sequence[IndexModel]) -> Operation[bool]:
-    if not indexes:
+def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
+    if not names:
         return True
     listed = yield command("listIndexes", collection)
-    names = {found["name"] for found in listed["cursor"]["firstBatch"]}
-    return all(index.document["name"] in names for index in indexes)
+    there = {found["name"] for found in listed["cursor"]["firstBatch"]}
+    return there.issuperset(names)
 
 
 def _set_validator(collection: str, validator: dict[str, Any], *, exists: bool) -> Operation[None]:

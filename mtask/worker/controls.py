@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import DatabaseError
+from mtask.errors import DatabaseError, DatabaseUnavailable
 from mtask.model.controls import Control
 from mtask.model.documents import describe_validation
 from mtask.store import controls
@@ -23,6 +24,8 @@ from mtask.store.filters import Filter, claimable_now
 from mtask.worker.log import fields, logger
 
 _PAUSE = 0.2
+#: How often a worker looks that stops, in seconds.
+_POLL = 0.5
 
 
 class Controls:
@@ -41,13 +44,19 @@ class Controls:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_stopping = False
+        self._poll_seconds: float | None = None
 
     def wake(self) -> None:
         """Read what holds, soon: it has changed, or may have."""
         self._wake.set()
 
+    def poll(self) -> None:
+        """Look again and again: there is no change stream any more that would tell."""
+        self._poll_seconds = _POLL
+        self._wake.set()
+
     def stop(self) -> None:
-        """End `run`."""
+        """End `run` and `run_confirming`."""
         self._is_stopping = True
         self._wake.set()
         self._changed.set()
@@ -55,7 +64,9 @@ class Controls:
     async def run(self, on_resumed: Callable[[], None]) -> None:
         """Go by what holds, from the next claim on, until `stop`."""
         while not self._is_stopping:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_seconds):
+                    await self._wake.wait()
             self._wake.clear()
             if self._is_stopping:
                 return
@@ -118,8 +129,14 @@ class Controls:
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
         return bool(before - after)
 
-    def begin(self) -> None:
-        """Say that what `refresh` has read holds from the first claim on."""
+    async def begin(self) -> None:
+        """Read what holds, for the first claims; a user who may not read it goes on without."""
+        try:
+            await self.refresh()
+        except DatabaseUnavailable:
+            raise
+        except DatabaseError as error:
+            logger.error("controls cannot be read: pauses do not hold here", extra=fields(reason=str(error)))
         self._seen = self._found
 
 

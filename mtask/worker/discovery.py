@@ -49,6 +49,7 @@ class Discovery:
         controls: Controls,
         on_control: Callable[[], None],
         on_schedules: Callable[[], None],
+        on_dropped: Callable[[], None],
     ) -> None:
         self._store = store
         self._stream_store = stream_store
@@ -62,6 +63,7 @@ class Discovery:
         self._controls = controls
         self._on_control = on_control
         self._on_schedules = on_schedules
+        self._on_dropped = on_dropped
         self._wake_scan = asyncio.Event()
         self._is_full_scan_due = True
         self._are_peers_due = True
@@ -202,6 +204,7 @@ class Discovery:
         if self._is_setup_due:
             await self._store.run(setup.ensure())
             self._is_setup_due = False
+            self._on_dropped()
         if self._are_peers_due:
             await self._refresh_peers()
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
@@ -228,7 +231,8 @@ class Discovery:
         return found
 
     async def _upkeep(self, count: int) -> None:
-        self._controls.wake()  # whatever the stream may have missed
+        if count % 4 == 1:
+            self._controls.wake()  # the stream tells of them; this is for what nobody foresaw
         if self._is_full_scan_due:
             self._is_full_scan_due = False
             try:

@@ -148,8 +148,7 @@ class Worker:
             await self._registrar.register()
             self._controls = Controls(store, self.queues, sorted(self._handlers))
             self._controls.valid_until = self._registrar.document["heartbeat_expire_time"]
-            await self._controls.refresh()
-            self._controls.begin()
+            await self._controls.begin()
             self._build(store, stream_store, ping_store, clock)
             await self._serve()
             if self._failure is not None:
@@ -211,6 +210,7 @@ class Worker:
             controls=self._controls,
             on_control=self._pinger.beat_now,
             on_schedules=self._wake_scheduler,
+            on_dropped=self._declare_again,
         )
         if self._options.scheduler:
             self._scheduler = Scheduler(store, self._declared)
@@ -218,6 +218,10 @@ class Worker:
     def _wake_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.wake()
+
+    def _declare_again(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.declare_again()
 
     def _refill(self) -> None:
         self._discovery.refill()
@@ -233,34 +237,42 @@ class Worker:
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(sorted(self._handlers))),
         )
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._discovery.run_stream())
-                group.create_task(self._discovery.run_scans())
-                group.create_task(self._hints.run_looks())
-                group.create_task(self._hints.run_due_looks())
-                group.create_task(self._claimer.run())
-                group.create_task(
-                    self._controls.run(self._claimer.until_landed, self._discovery.ask_full_scan, self._pinger.beat_now)
-                )
-                group.create_task(self._announce_running())
-                if self._scheduler is not None:
-                    group.create_task(self._scheduler.run())
-                await self._stopping.wait()
-                self._set_status(WorkerStatus.STOPPING)
-                logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
-                self._pinger.beat_now()
-                self._claimer.stop()
-                self._controls.stop()
-                if self._scheduler is not None:
-                    self._scheduler.stop()
-                await self._discovery.stop()
-            await self._finish_runs()
+            # Whoever pauses a queue waits for every worker that lives: so one that stops goes on answering to the end.
+            async with asyncio.TaskGroup() as to_the_end:
+                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan))
+                to_the_end.create_task(self._controls.run_confirming(self._claimer.until_landed, self._pinger.beat_now))
+                try:
+                    await self._work()
+                    await self._finish_runs()
+                finally:
+                    self._controls.stop()
         finally:
             await asyncio.to_thread(self._pinger.stop)
             self._runner.close()
             self._set_status(WorkerStatus.STOPPED)
             await self._registrar.leave(self._heartbeat())
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=self._finisher.finished_cnt))
+
+    async def _work(self) -> None:
+        """Find, claim and run tasks until stopped; what runs then goes on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._discovery.run_stream())
+            group.create_task(self._discovery.run_scans())
+            group.create_task(self._hints.run_looks())
+            group.create_task(self._hints.run_due_looks())
+            group.create_task(self._claimer.run())
+            group.create_task(self._announce_running())
+            if self._scheduler is not None:
+                group.create_task(self._scheduler.run())
+            await self._stopping.wait()
+            self._set_status(WorkerStatus.STOPPING)
+            logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
+            self._pinger.beat_now()
+            self._claimer.stop()
+            if self._scheduler is not None:
+                self._scheduler.stop()
+            self._controls.poll()
+            await self._discovery.stop()
 
     async def _announce_running(self) -> None:
         ready = asyncio.create_task(self._discovery.is_ready.wait())

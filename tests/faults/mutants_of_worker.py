@@ -16,7 +16,7 @@ _CLAIMS = "tests/integration/test_worker_claims.py"
 _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
 
-_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self.ask_full_scan()\n        try:\n", "        try:\n")
+_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self.ask_full_scan()\n        # What", "        # What")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
