@@ -50,7 +50,7 @@ def document(
         "key": key,
         "queue": "default",
         "params": params,
-        "task_option": build_option(options or {}).model_dump(),
+        "task_option": build_option(options or {}).stored(),
     }
     return task_document(fixed, None if delay is None else now + delay, now)
 

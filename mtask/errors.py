@@ -32,7 +32,7 @@ MtaskError
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
-│   ├── PauseUnconfirmed         some worker does not go by a pause yet
+│   ├── ControlUnconfirmed       some worker does not go by a pause or limit yet
 │   ├── HandlerError             a handler cannot be registered
 │   └── AppNotFound              `package.module:app` leads nowhere
 ├── RunError                     seen by a handler
@@ -389,14 +389,14 @@ class WorkerNotFound(WorkerError):
         self.worker_id = worker_id
 
 
-class PauseUnconfirmed(WorkerError):
-    """A pause or its end stands, and some live worker has not said in time that it goes by it."""
+class ControlUnconfirmed(WorkerError):
+    """A pause or a limit stands, and some live worker has not said in time that it goes by it."""
 
     exit_code = 6
 
-    def __init__(self, kind: str, target: str, paused: bool, worker_ids: list[str]) -> None:
+    def __init__(self, kind: str, target: str, done: str, worker_ids: list[str]) -> None:
         super().__init__(
-            f"{kind} {target!r} is {'paused' if paused else 'resumed'}, and not yet known to every worker: "
+            f"{kind} {target!r} is {done}, which not every worker knows yet: "
             f"{', '.join(worker_ids[:10])}. A worker that hangs or has died drops out when its heartbeat expires."
         )
         self.kind = kind

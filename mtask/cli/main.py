@@ -12,13 +12,13 @@ import typer
 
 from mtask.cli import (
     change,
+    controls,
     database,
     demo,
     doctor,
     failures,
     find,
     local,
-    pause,
     publish,
     schedule,
     show,
@@ -67,7 +67,7 @@ find.register(app)
 wait.register(app)
 change.register(app)
 workers.register(app)
-pause.register(app)
+controls.register(app)
 schedule.register(app)
 database.register(app)
 doctor.register(app)

@@ -73,6 +73,7 @@ _OPTION_HELP: Mapping[str, tuple[str, str]] = {
     "run_timeout_ms": ("DURATION", "A run longer than this is ended and counts as failed; 'none' = no limit."),
     "retain_success_ms": ("DURATION", "Deleted so long after its SUCCESS; 'none' = kept."),
     "retain_fail_ms": ("DURATION", "Deleted so long after its FAIL or CANCELED; 'none' = kept."),
+    "limit_key": ("KEY", "What the queue's limits for each key count it under; 'none' = nothing."),
 }
 assert tuple(_OPTION_HELP) == OPTION_NAMES
 

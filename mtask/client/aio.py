@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mtask.client import doctor, explain, pausing, publication, requests, scheduling, views
+from mtask.client import controls as control_requests
+from mtask.client import doctor, explain, publication, requests, scheduling, views
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
@@ -290,31 +291,52 @@ class AsyncClient:
         *,
         queue: str | None = None,
         name: str | None = None,
-        timeout: timedelta | float | None = pausing.PATIENCE,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
         """Have no worker claim from a queue, or a task name, any more; what runs goes on. It stays so until `resume`.
 
         Returns when every live worker that it concerns has let the claims that were under way land and goes by it:
-        nothing is claimed from then on. Raises PauseUnconfirmed where one has not within `timeout` (a timedelta or
+        nothing is claimed from then on. Raises ControlUnconfirmed where one has not within `timeout` (a timedelta or
         seconds; None waits without end): the pause stands all the same.
         """
-        return await self._set_paused(pausing.prepare(queue, name, paused=True, timeout=timeout))
+        return await self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
 
     async def resume(
         self,
         *,
         queue: str | None = None,
         name: str | None = None,
-        timeout: timedelta | float | None = pausing.PATIENCE,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Let workers claim from a queue, or a task name, again. Raises PauseUnconfirmed as `pause` does."""
-        return await self._set_paused(pausing.prepare(queue, name, paused=False, timeout=timeout))
+        """Let workers claim from a queue, or a task name, again. Raises ControlUnconfirmed as `pause` does."""
+        return await self._put_control(control_requests.pause(queue, name, paused=False, timeout=timeout))
+
+    async def limit(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        rate: control_requests.Rate | None = None,
+        key_concurrency: int | None = None,
+        key_rate: control_requests.Rate | None = None,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
+    ) -> Control:
+        """Bound what all workers together run of a queue; what is not given is not bounded.
+
+        `concurrency`: runs at once. `rate`: (starts, window), in any window of that length (a timedelta or seconds).
+        `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. What runs already is
+        not counted. Returns when every live worker goes by it; raises ControlUnconfirmed as `pause` does, or
+        InvalidInput.
+        """
+        return await self._put_control(
+            control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
+        )
 
     async def controls(self) -> list[Control]:
-        """Return what holds for queues and task names, by id: those that were paused once."""
-        return await self._run(pausing.every())
+        """Return what holds for queues and task names, by id: those that were paused or limited once."""
+        return await self._run(control_requests.every())
 
-    async def _set_paused(self, asked: pausing.Pausing) -> Control:
+    async def _put_control(self, asked: control_requests.Change) -> Control:
         begun = time.monotonic()
         control = await self._run(asked.write())
         while unconfirmed := await self._run(asked.unconfirmed(control)):

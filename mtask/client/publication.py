@@ -63,7 +63,7 @@ class TaskSpec:
             key=key,
             queue=check_text("queue", self.queue) if self.queue is not None else default_queue,
             params=params,
-            task_option=option.model_dump(),
+            task_option=option.stored(),
             start=_start(self.start_time, self.delay),
         )
 

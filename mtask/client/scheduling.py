@@ -305,6 +305,6 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         key,
         schedule.queue,
         schedule.params,
-        schedule.task_option.model_dump(),
+        schedule.task_option.stored(),
         start,
     )

@@ -12,6 +12,33 @@ from mtask.model.identity import check_name, check_text
 from mtask.model.options import WHOLE
 
 Kind = Literal["queue", "name"]
+#: What one document can count.
+MAX_PLACES = 1_000
+MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
+
+
+class Limit(BaseModel):
+    """How many runs at once, and how many starts in any window of time, over all workers; None: any number."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    concurrency: Annotated[int, Field(ge=1, le=MAX_PLACES), WHOLE] | None = None
+    starts: Annotated[int, Field(ge=1, le=MAX_PLACES), WHOLE] | None = None
+    window_ms: Annotated[int, Field(ge=MIN_WINDOW_MS, le=MAX_WINDOW_MS), WHOLE] | None = None
+
+    @model_validator(mode="after")
+    def _starts_have_a_window(self) -> Self:
+        if (self.starts is None) != (self.window_ms is None):
+            raise ValueError("starts and window_ms go together")
+        if self.concurrency is None and self.starts is None:
+            raise ValueError("it limits nothing: give concurrency, or starts and window_ms")
+        return self
+
+    def __str__(self) -> str:
+        parts = [] if self.concurrency is None else [f"{self.concurrency} at once"]
+        if self.starts is not None and self.window_ms is not None:
+            parts.append(f"{self.starts} starts in {self.window_ms / 1000:g} s")
+        return ", ".join(parts)
 
 
 class Control(BaseModel):
@@ -23,6 +50,8 @@ class Control(BaseModel):
     kind: Kind
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
+    limit: Limit | None = None  #: of the queue
+    key_limit: Limit | None = None  #: of each limit_key in the queue
     #: Counts the changes: a worker says which it goes by.
     revision: Annotated[int, Field(ge=1), WHOLE]
     update_time: Instant
@@ -32,6 +61,8 @@ class Control(BaseModel):
     def _identity_holds(self) -> Self:
         if self.id != control_id(self.kind, self.target):
             raise ValueError(f"_id {self.id!r} is not kind:target")
+        if self.kind == "name" and (self.limit is not None or self.key_limit is not None):
+            raise ValueError("limits are for queues")
         return self
 
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
-from mtask.model.options import WHOLE, TaskOption
+from mtask.model.options import STORED_OPTIONS, WHOLE, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
@@ -172,7 +172,7 @@ def _good_option(marshalled: bytes) -> TaskOption:
 
 
 def _complete_option(option: Any, check: Callable[[Any], TaskOption]) -> TaskOption:
-    missing = [name for name in TaskOption.model_fields if isinstance(option, Mapping) and name not in option]
+    missing = [name for name in STORED_OPTIONS if isinstance(option, Mapping) and name not in option]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
     return check(option)

@@ -25,6 +25,7 @@ MAX_DURATION_MS = 315_360_000_000
 MAX_WORKERS_PER_TASK = 1000
 #: Closed runs kept in any case at most, successes aside: it bounds the document.
 MAX_COUNTED_RUNS = 1000
+MAX_LIMIT_KEY_BYTES = 200
 
 
 def _as_integer(value: object) -> object:
@@ -56,6 +57,13 @@ def _unique_worker_ids(worker_ids: list[str]) -> list[str]:
     return worker_ids
 
 
+def _as_limit_key(key: str) -> str:
+    check_text("limit_key", key)
+    if len(key.encode()) > MAX_LIMIT_KEY_BYTES:
+        raise ValueError(f"use at most {MAX_LIMIT_KEY_BYTES} bytes")
+    return key
+
+
 # These stand last: a range that follows them is checked, but missing in the JSON Schema.
 WHOLE = BeforeValidator(_as_integer)
 _MILLISECONDS = BeforeValidator(_as_milliseconds)
@@ -85,6 +93,8 @@ class TaskOption(BaseModel):
     run_timeout_ms: PositiveDuration | None = None
     retain_success_ms: Duration | None = None
     retain_fail_ms: Duration | None = None
+    #: The queue's limits for each key are counted by it. In the document only where it is given.
+    limit_key: Annotated[str, AfterValidator(_as_limit_key)] | None = None
 
     @model_validator(mode="after")
     def _lease_outlasts_ping(self) -> Self:
@@ -94,6 +104,13 @@ class TaskOption(BaseModel):
                 f"({self.ping_interval_ms}), or every lease lapses before its first ping"
             )
         return self
+
+    def stored(self) -> dict[str, Any]:
+        """Return the options as they are stored: all of them, but for a limit_key that there is not."""
+        document = self.model_dump()
+        if self.limit_key is None:
+            del document["limit_key"]
+        return document
 
     @property
     def has_retry_limit(self) -> bool:
@@ -117,9 +134,12 @@ class TaskOptions(TypedDict, total=False):
     run_timeout_ms: int | timedelta | None
     retain_success_ms: int | timedelta | None
     retain_fail_ms: int | timedelta | None
+    limit_key: str | None
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)
+#: What every document holds: the server's rules know no defaults.
+STORED_OPTIONS: tuple[str, ...] = tuple(name for name in OPTION_NAMES if name != "limit_key")
 DEFAULT_OPTION = TaskOption()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pymongo import ReturnDocument
@@ -18,18 +18,20 @@ Document = dict[str, Any]
 _RACES = 5
 
 
-def set_paused(kind: Kind, target: str, *, paused: bool) -> Operation[Document]:
-    """Pause or resume; return the control as it is then. What stands already is left, its revision too."""
+def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
+    """Change a control, or make it; return it as it is then. What stands already is left, its revision too."""
+    yield from setup.make_sure(["controls"])
+    given = {name: x.literal(value) for name, value in changes.items()}
     change = {
         "kind": kind,
         "target": x.literal(target),
-        "paused": paused,
+        "paused": {"$ifNull": ["$paused", False]},
         "revision": {"$add": [{"$ifNull": ["$revision", 0]}, 1]},
         "update_time": x.NOW,
         "schema_version": SCHEMA_VERSION,
+        **given,
     }
-    yield from setup.make_sure(["controls"])
-    is_so = {"$eq": ["$paused", paused]}
+    is_so = {"$and": [{"$gt": ["$revision", 0]}, *({"$eq": [f"${name}", value]} for name, value in given.items())]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
     for _ in range(_RACES):
         try:

@@ -339,7 +339,7 @@ def republish(
 
 def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
     """Replace the options and derive."""
-    return [{"$set": {"task_option": x.literal(option.model_dump())}}, *settle(now)]
+    return [{"$set": {"task_option": x.literal(option.stored())}}, *settle(now)]
 
 
 def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW) -> Pipeline:

@@ -11,6 +11,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.controls import Control
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
+from mtask.model.options import STORED_OPTIONS
 from mtask.model.schedules import Schedule
 from mtask.store import expressions as x
 from mtask.store.operation import Collection
@@ -80,13 +81,12 @@ def _model_schema(model: type[BaseModel], collection: str, required: dict[str, l
 
 def task_schema() -> dict[str, Any]:
     """Return the `$jsonSchema` of a task."""
-    option = list(Task.model_fields["task_option"].annotation.model_fields)  # type: ignore[union-attr]
     return _model_schema(
         Task,
         "tasks",
         {
             "": ["_id", "name", "key", "queue", "params", "task_option", "task_state", "schema_version"],
-            "task_option": option,
+            "task_option": list(STORED_OPTIONS),
             "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
         },

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtask import App, Client
-from mtask.errors import InvalidInput, PauseUnconfirmed, SchemaMismatch
+from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch
 from mtask.store import claims, setup
 from mtask.store.driver import SyncStore
 from tests.integration.stores import publish, stored
@@ -162,7 +162,7 @@ def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -
 def test_a_live_worker_that_does_not_answer_is_named(store: SyncStore, client: Client) -> None:
     store.run(setup.ensure())
     register(store, "silent", ["send"])
-    with pytest.raises(PauseUnconfirmed, match="silent") as caught:
+    with pytest.raises(ControlUnconfirmed, match="silent") as caught:
         client.pause(name="send", timeout=0.2)
     assert caught.value.worker_ids == ["silent"]
     assert [(control.id, control.paused) for control in client.controls()] == [("name:send", True)]

@@ -1,0 +1,135 @@
+"""`mtask pause`, `resume`, `limit` and `controls`: what holds for a queue or a task name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from mtask.cli import values
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import Column, clean, listing, relative
+from mtask.errors import InvalidInput
+from mtask.model.controls import Control
+
+PANEL = "Workers"
+_Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="A queue.", show_default=False)]
+_Name = Annotated[str | None, typer.Option("--name", "-n", metavar="NAME", help="A task name.", show_default=False)]
+_Timeout = Annotated[
+    str,
+    typer.Option(
+        "--timeout", "-t", metavar="DURATION", help="How long to wait until every worker goes by it; else exit code 6."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "pause", panel=PANEL)(pause)
+    command(app, "resume", panel=PANEL)(resume)
+    command(app, "limit", panel=PANEL)(limit)
+    command(app, "controls", panel=PANEL)(controls)
+
+
+def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
+    """Have no worker claim from a queue, or tasks of a name; what runs goes on.
+
+    Returns when every live worker goes by it. It stays so until `mtask resume`.
+    """
+    limit = values.duration(timeout, "timeout")
+    _told(cli, cli.client().pause(queue=queue, name=name, timeout=limit))
+
+
+def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
+    """Let workers claim from a paused queue, or tasks of a paused name, again."""
+    limit = values.duration(timeout, "timeout")
+    _told(cli, cli.client().resume(queue=queue, name=name, timeout=limit))
+
+
+def limit(
+    cli: Cli,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
+    concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="NUMBER", help="Runs at once.")] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any such time: 100/1s, 3/500ms.")
+    ] = None,
+    key_concurrency: Annotated[
+        int | None, typer.Option("--key-concurrency", metavar="NUMBER", help="Runs at once of each limit_key.")
+    ] = None,
+    key_rate: Annotated[
+        str | None, typer.Option("--key-rate", metavar="STARTS/WINDOW", help="Starts of each limit_key.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Bound nothing any more.")] = False,
+    timeout: _Timeout = "60s",
+) -> None:
+    """Bound what all workers together run of a queue.
+
+    What is not given is not bounded. Returns when every live worker goes by it.
+    """
+    given = (concurrency, rate, key_concurrency, key_rate)
+    if none == any(value is not None for value in given):
+        raise InvalidInput("say what to bound, or --none.", field="rate")
+    control = cli.client().limit(
+        queue,
+        concurrency=concurrency,
+        rate=_rate(rate, "rate"),
+        key_concurrency=key_concurrency,
+        key_rate=_rate(key_rate, "key_rate"),
+        timeout=values.duration(timeout, "timeout"),
+    )
+    cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_limits(control) or 'no limits'}")
+
+
+def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
+    if text is None:
+        return None
+    starts, slash, window = text.partition("/")
+    if not slash or not starts.strip().isdecimal():
+        raise InvalidInput(f"{field} {text!r}: use STARTS/WINDOW, such as 100/1s.", field=field)
+    return int(starts), values.duration(window.strip(), field)
+
+
+def _limits(control: Control) -> str:
+    parts = [] if control.limit is None else [str(control.limit)]
+    if control.key_limit is not None:
+        parts.append(f"each key {control.key_limit}")
+    return "; ".join(parts)
+
+
+def _told(cli: Cli, control: Control) -> None:
+    word = "paused" if control.paused else "resumed"
+    cli.answer(control.model_dump(by_alias=True), f"{word}  {control.kind} {clean(control.target)}")
+
+
+def controls(cli: Cli) -> None:
+    """List the queues and task names that are paused or limited, or were."""
+    client = cli.client(reads_only=True)
+    found = client.controls()
+    if cli.is_json:
+        cli.json([control.model_dump(by_alias=True) for control in found])
+        return
+    if not found:
+        cli.notice("nothing is paused or limited, nor was")
+        return
+    now = client.server_time()
+    columns = (
+        Column("STATE"),
+        Column("KIND"),
+        Column("TARGET", gives_way=True),
+        Column("LIMITS", gives_way=True),
+        Column("SINCE"),
+    )
+    rows: list[list[str | Text]] = [
+        [
+            Text("paused", style="yellow") if control.paused else "open",
+            control.kind,
+            control.target,
+            _limits(control) or "-",
+            relative(control.update_time, now),
+        ]
+        for control in found
+    ]
+    cli.say(*listing(columns, rows, cli.out.width))
