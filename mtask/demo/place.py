@@ -15,7 +15,7 @@ from pathlib import Path
 from mtask import Client, local
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver import COLLECTIONS, CONTROLS, SCHEDULES, TASKS, bounded
+from mtask.store.driver import COLLECTIONS, TASKS, bounded
 from mtask.store.translate import scrubbed
 
 DATABASE = "mtask_demo"
@@ -110,7 +110,7 @@ def _refuse_foreign(client: Client) -> None:
     with bounded(_CALL_TIMEOUT):
         collections = set(client.tasks.database.list_collection_names()) - set(COLLECTIONS)
         database = client.tasks.database
-        kept = [name for name in (SCHEDULES, CONTROLS) if database[name].find_one({}, {"_id": 1}) is not None]
+        kept = [name for name in COLLECTIONS[2:] if database[name].find_one({}, {"_id": 1}) is not None]
         foreign = client.tasks.find_one({"name": {"$nin": list(app.handlers)}}, {"_id": 1})
     where = f"{client.database_name}.{TASKS}"
     if collections:

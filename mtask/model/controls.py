@@ -66,6 +66,34 @@ class Control(BaseModel):
         return self
 
 
+class Start(BaseModel):
+    """A start that is counted."""
+
+    task_id: Text
+    token: Text  #: the claim's
+    time: Instant  #: of the claim; before it has landed, the latest at which it can be
+
+
+class Running(BaseModel):
+    """A run that takes up a place."""
+
+    task_id: Text
+    token: Text
+    claim_by: Instant  #: until when it may be claimed
+
+
+class PlaceDocument(BaseModel):
+    """What is counted for a limited queue, or one limit_key in it: one document in the collection `places`."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    id: Annotated[Text, Field(alias="_id")]  #: the queue, or queue and limit_key, as a JSON list
+    starts: list[Start] = Field(default_factory=list)
+    running: list[Running] = Field(default_factory=list)
+    expire_time: Instant | None = None
+    schema_version: Literal[1]
+
+
 def control_id(kind: Kind, target: str) -> str:
     """Return the `_id`; a kind holds no colon, so no two targets share one."""
     return f"{kind}:{target}"

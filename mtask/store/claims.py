@@ -55,6 +55,7 @@ RULE_VIEW: Mapping[str, Any] = {
 
 SCAN_VIEW: Mapping[str, Any] = {
     "name": 1,
+    "queue": 1,
     "task_option.priority": 1,
     "task_state.next_preempt_time": 1,
     "task_state.status": 1,
@@ -73,18 +74,34 @@ class Scan:
     has_future: bool
 
 
-def scan(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int, limit: int) -> Operation[Scan]:
-    """Return what this worker could take within the horizon, highest priority first, then longest due."""
+def scan(
+    queues: Sequence[str],
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    left_out: Mapping[str, Sequence[str]] | None = None,
+) -> Operation[Scan]:
+    """Return what this worker could take within the horizon, highest priority first, then longest due.
+
+    `left_out`: by queue, the limit_keys that are not looked for.
+    """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
-    claimable = filters.claimable(queues, names, worker_id, horizon_ms)
+    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out or {})
     return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX))
 
 
 def scan_begun(
-    queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int, limit: int
+    queues: Sequence[str],
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> Operation[Scan]:
     """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
+    begun |= filters.without_keys(left_out or {})
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 
@@ -116,14 +133,16 @@ def claim(
     worker_id: str,
     token: str,
     timeout: timedelta | None = None,
-    also: filters.Filter | None = None,
+    also: Sequence[filters.Filter] = (),
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
     None = as long as an operation may take. `also`: what they must match beside.
     """
-    guard = {**filters.due_tasks(task_ids), **(also or {})}
+    guard = filters.due_tasks(task_ids)
+    if also:
+        guard["$and"] = list(also)
     pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
     if len(task_ids) == 1:
         one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)

@@ -37,7 +37,8 @@ TASKS = "tasks"
 WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
-COLLECTIONS = (TASKS, WORKERS, SCHEDULES, CONTROLS)
+PLACES = "places"
+COLLECTIONS = (TASKS, WORKERS, SCHEDULES, CONTROLS, PLACES)
 
 #: How long one operation may take, server selection and retries included.
 OPERATION_TIMEOUT = timedelta(seconds=10)

@@ -51,6 +51,11 @@ def due_tasks(task_ids: Sequence[str]) -> Filter:
     }
 
 
+def in_time(until: datetime) -> Filter:
+    """Match anything until then, by the server's clock."""
+    return {"$expr": {"$lt": [x.NOW, until]}}
+
+
 def claimable_now(queues: Collection[str], names: Collection[str], valid_until: datetime | None) -> Filter:
     """Match what is of none of these paused queues and names, until then by the server's clock: added to a claim."""
     paused: Filter = {}
@@ -58,9 +63,7 @@ def claimable_now(queues: Collection[str], names: Collection[str], valid_until: 
         paused["queue"] = {"$nin": sorted(queues)}
     if names:
         paused["name"] = {"$nin": sorted(names)}
-    if valid_until is not None:
-        paused["$and"] = [{"$expr": {"$lt": [x.NOW, valid_until]}}]
-    return paused
+    return paused if valid_until is None else {**paused, **in_time(valid_until)}
 
 
 def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
@@ -100,6 +103,13 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
             {"$expr": {"$or": [{"$not": [_HAS_ARRAYS]}, is_mine_to_take]}},
         ],
     }
+
+
+def without_keys(keys: Mapping[str, Sequence[str]]) -> Filter:
+    """Leave out, by queue, the tasks of these limit_keys: added to another filter."""
+    if not keys:
+        return {}
+    return {"$nor": [{"queue": queue, "task_option.limit_key": {"$in": list(of)}} for queue, of in keys.items()]}
 
 
 def lapsed(grace_ms: int) -> Filter:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls"]
+Collection = Literal["tasks", "workers", "schedules", "controls", "places"]
 Target = Literal[Collection, "database", "session"]
 Operation = Generator["Call", Any, T]
 
@@ -56,6 +56,11 @@ def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
 def controls(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection of controls."""
     return Call("controls", method, args, kwargs)
+
+
+def places(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of places."""
+    return Call("places", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
-from mtask.model.controls import Control
+from mtask.model.controls import Control, PlaceDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import STORED_OPTIONS
 from mtask.model.schedules import Schedule
@@ -132,6 +132,11 @@ def control_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(Control, "controls", {"": required})}
 
 
+def place_validator() -> dict[str, Any]:
+    """Return the validator of `places`."""
+    return {"$jsonSchema": _model_schema(PlaceDocument, "places", {"": ["_id", "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -182,6 +187,11 @@ def schedule_indexes() -> list[IndexModel]:
     return [IndexModel([("schedule_state.next_fire_time", ASCENDING)], name=FIRING_INDEX)]
 
 
+def place_indexes() -> list[IndexModel]:
+    """Return the indexes of `places`: documents that nobody uses go."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What a collection is set up with."""
@@ -202,4 +212,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "workers": Layout(WorkerDocument, worker_validator, worker_indexes, "incarnation"),
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),
+    "places": Layout(PlaceDocument, place_validator, place_indexes, "schema_version"),
 }

@@ -17,10 +17,11 @@ from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
-from mtask.store.driver import COLLECTIONS, CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
+from mtask.store.driver import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
 
 Document = dict[str, Any]
+_HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
 
@@ -146,7 +147,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
     }
     # Plain conditions are tested on the oplog itself. What is left out there costs the server half of an event that an
     # expression must look at, and nearly all that workers do is marked as quiet.
-    is_heard = {"ns.coll": {"$in": list(COLLECTIONS)}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
+    is_heard = {"ns.coll": {"$in": _HEARD}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
     return [
         {"$match": is_heard},
         {"$match": {"$expr": wanted}},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from mtask.worker.run import EndReason, HeldRun
 if TYPE_CHECKING:
     from mtask.worker.controls import Controls
     from mtask.worker.hints import Hints
+    from mtask.worker.limits import Admitted, Limits
     from mtask.worker.runner import Runner
 
 MAX_GROUP = 200
@@ -67,6 +69,7 @@ class Claimer:
         concurrency: int,
         *,
         controls: Controls,
+        limits: Limits,
         hints: Hints,
         quarantine: Quarantine,
         runner: Runner,
@@ -79,6 +82,7 @@ class Claimer:
         self._worker_id = worker_id
         self._runner = runner
         self._controls = controls
+        self._limits = limits
         self._hints = hints
         self._quarantine = quarantine
         self._is_backed_up = is_backed_up
@@ -156,7 +160,8 @@ class Claimer:
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            ahead = self._pace.ahead(self._concurrency)
+            # What is limited starts when it is claimed.
+            ahead = 0 if self._limits.is_any else self._pace.ahead(self._concurrency)
             free = self._concurrency + ahead - self._claiming - self._running - len(self._waiting)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
@@ -173,10 +178,12 @@ class Claimer:
             entries = self._queue.take(min(free, MAX_GROUP), now)
             if entries:
                 task_ids = [entry.task_id for entry in entries]
+                is_limited = self._limits.is_any and any(self._limits.is_limited(entry.queue) for entry in entries)
                 self._claiming += len(task_ids)
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
-                claiming = self._claim(task_ids, look_first=entries[0].rank > 0 and not is_rescue, is_rescue=is_rescue)
+                look_first = entries[0].rank > 0 and not is_rescue
+                claiming = self._claim(task_ids, look_first=look_first, is_rescue=is_rescue, is_limited=is_limited)
                 job = asyncio.get_running_loop().create_task(claiming)
                 self._in_flight.add(job)
                 self._launched_at = now
@@ -189,9 +196,16 @@ class Claimer:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()
 
-    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool) -> None:
+    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_limited: bool) -> None:
         try:
-            wanted = await self._store.run(self._hints.still_due(task_ids)) if look_first else task_ids
+            if is_limited:
+                due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
+                by_urgency = [due[task_id] for task_id in task_ids if task_id in due]
+                await self._claim_limited(by_urgency, is_rescue=is_rescue)
+                return
+            wanted = task_ids
+            if look_first:
+                wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
             if wanted:
                 await self._claim_group(wanted, is_rescue=is_rescue)
         except DatabaseError as error:
@@ -204,33 +218,49 @@ class Claimer:
             self._hints.landed(task_ids)
             self._on_landed()
 
-    async def _claim_group(self, task_ids: list[str], *, is_rescue: bool = False) -> None:
+    async def _claim_limited(self, tasks: Sequence[StoredTask], *, is_rescue: bool) -> None:
+        """Claim those of these tasks that get their places; the others wait for theirs."""
+        free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
+        if free:
+            await self._claim_group(free, is_rescue=is_rescue)
+        limited = [task for task in tasks if self._limits.is_limited(task.queue)]
+        if limited:
+            admitted = await self._limits.admit(limited, fresh_token())
+            if admitted.task_ids:
+                await self._claim_group(admitted.task_ids, is_rescue=is_rescue, admitted=admitted)
+
+    async def _claim_group(
+        self, task_ids: list[str], *, is_rescue: bool = False, admitted: Admitted | None = None
+    ) -> None:
         """Claim these tasks and start the runs won."""
-        token, sent = fresh_token(), monotonic()
+        token, sent = fresh_token() if admitted is None else admitted.token, monotonic()
+        guard = [self._controls.guard(), *(() if admitted is None else admitted.guard)]
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            claiming = claims.claim(task_ids, self._worker_id, token, timeout, self._controls.guard())
-            documents = await self._store.run(claiming)
+            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout, guard))
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
-            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)
-            if is_rescue:
+            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)
+            if is_rescue and admitted is None:
                 await self._rescue_apart(left, is_alone=len(task_ids) == 1)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
-            left = await self._recover(task_ids, token, sent)
+            left = await self._recover(task_ids, token, sent, (), admitted)
             if len(task_ids) == 1:
                 await self._quarantine.examine(left, error)
-            else:
+            elif admitted is None:
                 for task_id in left:
                     await self._claim_group([task_id], is_rescue=is_rescue)
         else:
             won = {document["_id"] for document in documents}
+            lost = [task_id for task_id in task_ids if task_id not in won]
             self._pace.claimed(monotonic() - sent)
             self.won_cnt += len(won)
-            self.lost_cnt += len(task_ids) - len(won)
-            await self._adopt(documents, task_ids, token, sent)
-            self._hints.look_again(task_id for task_id in task_ids if task_id not in won)
+            self.lost_cnt += len(lost)
+            await self._adopt(documents, task_ids, token, sent, admitted)
+            self._hints.look_again(lost)
+            if admitted is not None:
+                await self._limits.settle(admitted, _claim_times(documents, token), lost)
 
     async def _rescue_apart(self, task_ids: list[str], *, is_alone: bool) -> None:
         """Claim each alone: an open transaction may hold one of them up, and it must not hold up the others again."""
@@ -245,9 +275,16 @@ class Claimer:
                     raise ended
 
     async def _adopt(
-        self, documents: Sequence[dict[str, Any]], task_ids: Sequence[str], token: str, sent: float
+        self,
+        documents: Sequence[dict[str, Any]],
+        task_ids: Sequence[str],
+        token: str,
+        sent: float,
+        admitted: Admitted | None = None,
     ) -> None:
         """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
+        if admitted is not None:
+            self._limits.hold(admitted, [document["_id"] for document in documents])
         run_ids = claims.run_ids_of(task_ids, token)
         refused: list[tuple[dict[str, Any], Exception]] = []
         now = monotonic()
@@ -305,7 +342,12 @@ class Claimer:
             self.recent = {task_id: when for task_id, when in self.recent.items() if when > now - _RECENT}
 
     async def _recover(
-        self, task_ids: list[str], token: str, sent: float, looks_again: Sequence[float] = ()
+        self,
+        task_ids: list[str],
+        token: str,
+        sent: float,
+        looks_again: Sequence[float] = (),
+        admitted: Admitted | None = None,
     ) -> list[str]:
         """Read back what a claim took that was not answered as it should be, and start that; return the rest.
 
@@ -322,7 +364,9 @@ class Claimer:
             found = [document for document in documents if document["_id"] not in known]
             known.update(document["_id"] for document in found)
             self.won_cnt += len(found)
-            await self._adopt(found, task_ids, token, sent)
+            await self._adopt(found, task_ids, token, sent, admitted)
+            if admitted is not None:
+                await self._limits.settle(admitted, _claim_times(found, token), ())
         doubtful = [task_id for task_id in task_ids if task_id not in known]
         self._hints.look_again(doubtful)
         if doubtful and monotonic() < sent + _SETTLED:
@@ -357,6 +401,16 @@ class Claimer:
                 await self._store.run(claims.finish([_handed_back(t, run_ids[t]) for t in late]))
         except MtaskError as error:
             logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
+
+
+def _claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, datetime]:
+    """Return by task when the claim with this token took it."""
+    return {
+        document["_id"]: run["claim_time"]
+        for document in documents
+        for run in claims.runs_in(document)
+        if str(run.get("run_id")).startswith(f"{token}-")
+    }
 
 
 def _handed_back(task_id: str, run_id: str) -> Outcome:

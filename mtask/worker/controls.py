@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
-from mtask.model.controls import Control
+from mtask.model.controls import Control, Limit
 from mtask.model.documents import describe_validation
 from mtask.store import controls
 from mtask.store.driver import AsyncStore
@@ -37,6 +37,8 @@ class Controls:
         self._names = list(names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
+        #: By queue, what bounds it.
+        self.limits: dict[str, Control] = {}
         #: When this worker's heartbeat runs out, by the server's clock.
         self.valid_until: datetime | None = None
         self._found: list[dict[str, Any]] = []
@@ -112,6 +114,13 @@ class Controls:
         """Whether a task of this queue and name is not to be claimed now."""
         return name in self.paused_names or queue in self.paused_queues
 
+    def limit_of(self, queue: str, *, of_key: bool) -> Limit | None:
+        """Return what bounds a queue, or each limit_key in it."""
+        control = self.limits.get(queue)
+        if control is None:
+            return None
+        return control.key_limit if of_key else control.limit
+
     def guard(self) -> Filter:
         """Return what a claim asks for beside the task's own state."""
         return claimable_now(self.paused_queues, self.paused_names, self.valid_until)
@@ -123,6 +132,7 @@ class Controls:
         before = self.paused_queues | self.paused_names
         self.paused_queues = frozenset(c.target for c in found if c.kind == "queue" and c.paused)
         self.paused_names = frozenset(c.target for c in found if c.kind == "name" and c.paused)
+        self.limits = {c.target: c for c in found if c.limit is not None or c.key_limit is not None}
         after = self.paused_queues | self.paused_names
         if before != after:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))

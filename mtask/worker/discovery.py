@@ -17,6 +17,7 @@ from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.hints import MAX_UNSERVED, Hints
+from mtask.worker.limits import Limits
 from mtask.worker.log import fields, logger
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner
@@ -47,6 +48,7 @@ class Discovery:
         clock: ServerClock,
         runner: Runner,
         controls: Controls,
+        limits: Limits,
         on_control: Callable[[], None],
         on_schedules: Callable[[], None],
         on_dropped: Callable[[], None],
@@ -61,6 +63,7 @@ class Discovery:
         self._clock = clock
         self._runner = runner
         self._controls = controls
+        self._limits = limits
         self._on_control = on_control
         self._on_schedules = on_schedules
         self._on_dropped = on_dropped
@@ -220,8 +223,10 @@ class Discovery:
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
         sent = monotonic()
         scan = claims.scan_begun if begun_only else claims.scan
+        full, keys = self._limits.left_out()
+        queues = [queue for queue in self._controls.queues if queue not in full]
         found = await self._store.run(
-            scan(self._controls.queues, self._controls.names, self._worker_id, _ms(horizon), self._queue.capacity)
+            scan(queues, self._controls.names, self._worker_id, _ms(horizon), self._queue.capacity, keys)
         )
         self.scan_cnt += 1
         if found.server_time is not None:

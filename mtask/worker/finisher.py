@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -54,9 +55,11 @@ class _Lane:
 class Finisher:
     """Takes outcomes and sees that they are written, or that their lease is lost."""
 
-    def __init__(self, store: AsyncStore, pinger: Pinger) -> None:
+    def __init__(self, store: AsyncStore, pinger: Pinger, on_closed: Callable[[str, str], None]) -> None:
+        """`on_closed` is told task and run_id of each run whose outcome stands."""
         self._store = store
         self._pinger = pinger
+        self._on_closed = on_closed
         # A lane each, so that failures and hand-backs are written however many successes flow.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
@@ -170,6 +173,7 @@ class Finisher:
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
+            self._on_closed(ending.run.task_id, ending.run.run_id)
         else:
             self.lost_cnt += 1
             logger.warning(

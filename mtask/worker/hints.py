@@ -120,7 +120,7 @@ class Hints:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, priority, due, is_begun=is_begun)
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
@@ -199,14 +199,17 @@ class Hints:
         self._peers.update(live)
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
 
-    def _enqueue(self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool) -> None:
+    def _enqueue(
+        self, task_id: str, name: str, queue: str | None, priority: int, due: float, *, is_begun: bool
+    ) -> None:
         if task_id in self._claimer.busy:
             self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
         elif self._quarantine.is_left_alone(task_id):
             self._look_at(task_id, self._quarantine.left_alone_until(task_id))
         else:
             self._due_looks.discard(task_id)
-            self._queue.push(task_id, name, priority, due, self._rank(task_id, name), is_begun=is_begun)
+            rank = self._rank(task_id, name)
+            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, queue=queue)
             self._claimer.wake()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:
@@ -351,13 +354,13 @@ class Hints:
         if is_begun and moment > now:
             self._look_when_due(task.id, task.name, due)
         else:
-            self._enqueue(task.id, task.name, task.task_option.priority, due, is_begun=is_begun)
+            self._enqueue(task.id, task.name, task.queue, task.task_option.priority, due, is_begun=is_begun)
 
     def _forget(self, task_id: str) -> None:
         self._queue.discard(task_id)
         self._due_looks.discard(task_id)
 
-    def still_due(self, task_ids: Sequence[str]) -> Operation[list[str]]:
+    def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""
         sent = monotonic()
         documents = yield from claims.look_at_due(task_ids, _HORIZON_MS)
@@ -371,7 +374,7 @@ class Hints:
             if self._controls.is_paused(task.queue, task.name):
                 continue
             if rules.may_take(task, self._worker_id, document["now"]):
-                found.append(task.id)
+                found.append(task)
             elif not self._is_old_news(task.id, sent):
                 self._claimer.busy.discard(task.id)
                 self._schedule(task, document["now"])

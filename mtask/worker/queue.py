@@ -29,6 +29,7 @@ class Entry:
     rank: int
     #: Some worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
+    queue: str | None = None  #: where it is known
     is_dropped: bool = False
 
     @property
@@ -72,14 +73,24 @@ class PreemptionQueue:
         """How many of the entries this worker ranks first for."""
         return self._own
 
-    def push(self, task_id: str, name: str, priority: int, due: float, rank: int, *, is_begun: bool = False) -> None:
+    def push(
+        self,
+        task_id: str,
+        name: str,
+        priority: int,
+        due: float,
+        rank: int,
+        *,
+        is_begun: bool = False,
+        queue: str | None = None,
+    ) -> None:
         """Add a task, or move the one that is there."""
         old = self._entries.get(task_id)
         if old is not None:
             if (old.due, old.priority, old.rank, old.is_begun) == (due, priority, rank, is_begun):
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, queue)
         self._entries[task_id] = entry
         self._own += rank == 0
         self._sequence += 1
@@ -93,7 +104,7 @@ class PreemptionQueue:
         if entry is None:
             return False
         is_begun = entry.is_begun if is_begun is None else is_begun
-        self.push(task_id, entry.name, entry.priority, due, entry.rank, is_begun=is_begun)
+        self.push(task_id, entry.name, entry.priority, due, entry.rank, is_begun=is_begun, queue=entry.queue)
         return True
 
     def discard(self, task_id: str) -> None:
@@ -143,7 +154,9 @@ class PreemptionQueue:
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
-                self.push(task_id, entry.name, entry.priority, entry.due, rank, is_begun=entry.is_begun)
+                self.push(
+                    task_id, entry.name, entry.priority, entry.due, rank, is_begun=entry.is_begun, queue=entry.queue
+                )
 
     def names(self) -> list[tuple[str, str]]:
         """Return id and name of every entry."""

@@ -30,7 +30,11 @@ _CANCEL_GRACE = 2.0
 
 
 class Runner:
-    """Runs handlers. `on_slot_free` is called once for each run, when it has really ended."""
+    """Runs handlers.
+
+    `on_slot_free` is called once for each run, when it has really ended; `on_closed` with task and run_id where its
+    own transaction has recorded the SUCCESS.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Runner:
         contexts: Transactions,
         worker_id: str,
         on_slot_free: Callable[[], None],
+        on_closed: Callable[[str, str], None],
     ) -> None:
         self._store = store
         self._pinger = pinger
@@ -47,6 +52,7 @@ class Runner:
         self._contexts = contexts
         self._worker_id = worker_id
         self._on_slot_free = on_slot_free
+        self._on_closed = on_closed
         self._threads = Threads("mtask-handler")
         self._runs: dict[str, HeldRun] = {}
         self._by_task: dict[str, HeldRun] = {}
@@ -185,6 +191,7 @@ class Runner:
         if run.succeeded_in_transaction:
             run.is_finishing = True
             self._pinger.release(run)
+            self._on_closed(run.task_id, run.run_id)
             await self._add_returns(run, returned, raised)
             return
         reason = run.end_reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -23,6 +23,7 @@ from mtask.worker.effects import RunTransactions
 from mtask.worker.finisher import Finisher
 from mtask.worker.hints import Hints
 from mtask.worker.host import automatic_worker_id
+from mtask.worker.limits import Limits
 from mtask.worker.log import fields, logger
 from mtask.worker.outcomes import ended
 from mtask.worker.pinger import Pinger
@@ -91,6 +92,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
         self._controls: Controls
+        self._limits: Limits
         self._claimer: Claimer
         self._runner: Runner
         self._finisher: Finisher
@@ -173,7 +175,8 @@ class Worker:
             self._heartbeat,
             self._registered_from_thread,
         )
-        self._finisher = Finisher(store, self._pinger)
+        self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.ask_full_scan())
+        self._finisher = Finisher(store, self._pinger, self._limits.closed)
         # A store of its own: the pinger sets the time limit of its calls as leases allow.
         handler_store = SyncStore(ping_store.client, self._options.database)
         transactions = RunTransactions(store, handler_store, self._pinger)
@@ -182,7 +185,9 @@ class Worker:
         self._hints = Hints(
             store, self.worker_id, self.queues, names, queue, clock, self._pinger, quarantine, self._controls
         )
-        self._runner = Runner(store, self._pinger, self._finisher, transactions, self.worker_id, self._slot_freed)
+        self._runner = Runner(
+            store, self._pinger, self._finisher, transactions, self.worker_id, self._slot_freed, self._limits.closed
+        )
         self._claimer = Claimer(
             store,
             queue,
@@ -190,6 +195,7 @@ class Worker:
             self.worker_id,
             self._options.concurrency,
             controls=self._controls,
+            limits=self._limits,
             hints=self._hints,
             quarantine=quarantine,
             runner=self._runner,
@@ -208,6 +214,7 @@ class Worker:
             clock=clock,
             runner=self._runner,
             controls=self._controls,
+            limits=self._limits,
             on_control=self._pinger.beat_now,
             on_schedules=self._wake_scheduler,
             on_dropped=self._declare_again,
@@ -218,6 +225,9 @@ class Worker:
     def _wake_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.wake()
+
+    def _look_again(self, task_ids: Iterable[str]) -> None:
+        self._hints.look_again(task_ids)
 
     def _declare_again(self) -> None:
         if self._scheduler is not None:
@@ -241,11 +251,13 @@ class Worker:
             async with asyncio.TaskGroup() as to_the_end:
                 to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan))
                 to_the_end.create_task(self._controls.run_confirming(self._claimer.until_landed, self._pinger.beat_now))
+                to_the_end.create_task(self._limits.run_giving_back())
                 try:
                     await self._work()
                     await self._finish_runs()
                 finally:
                     self._controls.stop()
+                    self._limits.stop()
         finally:
             await asyncio.to_thread(self._pinger.stop)
             self._runner.close()
@@ -261,6 +273,7 @@ class Worker:
             group.create_task(self._hints.run_looks())
             group.create_task(self._hints.run_due_looks())
             group.create_task(self._claimer.run())
+            group.create_task(self._limits.run())
             group.create_task(self._announce_running())
             if self._scheduler is not None:
                 group.create_task(self._scheduler.run())
@@ -269,6 +282,7 @@ class Worker:
             logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
             self._pinger.beat_now()
             self._claimer.stop()
+            self._limits.stop_trying()
             if self._scheduler is not None:
                 self._scheduler.stop()
             self._controls.poll()
