@@ -1,4 +1,4 @@
-"""Places: how many runs of a queue, or of one limit_key in it, there are at once, and how many have started in a window.
+"""Places: how many runs of a queue, or of one limit_key in it, there are at once, and how many started in a window.
 
 One document in the collection `places` for each queue, or key in a queue, that is limited. A place is taken before the
 claim, by one update that counts on the server, and the claim is valid only until `claim_by`. So no run is live without
@@ -31,7 +31,8 @@ Document = dict[str, Any]
 CLAIM_MS = 2_000
 #: A claim that was begun in time may be written so much later; then what is not there will not come.
 _LATEST = timedelta(seconds=15)
-#: What the way from a claim to its handler may take, as a share of the window and in ms at most: windows are longer by it.
+#: What the way from a claim to its handler may take, as a share of the window, and in ms at most: windows last longer
+#: by it.
 _WAY, _MAX_WAY_MS = 0.02, 100
 #: How long a document is kept that nobody uses, in ms.
 _KEPT_MS = 3_600_000

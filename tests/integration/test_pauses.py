@@ -11,7 +11,7 @@ import pytest
 
 from mtask import App, Client
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch
-from mtask.store import claims, setup
+from mtask.store import claims, filters, setup
 from mtask.store.driver import SyncStore
 from tests.integration.stores import publish, stored
 from tests.integration.worker_harness import register, until, working
@@ -154,8 +154,8 @@ def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
 def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
     store.run(setup.ensure())
     publish(store, "k")
-    expired = {"$and": [{"$expr": {"$lt": ["$$NOW", stored(store, "k")["task_state"]["create_time"]]}}]}
-    assert store.run(claims.claim(["task:k"], "w", "1", also=expired)) == []
+    expired = filters.in_time(stored(store, "k")["task_state"]["create_time"])
+    assert store.run(claims.claim(["task:k"], "w", "1", also=[expired])) == []
     assert len(store.run(claims.claim(["task:k"], "w", "2"))) == 1
 
 

@@ -1,0 +1,156 @@
+"""Places: never more than the limit, whoever asks at once, and none kept for a run that there is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask.model.controls import Limit
+from mtask.model.status import RunStatus
+from mtask.store import claims, places, setup
+from mtask.store.driver import SyncStore
+from mtask.store.pipelines import Outcome
+from mtask.store.places import Held, Place, Wish
+from tests.integration.stores import publish
+
+QUEUE, KEY = Place("default"), Place("default", "tenant")
+Document = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def set_up(store: SyncStore) -> Iterator[None]:
+    store.run(setup.ensure(setup.EVERY))
+    yield
+
+
+def stored(store: SyncStore, place: Place = QUEUE) -> Document:
+    found = store.collections["places"].find_one({"_id": place.id})
+    assert found is not None
+    return found
+
+
+def take(store: SyncStore, limit: Limit, task_ids: Sequence[str], token: str, place: Place = QUEUE) -> places.Taken:
+    return store.run(places.take([Wish(place, limit, task_ids)], token))[place]
+
+
+def claimed(store: SyncStore, key: str, token: str) -> Document:
+    publish(store, key)
+    (document,) = store.run(claims.claim([f"task:{key}"], "w", token))
+    return document
+
+
+def lapse(store: SyncStore, task_id: str) -> None:
+    long_ago = {
+        "$set": {"task_state.worker_states.$[].ping_expire_time": store.run(setup.check_server()) - timedelta(1)}
+    }
+    store.tasks.update_one({"_id": task_id}, long_ago)
+
+
+@pytest.mark.parametrize("limit", [Limit(concurrency=3), Limit(starts=3, window_ms=60_000)])
+def test_the_most_urgent_get_the_places_there_are(store: SyncStore, limit: Limit) -> None:
+    assert take(store, limit, ["a", "b"], "1").task_ids == {"a", "b"}
+    second = take(store, limit, ["c", "d"], "2")
+    assert second.task_ids == {"c"}
+    assert second.is_crowded is (limit.concurrency is not None)
+    third = take(store, limit, ["d"], "3")
+    assert (third.task_ids, third.claim_by) == (frozenset(), None)
+    if limit.starts:
+        first_start = min(entry["time"] for entry in stored(store)["starts"])
+        assert third.next_time == first_start + timedelta(milliseconds=60_100)
+
+
+def test_both_bounds_hold(store: SyncStore) -> None:
+    limit = Limit(concurrency=5, starts=2, window_ms=60_000)
+    assert take(store, limit, ["a", "b", "c"], "1").task_ids == {"a", "b"}
+    store.run(places.give_back([Held(QUEUE, "a", "1"), Held(QUEUE, "b", "1")]))
+    assert take(store, limit, ["c"], "2").task_ids == frozenset()
+    assert [len(stored(store)[name]) for name in ("running", "starts")] == [0, 2]
+
+
+def test_several_places_at_once(store: SyncStore) -> None:
+    one = Limit(concurrency=1)
+    wishes = [Wish(QUEUE, Limit(concurrency=2), ["a", "b"]), Wish(KEY, one, ["b", "c"])]
+    for token, wanted in (("1", ({"a", "b"}, {"b"})), ("2", (set(), set()))):
+        taken = store.run(places.take(wishes, token))
+        assert (taken[QUEUE].task_ids, taken[KEY].task_ids) == wanted
+
+
+def test_of_any_number_that_ask_at_once_no_more_than_the_limit_get_one(store: SyncStore) -> None:
+    limit = Limit(concurrency=7, starts=9, window_ms=60_000)
+
+    def ask(number: int) -> int:
+        if number % 2:
+            return len(take(store, limit, [f"{number}-{n}" for n in range(3)], f"t{number}").task_ids)
+        wishes = [Wish(QUEUE, limit, [f"{number}-a"]), Wish(KEY, limit, [f"{number}-a"])]
+        return len(store.run(places.take(wishes, f"t{number}"))[QUEUE].task_ids)
+
+    with ThreadPoolExecutor(16) as pool:
+        got = list(pool.map(ask, range(32)))
+    assert sum(got) == 7
+    assert len(stored(store)["running"]) == 7
+    assert len(stored(store, KEY)["running"]) <= 7
+
+
+def test_what_was_not_claimed_is_given_back_and_a_start_counts_from_its_claim(store: SyncStore) -> None:
+    limit = Limit(concurrency=3, starts=3, window_ms=60_000)
+    taken = take(store, limit, ["task:a", "task:b"], "1")
+    document = claimed(store, "a", "1")
+    claim_time = claims.runs_in(document)[0]["claim_time"]
+    assert taken.claim_by is not None
+    assert claim_time < taken.claim_by
+    store.run(places.settle([QUEUE], "1", {"task:a": claim_time}, ["task:b"]))
+    assert [(e["task_id"], e["time"]) for e in stored(store)["starts"]] == [("task:a", claim_time)]
+    assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:a"]
+
+
+def test_what_is_in_doubt_keeps_its_place(store: SyncStore) -> None:
+    take(store, Limit(concurrency=1), ["task:a"], "1")
+    store.run(places.settle([QUEUE], "1", {}, []))
+    assert len(stored(store)["running"]) == 1
+    assert not store.run(places.give_back_dead([QUEUE]))  # its claim may come true yet
+
+
+def test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(store: SyncStore) -> None:
+    limit = Limit(concurrency=3)
+    for key in "abc":
+        take(store, limit, [f"task:{key}"], f"t{key}")
+        claimed(store, key, f"t{key}")
+    assert not store.run(places.give_back_dead([QUEUE]))
+    store.run(claims.finish([Outcome("task:a", "ta-0", RunStatus.SUCCESS)]))
+    lapse(store, "task:b")
+    assert store.run(places.give_back_dead([QUEUE]))
+    assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:c"]
+    # A ping that was under way when the lapse was seen cannot bring the run back: it is closed.
+    assert claims.runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
+
+
+def test_a_place_whose_claim_never_came_is_given_back_after_a_while(store: SyncStore) -> None:
+    take(store, Limit(concurrency=1), ["task:a"], "1")
+    long_ago = store.run(setup.check_server()) - timedelta(seconds=30)
+    store.collections["places"].update_one({}, {"$set": {"running.0.claim_by": long_ago}})
+    assert store.run(places.give_back_dead([QUEUE]))
+    assert stored(store)["running"] == []
+
+
+def test_a_document_in_use_does_not_expire(store: SyncStore) -> None:
+    take(store, Limit(concurrency=1), ["task:a"], "1")
+    assert "expire_time" not in stored(store)
+    store.run(places.give_back([Held(QUEUE, "task:a", "1")]))
+    assert stored(store)["expire_time"] > store.run(setup.check_server())
+    take(store, Limit(starts=1, window_ms=60_000), ["task:b"], "2", KEY)
+    assert stored(store, KEY)["expire_time"] > store.run(setup.check_server())
+
+
+def test_queue_and_key_cannot_be_taken_for_another_pair() -> None:
+    assert Place('a", "b').id != Place("a", "b").id
+    assert Place("a").id != Place("a", "").id
+
+
+def test_a_malformed_document_counts_as_empty(store: SyncStore) -> None:
+    store.collections["places"].database.command("collMod", "places", validator={})
+    store.collections["places"].insert_one({"_id": QUEUE.id, "running": "nonsense", "starts": 3})
+    assert take(store, Limit(concurrency=1), ["a"], "1").task_ids == {"a"}
