@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -22,9 +22,8 @@ Document = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def set_up(store: SyncStore) -> Iterator[None]:
+def set_up(store: SyncStore) -> None:
     store.run(setup.ensure(setup.EVERY))
-    yield
 
 
 def stored(store: SyncStore, place: Place = QUEUE) -> Document:
