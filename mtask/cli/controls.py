@@ -1,4 +1,4 @@
-"""`mtask pause`, `resume`, `limit` and `controls`: what holds for a queue or a task name."""
+"""`mtask pause`, `resume`, `limit`, `keep` and `controls`: what holds for a queue or a task name."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     command(app, "pause", panel=PANEL)(pause)
     command(app, "resume", panel=PANEL)(resume)
     command(app, "limit", panel=PANEL)(limit)
+    command(app, "keep", panel=PANEL)(keep)
     command(app, "controls", panel=PANEL)(controls)
 
 
@@ -83,6 +84,33 @@ def limit(
     cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_limits(control) or 'no limits'}")
 
 
+def keep(
+    cli: Cli,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
+    success: Annotated[
+        int | None, typer.Option("--success", metavar="NUMBER", help="Of those that ended as SUCCESS.")
+    ] = None,
+    fail: Annotated[
+        int | None, typer.Option("--fail", metavar="NUMBER", help="Of those that ended as FAIL or CANCELED.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Keep all again.")] = False,
+) -> None:
+    """Keep only the newest finished tasks of a queue; 0 keeps none.
+
+    What is not given is kept. Workers of the queue remove the others.
+    """
+    if everything == (success is not None or fail is not None):
+        raise InvalidInput("say how many with --success or --fail, or --all.", field="success")
+    control = cli.client().keep(queue, success=success, fail=fail)
+    cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_kept(control) or 'keeps all'}")
+
+
+def _kept(control: Control) -> str:
+    kept = (("SUCCESS", control.keep_success), ("FAIL and CANCELED", control.keep_fail))
+    parts = [f"{count:,} {what}" for what, count in kept if count is not None]
+    return f"keeps the newest {', '.join(parts)}" if parts else ""
+
+
 def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
     if text is None:
         return None
@@ -105,21 +133,21 @@ def _told(cli: Cli, control: Control) -> None:
 
 
 def controls(cli: Cli) -> None:
-    """List the queues and task names that are paused or limited, or were."""
+    """List what holds for queues and task names: pauses, limits, what is kept."""
     client = cli.client(reads_only=True)
     found = client.controls()
     if cli.is_json:
         cli.json([control.model_dump(by_alias=True) for control in found])
         return
     if not found:
-        cli.notice("nothing is paused or limited, nor was")
+        cli.notice("nothing is paused or limited, nor was; all is kept")
         return
     now = client.server_time()
     columns = (
         Column("STATE"),
         Column("KIND"),
         Column("TARGET", gives_way=True),
-        Column("LIMITS", gives_way=True),
+        Column("BOUNDS", gives_way=True),
         Column("SINCE"),
     )
     rows: list[list[str | Text]] = [
@@ -127,7 +155,7 @@ def controls(cli: Cli) -> None:
             Text("paused", style="yellow") if control.paused else "open",
             control.kind,
             control.target,
-            _limits(control) or "-",
+            "; ".join(filter(None, (_limits(control), _kept(control)))) or "-",
             relative(control.update_time, now),
         ]
         for control in found

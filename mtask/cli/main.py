@@ -20,6 +20,7 @@ from mtask.cli import (
     find,
     local,
     publish,
+    purge,
     schedule,
     show,
     wait,
@@ -62,6 +63,7 @@ def root(
 
 demo.register(app)
 publish.register(app)
+purge.register(app)
 show.register(app)
 find.register(app)
 wait.register(app)

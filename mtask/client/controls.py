@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from mtask.client import requests
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
-from mtask.model.controls import Control, Kind, Limit, check_target
+from mtask.model.controls import MAX_KEPT, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
-from mtask.store import controls, workers
+from mtask.store import controls, retention, workers
 from mtask.store.operation import Operation
 from mtask.store.publishing import milliseconds
 
@@ -94,6 +94,23 @@ def limit(
     }
     done = "limited" if any(fields.values()) else "no longer limited"
     return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
+
+
+def keep(queue: str, success: int | None, fail: int | None) -> Operation[Control]:
+    """Say how many finished tasks of a queue are kept; raise InvalidInput."""
+    _, target = check_target(queue, None)
+    for field, value in (("success", success), ("fail", fail)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
+        if value is not None and not is_count:
+            raise InvalidInput(f"{field} {shown(value)}: use 0 to {MAX_KEPT}; None keeps all.", field=field)
+
+    def operation() -> Operation[Control]:
+        if success is not None or fail is not None:
+            yield from retention.prepare_keep()
+        fields = {"keep_success": success, "keep_fail": fail}
+        return control_of((yield from controls.put("queue", target, fields)))
+
+    return operation()
 
 
 def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import controls as control_requests
 from mtask.client import doctor, explain, publication, requests, scheduling, views
+from mtask.client import purging as purging_requests
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
@@ -247,6 +248,31 @@ class Client:
         """Remove a task, whatever its status; return whether it was there. A live run is ended."""
         return self._run(tasks.remove(requests.identify(task, key)))
 
+    def purge(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        older_than: timedelta | float | None = None,
+        limit: int = 0,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove finished tasks, at most `limit` (0: all); return how many, with `dry_run` how many it would be.
+
+        `status`: SUCCESS, FAIL, CANCELED, all three by default, or INIT for tasks that wait. `older_than` (a timedelta
+        or seconds): finished, or created, so long ago. It goes in batches, and leaves the database half of the time
+        to others. Raises InvalidInput.
+        """
+        purging = purging_requests.prepare(status, name, queue, older_than, limit)
+        if dry_run:
+            return self._run(purging.count())
+        while purging.has_more:
+            begun = time.monotonic()
+            self._run(purging.batch())
+            time.sleep(purging.pause(time.monotonic() - begun))
+        return purging.removed
+
     def stats(self) -> list[views.StatRow]:
         """Return counts per queue, name and status."""
         return self._run(requests.stats())
@@ -311,6 +337,14 @@ class Client:
         InvalidInput.
         """
         return self._put_control(control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout))
+
+    def keep(self, queue: str, *, success: int | None = None, fail: int | None = None) -> Control:
+        """Keep only the newest so many finished tasks of a queue, 0: none, None: all.
+
+        `success` is for those that ended as SUCCESS, `fail` for FAIL and CANCELED together. Workers remove the others
+        within a minute or so, beside what retain_success_ms and retain_fail_ms remove. Raises InvalidInput.
+        """
+        return self._run(control_requests.keep(queue, success, fail))
 
     def controls(self) -> list[Control]:
         """Return what holds for queues and task names, by id: those that were paused or limited once."""

@@ -14,6 +14,7 @@ from mtask.model.options import WHOLE
 Kind = Literal["queue", "name"]
 #: What one document can count.
 MAX_PLACES = 1_000
+MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
 
 
@@ -52,6 +53,9 @@ class Control(BaseModel):
     paused: StrictBool = False
     limit: Limit | None = None  #: of the queue
     key_limit: Limit | None = None  #: of each limit_key in the queue
+    #: How many finished tasks of the queue are kept, the newest; None: all. A FAIL and a CANCELED are of one kind.
+    keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
+    keep_fail: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     #: Counts the changes: a worker says which it goes by.
     revision: Annotated[int, Field(ge=1), WHOLE]
     update_time: Instant
@@ -61,8 +65,9 @@ class Control(BaseModel):
     def _identity_holds(self) -> Self:
         if self.id != control_id(self.kind, self.target):
             raise ValueError(f"_id {self.id!r} is not kind:target")
-        if self.kind == "name" and (self.limit is not None or self.key_limit is not None):
-            raise ValueError("limits are for queues")
+        of_queues = (self.limit, self.key_limit, self.keep_success, self.keep_fail)
+        if self.kind == "name" and any(value is not None for value in of_queues):
+            raise ValueError("limits and what is kept are for queues")
         return self
 
 

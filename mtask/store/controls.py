@@ -20,8 +20,7 @@ _RACES = 5
 
 def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
     """Change a control, or make it; return it as it is then. What stands already is left, its revision too."""
-    has_limits = any(name != "paused" for name in changes)
-    yield from setup.make_sure(["controls", "places"] if has_limits else ["controls"])
+    yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
     change = {
         "kind": kind,

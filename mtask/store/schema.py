@@ -19,6 +19,7 @@ from mtask.store.operation import Collection
 DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
+FINISHED_INDEX = "mtask_finished"
 FIRING_INDEX = "mtask_firing"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
@@ -175,6 +176,14 @@ def task_indexes() -> list[IndexModel]:
             partialFilterExpression={"expire_time": {"$exists": True}},
         ),
     ]
+
+
+def finished_index() -> IndexModel:
+    """Return the index of `tasks` that is made when a queue is first to keep only its newest."""
+    order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
+    has_ended = {"task_state.finish_time": {"$exists": True}}
+    keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
+    return IndexModel(keys, name=FINISHED_INDEX, partialFilterExpression=has_ended)
 
 
 def worker_indexes() -> list[IndexModel]:

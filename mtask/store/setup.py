@@ -10,7 +10,7 @@ from typing import Any
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.operation import Call, Collection, Operation, command, on, tasks
-from mtask.store.schema import LAYOUTS, schema_title
+from mtask.store.schema import FINISHED_INDEX, LAYOUTS, finished_index, schema_title
 
 #: What each use needs; the others are made when they are first written to.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
@@ -66,6 +66,12 @@ def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Ope
         except AccessDenied:
             if repair or collection not in options:
                 raise
+
+
+def make_finished_index() -> Operation[None]:
+    """Make sure of the index by which the newest of a queue are found."""
+    if not (yield from _has_indexes("tasks", [FINISHED_INDEX])):
+        yield from _make_indexes("tasks", tasks("create_indexes", [finished_index()]))
 
 
 def is_there() -> Operation[bool]:

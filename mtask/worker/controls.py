@@ -39,6 +39,8 @@ class Controls:
         self.paused_names: frozenset[str] = frozenset()
         #: By queue, what bounds it.
         self.limits: dict[str, Control] = {}
+        #: By queue, how much of what has finished is kept.
+        self.keeps: dict[str, Control] = {}
         #: When this worker's heartbeat runs out, by the server's clock.
         self.valid_until: datetime | None = None
         self._found: list[dict[str, Any]] = []
@@ -63,7 +65,7 @@ class Controls:
         self._wake.set()
         self._changed.set()
 
-    async def run(self, on_resumed: Callable[[], None]) -> None:
+    async def run(self, on_resumed: Callable[[], None], on_changed: Callable[[], None]) -> None:
         """Go by what holds, from the next claim on, until `stop`."""
         while not self._is_stopping:
             with suppress(TimeoutError):
@@ -81,6 +83,7 @@ class Controls:
                 self._wake.set()
                 continue
             if self._found != self._seen:
+                on_changed()
                 self._changed.set()
 
     async def run_confirming(
@@ -133,6 +136,7 @@ class Controls:
         self.paused_queues = frozenset(c.target for c in found if c.kind == "queue" and c.paused)
         self.paused_names = frozenset(c.target for c in found if c.kind == "name" and c.paused)
         self.limits = {c.target: c for c in found if c.limit is not None or c.key_limit is not None}
+        self.keeps = {c.target: c for c in found if c.keep_success is not None or c.keep_fail is not None}
         after = self.paused_queues | self.paused_names
         if before != after:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))

@@ -33,6 +33,7 @@ from mtask.worker.registrar import Registrar
 from mtask.worker.registry import App
 from mtask.worker.run import EndReason
 from mtask.worker.runner import Runner
+from mtask.worker.upkeep import Upkeep
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
@@ -93,6 +94,7 @@ class Worker:
         self._at_once = asyncio.Event()
         self._controls: Controls
         self._limits: Limits
+        self._upkeep: Upkeep
         self._claimer: Claimer
         self._runner: Runner
         self._finisher: Finisher
@@ -175,6 +177,7 @@ class Worker:
             self._heartbeat,
             self._registered_from_thread,
         )
+        self._upkeep = Upkeep(store, self._controls)
         self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.ask_full_scan())
         self._finisher = Finisher(store, self._pinger, self._limits.closed)
         # A store of its own: the pinger sets the time limit of its calls as leases allow.
@@ -249,7 +252,7 @@ class Worker:
         try:
             # Whoever pauses a queue waits for every worker that lives: so one that stops goes on answering to the end.
             async with asyncio.TaskGroup() as to_the_end:
-                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan))
+                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan, self._upkeep.wake))
                 to_the_end.create_task(self._controls.run_confirming(self._claimer.until_landed, self._pinger.beat_now))
                 to_the_end.create_task(self._limits.run_giving_back())
                 try:
@@ -274,6 +277,7 @@ class Worker:
             group.create_task(self._hints.run_due_looks())
             group.create_task(self._claimer.run())
             group.create_task(self._limits.run())
+            group.create_task(self._upkeep.run())
             group.create_task(self._announce_running())
             if self._scheduler is not None:
                 group.create_task(self._scheduler.run())
@@ -283,6 +287,7 @@ class Worker:
             self._pinger.beat_now()
             self._claimer.stop()
             self._limits.stop_trying()
+            self._upkeep.stop()
             if self._scheduler is not None:
                 self._scheduler.stop()
             self._controls.poll()

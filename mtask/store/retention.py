@@ -1,0 +1,65 @@
+"""What is removed of tasks: all that match, or of a queue all but the newest. In batches, by `_id`.
+
+Each batch reads ids first and deletes those that still match: a task that is run again meanwhile stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store import expressions as x
+from mtask.store import filters, setup
+from mtask.store.operation import Operation, tasks
+
+#: Tasks that are removed by one command.
+BATCH = 500
+
+
+def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
+    """Match the tasks that are to be purged: those of the criteria that no live run holds and that are old enough."""
+    matched = filters.search(criteria)
+    conditions: list[x.Expression] = [{"$eq": [{"$size": x.live_runs(x.NOW)}, 0]}]
+    if older_than_ms is not None:
+        ended = {"$ifNull": [f"{x.STATE}.finish_time", f"{x.STATE}.create_time"]}
+        conditions.append({"$lte": [ended, {"$subtract": [x.NOW, older_than_ms]}]})
+    return {**matched, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
+
+
+def count(matched: filters.Filter) -> Operation[int]:
+    """Return how many match."""
+    counted: int = yield tasks("count_documents", matched)
+    return counted
+
+
+def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bool]]:
+    """Remove some of what matches; return how many, and whether there may be more."""
+    found = yield tasks("find", matched, {"_id": 1}, limit=min(limit, BATCH))
+    ids = [document["_id"] for document in found]
+    if not ids:
+        return 0, False
+    result = yield tasks("delete_many", {**matched, "_id": {"$in": ids}})
+    return int(result.deleted_count), len(ids) >= BATCH
+
+
+def prepare_keep() -> Operation[None]:
+    """Make the index that finds the newest of a queue; who keeps all does not pay for it."""
+    yield from setup.make_finished_index()
+
+
+def remove_older(queue: str, statuses: Sequence[TaskStatus], keep: int) -> Operation[int]:
+    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many."""
+    assert set(statuses) <= FINAL_STATUSES
+    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
+    order = [("task_state.finish_time", -1), ("_id", -1)]
+    view = {"_id": 1, "task_state.finish_time": 1}
+    has_ended = {**finished, "task_state.finish_time": {"$exists": True}}
+    found = yield tasks("find", has_ended, view, sort=order, skip=keep, limit=BATCH)
+    if not found:
+        return 0
+    # One that has been run again since and finished anew is among the newest now.
+    newest = found[0]["task_state"]["finish_time"]
+    guard = {**finished, "_id": {"$in": [d["_id"] for d in found]}, "task_state.finish_time": {"$lte": newest}}
+    result = yield tasks("delete_many", guard)
+    return int(result.deleted_count)

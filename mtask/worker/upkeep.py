@@ -1,0 +1,68 @@
+"""Upkeep: removes what a queue is not to keep of its finished tasks. Any number of workers may do it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from time import monotonic
+
+from mtask.errors import MtaskError
+from mtask.model.status import TaskStatus
+from mtask.store import retention
+from mtask.store.driver import AsyncStore
+from mtask.worker.controls import Controls
+
+logger = logging.getLogger("mtask.worker")
+
+#: Between two looks, in seconds: from half to one and a half of it, so that workers do not all look at once.
+_INTERVAL = 60.0
+_SUCCESS = (TaskStatus.SUCCESS,)
+_FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
+
+
+class Upkeep:
+    """Keeps the newest finished tasks of the queues that this worker serves, where they are bounded."""
+
+    def __init__(self, store: AsyncStore, controls: Controls) -> None:
+        self._store = store
+        self._controls = controls
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+
+    def wake(self) -> None:
+        """Look now: what is to be kept has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End `run` after the batch that is under way."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look again and again, until stopped."""
+        while not self._is_stopping:
+            self._wake.clear()
+            try:
+                await self._look()
+            except MtaskError as error:
+                logger.warning("upkeep failed, will be done again: %s", error)
+            pause = _INTERVAL * (0.5 + random.random())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause if self._controls.keeps else None):
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        for control in list(self._controls.keeps.values()):
+            for statuses, keep in ((_SUCCESS, control.keep_success), (_FAIL, control.keep_fail)):
+                if keep is not None:
+                    await self._remove(control.target, statuses, keep)
+
+    async def _remove(self, queue: str, statuses: tuple[TaskStatus, ...], keep: int) -> None:
+        while not self._is_stopping:
+            begun = monotonic()
+            removed = await self._store.run(retention.remove_older(queue, statuses, keep))
+            if removed < retention.BATCH:
+                return
+            await asyncio.sleep(monotonic() - begun)  # half of the time is left to others
