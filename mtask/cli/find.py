@@ -159,11 +159,15 @@ def stats(
     columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
     columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
     columns.append(Column("OLDEST WAITING"))
+    if any(found.stuck for found in rows):
+        columns.append(Column("STUCK", gives_way=True))
     lines: list[list[str | Text]] = []
     for (in_queue, of_name), by_status in grouped.items():
         counts = [_count(by_status.get(status), status) for status in statuses]
         total = sum(found.count for found in by_status.values())
-        lines.append([in_queue, of_name, *counts, str(total), _oldest(by_status.get(TaskStatus.INIT), now)])
+        waiting = by_status.get(TaskStatus.INIT)
+        line: list[str | Text] = [in_queue, of_name, *counts, str(total), _oldest(waiting, now)]
+        lines.append([*line, Text(waiting.stuck if waiting and waiting.stuck else "", style="red")][: len(columns)])
     cli.say(*listing(columns, lines, cli.out.width))
 
 
@@ -194,4 +198,5 @@ def _row_document(found: StatRow, now: datetime) -> dict[str, object]:
         "count": found.count,
         "oldest_preempt_time": found.oldest_preempt_time,
         "oldest_waiting_ms": waiting,
+        "stuck": found.stuck,
     }

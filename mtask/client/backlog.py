@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.client import views
-from mtask.client.explain import is_paused, listed, waits_for
+from mtask.client import controls, views
+from mtask.client.explain import is_paused, listed, pauses_of, waits_for
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
+from mtask.model.controls import Control
 from mtask.model.documents import WorkerDocument
-from mtask.model.status import WorkerStatus
-from mtask.store import claims, diagnosis, workers
+from mtask.model.status import TaskStatus, WorkerStatus
+from mtask.store import claims, diagnosis, tasks, workers
 from mtask.store.operation import Operation
 
 #: Any live worker settles a lapsed run long before.
@@ -29,18 +30,47 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     live = [worker for worker in on_record if worker.is_live(now)]
     found = [*_live_workers(live), *_unserved(live)]
     found += yield from _gone(on_record, now)
-    rows = yield from diagnosis.due_groups(_GROUPS)
-    # What has another preemption time than an instant is malformed, and told of as such.
-    groups = [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
-    waiting = due_tasks(groups, live, now, patience)
+    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    waiting = due_tasks(groups, live, now, patience, holds)
     waiting += yield from _not_taken(
-        [g for g in groups if now - g.oldest > patience and not _cause(g, live)], live, now
+        [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now
     )
     total = sum(group.count for group in groups)
     all_well = ok("due tasks", f"{_tasks(total)} due, with workers for all" if total else "none waits", count=total)
     found += waiting or [all_well]
     found += yield from _lapsed()
     return found
+
+
+def stats() -> Operation[list[views.StatRow]]:
+    """Count tasks, and say why due ones wait that no worker can take."""
+    rows = views.stats_of((yield from tasks.statistics()))
+    waiting = TaskStatus.INIT.value
+    if not any(row.status == waiting for row in rows):
+        return rows
+    reasons = yield from stuck()
+    return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
+
+
+def _due_groups() -> Operation[list[DueGroup]]:
+    rows = yield from diagnosis.due_groups(_GROUPS)
+    # What has another preemption time than an instant is malformed, and told of as such.
+    return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
+
+
+def stuck() -> Operation[dict[tuple[str, str], str]]:
+    """Return by queue and name why due tasks wait that no worker can take as it is."""
+    now = yield from diagnosis.server_time()
+    live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
+    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        cause = _cause(group, live, holds)
+        if cause is not None:
+            found = reasons.setdefault((group.queue, group.name), [])
+            if cause[0] not in found:
+                found.append(cause[0])
+    return {of: "; ".join(found) for of, found in reasons.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +100,17 @@ class DueGroup:
 
 
 def due_tasks(
-    groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime, patience: timedelta
+    groups: Sequence[DueGroup],
+    live: Sequence[WorkerDocument],
+    now: datetime,
+    patience: timedelta,
+    holds: Sequence[Control] = (),
 ) -> list[Finding]:
     """Return what keeps due tasks waiting: FAIL beyond the patience, WARN below it."""
     found = []
     for group in groups:
         waited = now - group.oldest
-        cause = _cause(group, live)
+        cause = _cause(group, live, holds)
         if cause is None:
             continue
         count = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}"
@@ -115,8 +149,10 @@ _REMEDIES = {
 }
 
 
-def _cause(group: DueGroup, live: Sequence[WorkerDocument]) -> tuple[str, str] | None:
+def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Control]) -> tuple[str, str] | None:
     """Return why no worker can take a group's tasks and what to do, or None where one can."""
+    for control in pauses_of(group.queue, group.name, holds):
+        return f"the {control.kind} {control.target!r} is paused", f"`mtask resume --{control.kind} {control.target}`."
     admitted = [worker for worker in live if not group.worker_ids or worker.worker_id in group.worker_ids]
     start = f"Start a worker: `mtask-worker package.module:app --queues {group.queue}`."
     if not live:

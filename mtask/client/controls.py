@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -111,6 +112,15 @@ def keep(queue: str, success: int | None, fail: int | None) -> Operation[Control
         return control_of((yield from controls.put("queue", target, fields)))
 
     return operation()
+
+
+def known() -> Operation[list[Control]]:
+    """Return all controls that can be read, by id: for explaining, not for going by."""
+    found = []
+    for document in (yield from controls.every()):
+        with suppress(SchemaMismatch):
+            found.append(control_of(document))
+    return found
 
 
 def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str, Any] | None:

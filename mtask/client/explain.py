@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.client import views
+from mtask.client import controls, views
 from mtask.errors import MalformedTask
 from mtask.model import rules
+from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import WorkerStatus
 from mtask.store import diagnosis
@@ -47,10 +48,13 @@ def inspect(task_id: str) -> Operation[Inspected]:
     except MalformedTask as error:
         return Inspected(seen.document, None, error.reason, [], seen.now)
     workers = views.workers_of(seen.workers)
-    return Inspected(seen.document, task, None, waits_for(task, workers, seen.now), seen.now)
+    holds = yield from controls.known()
+    return Inspected(seen.document, task, None, waits_for(task, workers, seen.now, holds), seen.now)
 
 
-def waits_for(task: Task, workers: Sequence[WorkerDocument], now: datetime) -> list[Reason]:
+def waits_for(
+    task: Task, workers: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control] = ()
+) -> list[Reason]:
     """Return what keeps the task from its end, the most telling first; nothing for a finished one."""
     if task.status.is_final:
         return []
@@ -63,6 +67,7 @@ def waits_for(task: Task, workers: Sequence[WorkerDocument], now: datetime) -> l
     if task.task_state.cancel_requested:
         return reasons
     if rules.has_free_place(task, now):
+        reasons += _controlled(task, holds)
         reasons += _workers(task, live, now)
     elif task.task_option.concurrent_worker_cnt > 1:
         count = task.task_option.concurrent_worker_cnt
@@ -98,6 +103,20 @@ def _times(task: Task, now: datetime) -> Iterable[Reason]:
     retry = rules.retry_time(task, "")
     if retry is not None and retry > max(due, now):
         yield Reason("retry_delay", "in its retry delay", retry)
+
+
+def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
+    for control in pauses_of(task.queue, task.name, holds):
+        yield Reason("paused", f"the {control.kind} {control.target!r} is paused: `mtask resume` with --{control.kind}")
+
+
+def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
+    """Return the pauses that keep tasks of a queue and a name from being claimed."""
+    return [
+        control
+        for control in holds
+        if control.paused and control.target == (queue if control.kind == "queue" else name)
+    ]
 
 
 def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:

@@ -91,11 +91,6 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:
     return (yield from _changed(task_id, tasks.update_option(task_id, changes)))
 
 
-def stats() -> Operation[list[views.StatRow]]:
-    """Count tasks."""
-    return views.stats_of((yield from tasks.statistics()))
-
-
 def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:
     """Return workers on record."""
     return views.workers_of((yield from workers.live() if live_only else workers.every()))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
-from mtask.client import doctor, explain, publication, requests, scheduling, views
 from mtask.client import purging as purging_requests
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
@@ -274,8 +274,8 @@ class Client:
         return purging.removed
 
     def stats(self) -> list[views.StatRow]:
-        """Return counts per queue, name and status."""
-        return self._run(requests.stats())
+        """Return counts per queue, name and status, and why due tasks wait that no worker can take."""
+        return self._run(backlog.stats())
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the workers that are there, or all on record."""

@@ -30,6 +30,8 @@ class StatRow:
     count: int
     #: When the longest waiting of them is, or was, due; None for finished ones.
     oldest_preempt_time: datetime | None
+    #: Why no worker can take what is due of them, where that is so: nobody serves it, or it is paused.
+    stuck: str | None = None
 
 
 def task_of(document: Mapping[str, Any]) -> Task:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from contextlib import suppress
 from time import monotonic
@@ -13,8 +12,7 @@ from mtask.model.status import TaskStatus
 from mtask.store import retention
 from mtask.store.driver import AsyncStore
 from mtask.worker.controls import Controls
-
-logger = logging.getLogger("mtask.worker")
+from mtask.worker.log import fields, logger
 
 #: Between two looks, in seconds: from half to one and a half of it, so that workers do not all look at once.
 _INTERVAL = 60.0
@@ -47,7 +45,7 @@ class Upkeep:
             try:
                 await self._look()
             except MtaskError as error:
-                logger.warning("upkeep failed, will be done again: %s", error)
+                logger.warning("upkeep failed, will be done again", extra=fields(reason=str(error)))
             pause = _INTERVAL * (0.5 + random.random())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause if self._controls.keeps else None):
