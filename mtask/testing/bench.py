@@ -1,0 +1,183 @@
+"""The bench: one app, one database, one client, and workers in this process for as long as there is something to do."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+
+from mtask import local
+from mtask.client import Client, scheduling
+from mtask.client.explain import Reason
+from mtask.client.scheduling import Definition
+from mtask.errors import MtaskError
+from mtask.model.documents import Task
+from mtask.store import publishing, schedules, workbench
+from mtask.store.driver import SyncStore
+from mtask.store.operation import Operation
+from mtask.store.publishing import Policy
+from mtask.worker.registry import App
+from mtask.worker.worker import Worker, WorkerOptions
+
+#: A server that tests may use, in place of the embedded one.
+URI_VARIABLE = "MTASK_TEST_URI"
+_POLL = 0.01
+_PATIENCE = timedelta(seconds=30)
+_servers = ExitStack()
+_lock = threading.Lock()
+_uri: str | None = None
+
+
+class Stuck(MtaskError, AssertionError):
+    """Tasks are due and do not end: what each waits for is in `reasons`, by task."""
+
+    def __init__(self, patience: timedelta, reasons: dict[str, list[Reason]]) -> None:
+        told = [f"{task_id}: {'; '.join(r.message for r in found) or 'runs'}" for task_id, found in reasons.items()]
+        super().__init__(f"not idle after {patience.total_seconds():g} s: {', '.join(told[:10]) or 'nothing is due'}")
+        self.reasons = reasons
+
+
+class Bench:
+    """An app and a database of its own. Nothing runs but inside of `run`, `advance` and `fire`."""
+
+    def __init__(self, app: App, uri: str, database: str) -> None:
+        self.app = app
+        self.uri = uri
+        self.database = database
+        self.client = Client(uri, database=database)
+        self.client.init(repair=False)
+
+    def close(self) -> None:
+        """Close the client and drop the database."""
+        with self._store() as store:
+            store.client.drop_database(self.database)
+        self.client.close()
+
+    def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:
+        """Run what is due, and what becomes due meanwhile, until nothing is; return the tasks that finished, by time.
+
+        Handlers run as in a worker process: async ones in a loop of their own thread, plain ones in threads. What is
+        delayed, by start_time or a retry's delay, stays: see `advance`. Raises Stuck after `timeout`.
+        """
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        begun = self.client.server_time()
+        options = WorkerOptions(
+            self.uri, self.database, worker_id=f"bench-{uuid.uuid4().hex[:8]}", concurrency=concurrency, scheduler=False
+        )
+        with _working(Worker(self.app, options)) as life, self._store() as store:
+            end = time.monotonic() + limit.total_seconds()
+            while not store.run(workbench.is_idle()):
+                life.check()
+                if time.monotonic() > end:
+                    raise Stuck(limit, self._reasons(store))
+                time.sleep(_POLL)
+        return self._finished_since(begun)
+
+    def advance(
+        self, by: timedelta | None = None, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100
+    ) -> list[Task]:
+        """Let time pass for all that waits, and run what is due then; return the tasks that finished.
+
+        `by` None: as far as the next task that is delayed. Schedules do not fire: see `fire`. Raises Stuck as `run`.
+        """
+        with self._store() as store:
+            step = store.run(workbench.until_next()) if by is None else by
+            if step is not None and step > timedelta(0):
+                store.run(workbench.bring_nearer(step))
+        return self.run(timeout=timeout, concurrency=concurrency)
+
+    def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
+        """Publish the task of a schedule's next firing now, run it, and return the tasks that finished.
+
+        The schedule is one that the app declares or that `client.add_schedule` has stored; it stays as it is. Raises
+        ScheduleNotFound.
+        """
+        with self._store() as store:
+            store.run(_firing(schedule_id, {made.schedule_id: made for made in self.app.schedules}))
+        return self.run(timeout=timeout)
+
+    def _finished_since(self, begun: datetime) -> list[Task]:
+        final = ("SUCCESS", "FAIL", "CANCELED")
+        found = [(task.task_state.finish_time, task) for task in self.client.find(status=final, limit=0)]
+        return [task for when, task in sorted(found, key=lambda f: str(f[0])) if when is not None and when >= begun]
+
+    def _reasons(self, store: SyncStore) -> dict[str, list[Reason]]:
+        return {task_id: self.client.inspect(task_id).reasons for task_id in store.run(workbench.due())}
+
+    @contextmanager
+    def _store(self) -> Iterator[SyncStore]:
+        yield self.client._store
+
+
+def _firing(schedule_id: str, declared: Mapping[str, Definition]) -> Operation[None]:
+    now = yield from schedules.server_time()
+    if schedule_id in declared:
+        schedule = scheduling.schedule_of(declared[schedule_id].document(now, "app"))
+    else:
+        schedule = yield from scheduling.get(schedule_id)
+    firing = schedule.first_firing(now) or now
+    yield from publishing.publish(scheduling.new_task(schedule, firing, now), Policy())
+
+
+class _Life:
+    """A worker in a thread of its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mtask-bench", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._worker.run())
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what the worker has died of."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Stop the worker and wait for it."""
+        self._worker.stop()
+        self._thread.join()
+        self.check()
+
+
+@contextmanager
+def _working(worker: Worker) -> Iterator[_Life]:
+    life = _Life(worker)
+    try:
+        yield life
+    finally:
+        life.end()
+
+
+def server_uri() -> str:
+    """Return the URI of the server for tests; an embedded one is started at the first call and ends with the process."""
+    global _uri
+    with _lock:
+        if _uri is None:
+            _uri = os.environ.get(URI_VARIABLE)
+        if _uri is None:
+            _uri = _servers.enter_context(local.temporary()).uri
+            atexit.register(_servers.close)
+        return _uri
+
+
+@contextmanager
+def bench(app: App, *, uri: str | None = None) -> Iterator[Bench]:
+    """Give the app a database of its own for the block, dropped afterwards."""
+    made = Bench(app, uri or server_uri(), f"mtask_test_{uuid.uuid4().hex}")
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,22 @@
+"""The pytest plugin: nothing is imported or started before a test asks for the fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from mtask.testing import Bench
+    from mtask.worker.registry import App
+
+
+@pytest.fixture
+def mtask_bench() -> Iterator[Callable[[App], Bench]]:
+    """Make a bench for an app: a database of its own, dropped after the test."""
+    from mtask.testing import bench
+
+    with ExitStack() as stack:
+        yield lambda app: stack.enter_context(bench(app))
