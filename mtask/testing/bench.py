@@ -162,7 +162,7 @@ def _working(worker: Worker) -> Iterator[_Life]:
 
 
 def server_uri() -> str:
-    """Return the URI of the server for tests; an embedded one is started at the first call and ends with the process."""
+    """Return the URI of the server for tests. An embedded one is started at the first call, and ends with us."""
     global _uri
     with _lock:
         if _uri is None:
