@@ -25,7 +25,8 @@ MtaskError
 │   └── OperationFailed          the server refused an operation for another reason
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
 │       ├── NotStorable          a value that BSON cannot hold
-│       └── DuplicateKey         a document with this `_id` exists
+│       ├── DuplicateKey         a document with this `_id` exists
+│       └── EventsLost           the oplog no longer reaches back to where events were to begin
 ├── ScheduleError                about a schedule
 │   ├── ScheduleExists           one with this id exists
 │   └── ScheduleNotFound         none has this id
@@ -354,6 +355,13 @@ class NotStorable(OperationFailed):
 
 class DuplicateKey(OperationFailed):
     """A document with this `_id` exists."""
+
+
+class EventsLost(OperationFailed):
+    """The oplog no longer reaches back to where events were to begin: what happened since cannot be told."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the oplog no longer reaches back that far ({reason}). Begin anew, without after or since")
 
 
 # --- a worker ---------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from mtask.cli import (
     purge,
     schedule,
     show,
+    tail,
     wait,
     workers,
 )
@@ -65,6 +66,7 @@ demo.register(app)
 publish.register(app)
 purge.register(app)
 show.register(app)
+tail.register(app)
 find.register(app)
 wait.register(app)
 change.register(app)

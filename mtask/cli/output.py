@@ -51,10 +51,10 @@ def console(stream: TextIO, *, no_color: bool) -> Console:
     )
 
 
-def write_json(document: Any, stream: TextIO | None = None) -> None:
-    """Print one JSON document."""
+def write_json(document: Any, stream: TextIO | None = None, indent: int | None = 2) -> None:
+    """Print one JSON document; without an indent, in one line."""
     target = stream or sys.stdout
-    text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
     # JSON escapes only some of what steers a terminal. Beside the line breaks, all of it is inside of strings.
     target.write("\n".join(_escaped(line) for line in text.split("\n")) + "\n")
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
+from mtask.client import events as event_requests
 from mtask.client import purging as purging_requests
+from mtask.client.events import AsyncEvents
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
@@ -125,15 +127,19 @@ class AsyncClient:
             self._store.timeout = usual
         self._server_timeout = None
 
+    async def _make_ready(self) -> None:
+        if self._is_ready:
+            return
+        async with self._setup:
+            if not self._is_ready:
+                if self._check:
+                    await self.init(repair=False)
+                else:
+                    await self._reach()
+                    self._is_ready = True
+
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
-        if not self._is_ready:
-            async with self._setup:
-                if not self._is_ready:
-                    if self._check:
-                        await self.init(repair=False)
-                    else:
-                        await self._reach()
-                        self._is_ready = True
+        await self._make_ready()
         return await self._execute(operation, session)
 
     async def publish(
@@ -238,6 +244,25 @@ class AsyncClient:
             if pause is None:
                 raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
             await asyncio.sleep(pause)
+
+    def events(
+        self,
+        *,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        after: str | None = None,
+        since: datetime | None = None,
+    ) -> AsyncEvents:
+        """Return what happens to tasks, as it happens, to iterate over in an `async with` block.
+
+        Published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed: each once, and in order
+        for each task. `after` is an event's `token`: it goes on right behind that, whatever happened meanwhile; or
+        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened to tasks that
+        are gone by then is left out. Raises InvalidInput.
+        """
+        asked = event_requests.follow(name, queue, key, after, since)
+        return AsyncEvents(self._store, asked, self._make_ready)
 
     async def cancel(self, task: TaskRef, key: str) -> Task:
         """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""

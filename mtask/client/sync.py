@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
+from mtask.client import events as event_requests
 from mtask.client import purging as purging_requests
+from mtask.client.events import Events
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
@@ -108,15 +110,19 @@ class Client:
             self._store.timeout = usual
         self._server_timeout = None
 
+    def _make_ready(self) -> None:
+        if self._is_ready:
+            return
+        with self._setup:
+            if not self._is_ready:
+                if self._check:
+                    self.init(repair=False)
+                else:
+                    self._reach()
+                    self._is_ready = True
+
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
-        if not self._is_ready:
-            with self._setup:
-                if not self._is_ready:
-                    if self._check:
-                        self.init(repair=False)
-                    else:
-                        self._reach()
-                        self._is_ready = True
+        self._make_ready()
         return self._store.run(operation, session)
 
     def publish(
@@ -220,6 +226,26 @@ class Client:
             if pause is None:
                 raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
             time.sleep(pause)
+
+    def events(
+        self,
+        *,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        after: str | None = None,
+        since: datetime | None = None,
+    ) -> Events:
+        """Return what happens to tasks, as it happens, to iterate over in a `with` block.
+
+        Published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed: each once, and in order
+        for each task. `after` is an event's `token`: it goes on right behind that, whatever happened meanwhile; or
+        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened to tasks that
+        are gone by then is left out. Raises InvalidInput.
+        """
+        asked = event_requests.follow(name, queue, key, after, since)
+        self._make_ready()
+        return Events(self._store, asked)
 
     def cancel(self, task: TaskRef, key: str) -> Task:
         """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""
