@@ -41,6 +41,16 @@ Instant = Annotated[AwareDatetime, Strict()]
 Text = Annotated[str, Strict()]
 
 
+class Progress(BaseModel):
+    """How far a run has come, as its handler told last."""
+
+    model_config = _document
+
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    message: Text | None = None
+    time: Instant  #: when it was written: a ping or the finish took it along
+
+
 class Run(BaseModel):
     """One worker's one try at a task: an entry of `worker_states`. All instants are the server's, in UTC."""
 
@@ -56,6 +66,7 @@ class Run(BaseModel):
     fail_time: Instant | None = None
     fail_reason: str | None = None
     returns: Any = None
+    progress: Progress | None = None
     #: On a failed or handed-back run: not before this instant is the task tried again.
     retry_time: Instant | None = None
     #: The run ended in a final failure.

@@ -233,13 +233,17 @@ HELD_VIEW = {
 }
 
 
-def ping(runs: Mapping[str, str], lease_ms: int) -> Operation[list[Document]]:
+def ping(
+    runs: Mapping[str, str], lease_ms: int, progress: Mapping[str, Mapping[str, Any]] | None = None
+) -> Operation[list[Document]]:
     """Move the leases of these runs (run_id to task_id); return their tasks as they are after it.
+
+    `progress` is what is told of some of them, by run_id.
 
     A run that is not RUNNING in what comes back, or whose task is not there at all, has lost its lease.
     """
     task_ids, run_ids = list(runs.values()), list(runs)
-    guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms)
+    guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms, progress=progress)
     if len(runs) == 1:
         document = yield tasks(
             "find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER

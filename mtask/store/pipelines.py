@@ -176,6 +176,8 @@ class Outcome:
     #: Wait before the next try, in ms: None = by the task's options for a FAIL, else none, and it is due as before.
     delay_ms: int | None = None
     jitter: float = 0.0
+    #: What the handler told last of its progress, if that is not written yet.
+    progress: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return what is merged into the run."""
@@ -205,7 +207,11 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), _failure_delay(outcomes, mine, now)]}
         times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
-    closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times]}
+    merged: list[x.Expression] = ["$$run", mine([o.fields() for o in outcomes]), times]
+    told = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
+    if told:
+        merged.append(_progress_of(told, now))
+    closed = {"$mergeObjects": merged}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
     change: dict[str, Any] = {
         "task_state.worker_states": {
@@ -232,15 +238,31 @@ def _failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) ->
     return {"$cond": [is_fail, delay, None]}
 
 
-def ping(run_ids: Sequence[str], lease_ms: int, now: x.Expression = x.NOW) -> Pipeline:
-    """Move the leases of these runs to `lease_ms` from now, never back, and derive."""
+def ping(
+    run_ids: Sequence[str],
+    lease_ms: int,
+    now: x.Expression = x.NOW,
+    progress: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Pipeline:
+    """Move the leases of these runs to `lease_ms` from now, never back, and derive; `progress`: of some, by run_id."""
     lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, lease_ms)]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}
-    moved = {"$mergeObjects": ["$$run", {"ping_expire_time": lease}]}
+    changes: list[x.Expression] = ["$$run", {"ping_expire_time": lease}]
+    if progress:
+        changes.append(_progress_of(progress, now))
+    moved = {"$mergeObjects": changes}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
     # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *_derive_routinely(now)]
+
+
+def _progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
+    """Return what is merged into `$$run` of the progress that is told of it."""
+    place = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
+    told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$place"]}
+    found = {"$cond": [{"$lt": ["$$place", 0]}, {}, {"progress": {"$mergeObjects": [told, {"time": now}]}}]}
+    return {"$let": {"vars": {"place": place}, "in": found}}
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:

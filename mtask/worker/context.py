@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtask.errors import LeaseLost
 from mtask.model.documents import Task
+from mtask.model.identity import is_text
 
 if TYPE_CHECKING:
     from mtask.store.types import AsyncSession, SyncSession
     from mtask.worker.run import HeldRun
+
+
+#: Characters of a progress message that are kept.
+MAX_MESSAGE = 500
 
 
 class Transactions(Protocol):
@@ -67,10 +73,17 @@ class Context:
 
     __mtask_context__ = True
 
-    def __init__(self, run: HeldRun, worker_id: str, transactions: Transactions) -> None:
+    def __init__(
+        self,
+        run: HeldRun,
+        worker_id: str,
+        transactions: Transactions,
+        on_progress: Callable[[HeldRun], None] = lambda _: None,
+    ) -> None:
         self._run = run
         self._worker_id = worker_id
         self._transactions = transactions
+        self._on_progress = on_progress
         self._task: Task | None = None
 
     @property
@@ -107,6 +120,22 @@ class Context:
     def is_lease_valid(self) -> bool:
         """Whether the lease still holds, by a deadline of this process that never errs on the long side."""
         return self._run.is_lease_valid
+
+    def progress(self, fraction: float | None = None, message: str | None = None) -> None:
+        """Tell how far the run has come: a fraction from 0 to 1, a message, or both.
+
+        It is stored in the run (`progress`), and `client.events` tells of it. It costs little: a ping takes it along,
+        once a second at most, or the finish; of what is told in between the last stands. Raises ValueError.
+        """
+        if fraction is not None and (isinstance(fraction, bool) or not 0 <= fraction <= 1):
+            raise ValueError(f"fraction {fraction!r}: use 0 to 1")
+        if message is not None and (not isinstance(message, str) or not is_text(message)):
+            raise ValueError(f"message {message!r} is not text")
+        if fraction is None and message is None:
+            raise ValueError("tell a fraction, a message, or both")
+        told = {} if fraction is None else {"fraction": float(fraction)}
+        self._run.progress = told if message is None else {**told, "message": message[:MAX_MESSAGE]}
+        self._on_progress(self._run)
 
     def transaction(self) -> Transaction:
         """Return the transaction in which the handler's own writes and the SUCCESS commit together.

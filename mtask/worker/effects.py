@@ -111,7 +111,7 @@ def _renewal(run: HeldRun) -> Operation[Documents]:
 
 
 def _success(run: HeldRun) -> Outcome:
-    return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS)
+    return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, progress=run.progress)
 
 
 def _may_commit(run: HeldRun) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
@@ -77,6 +77,8 @@ class Finisher:
     def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
         """Write this outcome soon. The run's lease is kept until it is written."""
         run.is_finishing = True
+        if run.progress is not None:
+            outcome = replace(outcome, progress=run.progress)
         self._pending += 1
         self._idle.clear()
         ending = Ending(run, outcome, size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from time import monotonic
@@ -30,6 +30,8 @@ _MIN_CALL = 0.2
 _IDLE = 3600.0
 #: How long a run is pinged beyond its run_timeout_ms, in seconds: enough for its FAIL to be written.
 _OVERTIME = 10.0
+#: Between two pings that are sent for the sake of progress, in seconds.
+_BETWEEN_PROGRESS = 1.0
 
 
 class Pinger:
@@ -84,6 +86,13 @@ class Pinger:
         """Return the runs held."""
         with self._condition:
             return list(self._runs.values())
+
+    def expedite(self, run: HeldRun) -> None:
+        """Ping this run soon, to tell of its progress: at once, but for a second after the last time."""
+        with self._condition:
+            run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
+            if run.next_ping < self._wake_at:
+                self._condition.notify()
 
     def beat_now(self) -> None:
         """Send a heartbeat at once, and read what is asked of this worker."""
@@ -189,8 +198,10 @@ class Pinger:
             sent = monotonic()
             # A call that hangs must not hide another run's deadline.
             self._bound_call(min(run.trusted_until for run in runs) - sent)
+            told = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
             try:
-                documents = self._store.run(claims.ping({run.run_id: run.task_id for run in runs}, lease_ms))
+                ping = claims.ping({run.run_id: run.task_id for run in runs}, lease_ms, told)
+                documents = self._store.run(ping)
             except MtaskError as error:
                 logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
                 again = monotonic() + min(1.0, min(run.ping_interval for run in runs) / 4)
@@ -199,11 +210,21 @@ class Pinger:
                 is_refused = not isinstance(error, DatabaseUnavailable)
             else:
                 self.apply(runs, documents, sent)
+                self._note_told(runs, told, sent)
                 return
         if is_refused and len(runs) > 1:
             # One malformed document fails its whole group: the others' leases are kept one by one.
             for run in runs:
                 self._ping([run], lease_ms)
+
+    def _note_told(self, runs: Sequence[HeldRun], told: Mapping[str, Mapping[str, Any]], sent: float) -> None:
+        for run in runs:
+            if run.run_id in told:
+                run.progress_at = sent
+                if run.progress is told[run.run_id]:
+                    run.progress = None
+                else:  # the handler has told more meanwhile
+                    self.expedite(run)
 
     def _bound_call(self, left: float) -> None:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
@@ -60,6 +60,8 @@ class HeldRun:
         "next_ping",
         "on_end",
         "ping_interval",
+        "progress",
+        "progress_at",
         "run_id",
         "succeeded_in_transaction",
         "suspended",
@@ -79,6 +81,9 @@ class HeldRun:
         self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
+        #: What the handler told of its progress and is not written yet; and when a ping took one along, in seconds.
+        self.progress: Mapping[str, Any] | None = None
+        self.progress_at = -inf
         self.suspended = 0
         self.end_reason: EndReason | None = None
         self.is_finishing = False

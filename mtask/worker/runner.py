@@ -143,7 +143,9 @@ class Runner:
         try:
             arguments = run.handler.bind(run.task.params)
             if run.handler.context_parameter is not None:
-                arguments[run.handler.context_parameter] = Context(run, self._worker_id, self._contexts)
+                arguments[run.handler.context_parameter] = Context(
+                    run, self._worker_id, self._contexts, self._pinger.expedite
+                )
             if run.handler.is_async:
                 returned = await run.handler.function(**arguments)
             else:
