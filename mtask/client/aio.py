@@ -15,7 +15,7 @@ from mtask.client import purging as purging_requests
 from mtask.client.events import AsyncEvents
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
-from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
+from mtask.errors import AccessDenied, DatabaseError, InvalidInput, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
@@ -236,14 +236,30 @@ class AsyncClient:
         """
         waiting = requests.waiting(requests.identify(task, key), timeout)
         began = time.monotonic()
-        while True:
-            found = await self._run(requests.get(waiting.task_id))
-            if found.status.is_final:
-                return found
-            pause = waiting.next_pause(time.monotonic() - began)
-            if pause is None:
-                raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
-            await asyncio.sleep(pause)
+        happening: AsyncEvents | None = None
+        try:
+            while True:
+                found = await self._run(requests.get(waiting.task_id))
+                if found.status.is_final:
+                    return found
+                elapsed = time.monotonic() - began
+                pause = waiting.next_pause(elapsed)
+                if pause is None:
+                    raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
+                patience = waiting.patience(elapsed)
+                if patience is None:
+                    await asyncio.sleep(pause)
+                elif happening is not None:
+                    await happening.poll(patience)
+                else:
+                    happening = AsyncEvents(self._store, event_requests.follow_task(waiting.task_id), self._make_ready)
+                    try:
+                        await happening.open()
+                    except (AccessDenied, OperationFailed):
+                        waiting.can_follow = False  # not everyone may open a change stream
+        finally:
+            if happening is not None:
+                await happening.close()
 
     def events(
         self,

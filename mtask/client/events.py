@@ -91,9 +91,7 @@ class Following:
         return error
 
 
-def follow(
-    name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None, task_id: str | None = None
-) -> Following:
+def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None) -> Following:
     """Return the checked request; raise InvalidInput."""
     criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None)
 
@@ -104,8 +102,13 @@ def follow(
     if after is not None and since is not None:
         raise InvalidInput("give after or since, not both.", field="after")
     token, skip = _parsed(after)
-    stages = events.pipeline(several("name"), several("queue"), several("key"), task_id)
+    stages = events.pipeline(several("name"), several("queue"), several("key"))
     return Following(stages, token, _timestamp(since), skip)
+
+
+def follow_task(task_id: str) -> Following:
+    """Return the request for what happens to one task."""
+    return Following(events.pipeline(None, None, None, task_id), None, None, 0, needs_document=False)
 
 
 def _parsed(after: str | None) -> tuple[str | None, int]:
@@ -174,9 +177,13 @@ class Events(_Reader):
     def __init__(self, store: SyncStore, following: Following) -> None:
         super().__init__(following)
         self._store = store
-        self._open()
 
     def __enter__(self) -> Self:
+        return self
+
+    def open(self) -> Self:
+        """Begin now: what happens from here on will be told."""
+        self._open()
         return self
 
     def __exit__(
@@ -259,6 +266,10 @@ class AsyncEvents(_Reader):
         self._in_threads: Events | None = None
 
     async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def open(self) -> Self:
+        """Begin now: what happens from here on will be told."""
         await self._open()
         return self
 
@@ -302,7 +313,7 @@ class AsyncEvents(_Reader):
     async def _open(self) -> None:
         await self._prepare()
         if isinstance(self._store, SyncStore):
-            self._in_threads = await asyncio.to_thread(Events, self._store, self._following)
+            self._in_threads = await asyncio.to_thread(Events(self._store, self._following).open)
             return
         try:
             with bounded(_OPEN_TIMEOUT):

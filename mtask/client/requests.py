@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 from mtask.client import views
@@ -16,6 +17,10 @@ from mtask.model.identity import check_key, check_name, check_text, task_id_of
 from mtask.store import publishing, tasks, workers
 from mtask.store.operation import Operation
 from mtask.store.publishing import Policy, Published
+
+#: A wait that lasts so long follows the task's events, in seconds; how long one request for them may take, and how often
+#: the task is read all the same.
+_LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
 def identify(task: TaskRef, key: str) -> str:
@@ -113,11 +118,12 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
 
 @dataclass(slots=True)
 class Waiting:
-    """The pace of waiting for a task: reads by `_id`, from 10 ms apart to half a second."""
+    """The pace of waiting for a task: reads by `_id`, from 10 ms apart to half a second; then its events, if it lasts."""
 
     task_id: str
     timeout: timedelta | None
     pause: float = 0.01
+    can_follow: bool = True
 
     def next_pause(self, elapsed: float) -> float | None:
         """Return the seconds to wait before the next read, or None when time is up."""
@@ -126,6 +132,13 @@ class Waiting:
             return pause
         left = self.timeout.total_seconds() - elapsed
         return None if left <= 0 else min(pause, left)
+
+    def patience(self, elapsed: float) -> float | None:
+        """Return the seconds to wait for an event before the next read; None where reads are better."""
+        if not self.can_follow or elapsed < _LASTS:
+            return None
+        left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed
+        return None if left < 2 * _EVENT_WAIT else min(left - _EVENT_WAIT, _READ_EVERY)
 
 
 def waiting(task_id: str, timeout: timedelta | float | None) -> Waiting:

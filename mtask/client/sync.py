@@ -15,7 +15,7 @@ from mtask.client import purging as purging_requests
 from mtask.client.events import Events
 from mtask.client.publication import TaskRef, TaskSpec
 from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
-from mtask.errors import DatabaseError, InvalidInput, TaskError, WaitTimeout
+from mtask.errors import AccessDenied, DatabaseError, InvalidInput, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
@@ -218,14 +218,30 @@ class Client:
         """
         waiting = requests.waiting(requests.identify(task, key), timeout)
         began = time.monotonic()
-        while True:
-            found = self._run(requests.get(waiting.task_id))
-            if found.status.is_final:
-                return found
-            pause = waiting.next_pause(time.monotonic() - began)
-            if pause is None:
-                raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
-            time.sleep(pause)
+        happening: Events | None = None
+        try:
+            while True:
+                found = self._run(requests.get(waiting.task_id))
+                if found.status.is_final:
+                    return found
+                elapsed = time.monotonic() - began
+                pause = waiting.next_pause(elapsed)
+                if pause is None:
+                    raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
+                patience = waiting.patience(elapsed)
+                if patience is None:
+                    time.sleep(pause)
+                elif happening is not None:
+                    happening.poll(patience)
+                else:
+                    happening = Events(self._store, event_requests.follow_task(waiting.task_id))
+                    try:
+                        happening.open()
+                    except (AccessDenied, OperationFailed):
+                        waiting.can_follow = False  # not everyone may open a change stream
+        finally:
+            if happening is not None:
+                happening.close()
 
     def events(
         self,
@@ -245,7 +261,7 @@ class Client:
         """
         asked = event_requests.follow(name, queue, key, after, since)
         self._make_ready()
-        return Events(self._store, asked)
+        return Events(self._store, asked).open()
 
     def cancel(self, task: TaskRef, key: str) -> Task:
         """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""

@@ -204,7 +204,7 @@ def _just_claimed(runs: Sequence[Document], updated: Document, time: datetime) -
 
 
 def pipeline(
-    names: Sequence[str] | None, queues: Sequence[str] | None, keys: Sequence[str] | None, task_id: str | None
+    names: Sequence[str] | None, queues: Sequence[str] | None, keys: Sequence[str] | None, task_id: str | None = None
 ) -> list[dict[str, Any]]:
     """Return the stages that leave other tasks' changes out."""
     matched: dict[str, Any] = {"ns.coll": "tasks"}
