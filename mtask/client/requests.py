@@ -18,8 +18,8 @@ from mtask.store import publishing, tasks, workers
 from mtask.store.operation import Operation
 from mtask.store.publishing import Policy, Published
 
-#: A wait that lasts so long follows the task's events, in seconds; how long one request for them may take, and how often
-#: the task is read all the same.
+#: A wait that lasts so long follows the task's events, in seconds; how long one request for them may take; and how
+#: often the task is read all the same.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
@@ -118,7 +118,7 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
 
 @dataclass(slots=True)
 class Waiting:
-    """The pace of waiting for a task: reads by `_id`, from 10 ms apart to half a second; then its events, if it lasts."""
+    """The pace of waiting for a task: reads by `_id`, 10 ms to half a second apart, and its events where it lasts."""
 
     task_id: str
     timeout: timedelta | None

@@ -1,0 +1,104 @@
+"""Events: every transition of many tasks once, in order for each; after a restart with the token nothing is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+
+from mtask import Client, TaskSpec
+from mtask.store.events import EventKind, TaskEvent
+from tests.mongo import eventually
+from tests.workers import PATIENCE, Stage, runs_of
+
+_TASKS = 1_000
+_ENDED = {
+    "SUCCESS": EventKind.SUCCEEDED,
+    "FAIL": EventKind.FAILED,
+    "TIMEOUT": EventKind.TIMED_OUT,
+    "CANCELED": EventKind.CANCELED,
+}
+
+
+class Reader:
+    """Reads events in a thread, and is stopped and started again with the last token."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.found: list[TaskEvent] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Go on behind what was read last."""
+        self._stop.clear()
+        client = Client(self._stage.uri, database=self._stage.database)
+        happening = client.events(after=self.found[-1].token if self.found else None)
+
+        def read() -> None:
+            with client, happening:
+                while not self._stop.is_set():
+                    event = happening.poll(0.1)
+                    if event is not None:
+                        self.found.append(event)
+
+        self._thread = threading.Thread(target=read)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; what is buffered is not read either."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def expected(stage: Stage) -> dict[str, list[tuple[EventKind, str | None]]]:
+    """Return by task what must have been told, from the documents: their runs stay in the order of the claims."""
+    told: dict[str, list[tuple[EventKind, str | None]]] = {}
+    for document in stage.mongo[stage.database]["tasks"].find():
+        events: list[tuple[EventKind, str | None]] = [(EventKind.PUBLISHED, None)]
+        for run in runs_of(document):
+            events += [(EventKind.CLAIMED, run["run_id"]), (_ENDED[run["status"]], run["run_id"])]
+        if document["task_state"]["status"] == "CANCELED" and not runs_of(document):
+            events.append((EventKind.CANCELED, None))
+        told[document["_id"]] = events
+    return told
+
+
+def told(events: Iterable[TaskEvent]) -> dict[str, list[tuple[EventKind, str | None]]]:
+    """Return by task what was told, in order."""
+    found: dict[str, list[tuple[EventKind, str | None]]] = defaultdict(list)
+    for event in events:
+        found[event.task_id].append((event.kind, event.run_id))
+    return dict(found)
+
+
+def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(stage: Stage) -> None:
+    workers = stage.start_all(["w1", "w2"])
+    reader = Reader(stage)
+    reader.start()
+    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1500}
+    specs = [TaskSpec("noop", key=str(n)) for n in range(_TASKS - 120)]
+    specs += [TaskSpec("fail", key=str(n), max_unexpected_retries=1, unexpected_retry_delay_ms=0) for n in range(100)]
+    specs += [TaskSpec("sleep", {"seconds": 1.0}, key=str(n), unexpected_retry_delay_ms=0, **lease) for n in range(10)]  # type: ignore[arg-type]
+    specs += [TaskSpec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
+    for start in range(0, len(specs), 100):
+        stage.client.publish_many(specs[start : start + 100])
+        reader.stop()
+        reader.start()
+    for n in range(10):
+        stage.client.cancel("noop", f"late {n}")
+    eventually(lambda: stage.client.count(name="sleep", status="RUNNING") > 0, PATIENCE, "a sleeper runs")
+    workers[0].kill()
+    open_tasks = ("INIT", "RUNNING")
+    eventually(lambda: stage.client.count(status=open_tasks) == 0, PATIENCE, "all have ended")
+    wanted = expected(stage)
+    count = sum(map(len, wanted.values()))
+    eventually(lambda: len(reader.found) >= count, PATIENCE, "all was told")
+    reader.stop()
+    assert len(wanted) == _TASKS
+    assert told(reader.found) == wanted
+    ends = [event for event in reader.found if event.is_end]
+    assert len({event.task_id for event in ends}) == len(ends) == _TASKS
+    assert any(event.kind is EventKind.TIMED_OUT for event in reader.found)

@@ -1,0 +1,86 @@
+"""mtask.testing: an app's tasks in this process, until nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from mtask import App, Context
+from mtask.errors import ScheduleNotFound
+from mtask.testing import Bench, Stuck, bench
+
+
+@pytest.fixture
+def app() -> App:
+    made = App()
+
+    @made.schedule("0 3 * * *", params={"kind": "nightly"})
+    @made.task
+    async def report(kind: str) -> str:
+        return f"{kind} reported"
+
+    @made.task(unexpected_retry_delay_ms=60_000)
+    def flaky(context: Context) -> int:
+        if context.attempt < 3:
+            raise ValueError("not yet")
+        return context.attempt
+
+    @made.task(max_unexpected_retries=0)
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    return made
+
+
+@pytest.fixture
+def made(app: App, mongo_uri: str) -> Iterator[Bench]:
+    with bench(app, uri=mongo_uri) as found:
+        yield found
+
+
+def test_what_is_due_is_run_until_nothing_is(made: Bench) -> None:
+    made.client.publish("report", {"kind": "sales"}, key="1")
+    made.client.publish("report", {"kind": "costs"}, key="2", delay=timedelta(hours=5))
+    assert [task.key for task in made.run()] == ["1"]
+    assert made.client.get("report", "1").returns == "sales reported"
+    assert made.run() == []
+
+
+def test_time_passes_for_what_is_delayed_and_for_retries(made: Bench) -> None:
+    made.client.publish("report", {"kind": "costs"}, key="later", delay=timedelta(hours=5))
+    assert made.advance(timedelta(hours=4)) == []
+    assert [task.key for task in made.advance(timedelta(hours=1))] == ["later"]
+    made.client.publish("flaky", key="f")
+    assert made.run() == []
+    assert made.client.get("flaky", "f").task_state.failed_cnt == 1
+    assert made.advance() == []
+    assert [task.returns for task in made.advance()] == [3]
+    assert made.advance() == []
+
+
+def test_a_schedule_is_fired_by_hand(made: Bench) -> None:
+    assert [task.returns for task in made.fire("report")] == ["nightly reported"]
+    with pytest.raises(ScheduleNotFound):
+        made.fire("nightly")
+
+
+def test_what_cannot_end_is_told_with_its_reason(made: Bench) -> None:
+    made.client.publish("unknown", key="1")
+    with pytest.raises(Stuck, match="unknown:1.*handler") as caught:
+        made.run(timeout=1.0)
+    assert list(caught.value.reasons) == ["unknown:1"]
+
+
+def test_a_handler_that_does_not_end_is_told(made: Bench) -> None:
+    made.client.publish("forever", key="1")
+    with pytest.raises(Stuck, match="forever:1"):
+        made.run(timeout=0.5)
+
+
+def test_each_bench_has_a_database_of_its_own(app: App, mongo_uri: str) -> None:
+    with bench(app, uri=mongo_uri) as one, bench(app, uri=mongo_uri) as other:
+        one.client.publish("report", {"kind": "sales"}, key="1")
+        assert other.client.count() == 0
