@@ -12,8 +12,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from bson.timestamp import Timestamp
-
 from mtask.client import views
 from mtask.errors import DatabaseUnavailable, EventsLost, InvalidInput, OperationFailed, shown
 from mtask.store import events
@@ -41,7 +39,7 @@ class Following:
     pipeline: list[Document]
     #: The change after which to go on: a resume token's text.
     after: str | None
-    since: Timestamp | None
+    since: Any  #: an instant as the driver takes it
     #: Events of the next change that were read before.
     skip: int
     needs_document: bool = True
@@ -125,13 +123,13 @@ def _parsed(after: str | None) -> tuple[str | None, int]:
     return token, count
 
 
-def _timestamp(since: datetime | None) -> Timestamp | None:
+def _timestamp(since: datetime | None) -> Any:
     if since is None:
         return None
     if not isinstance(since, datetime) or since.utcoffset() is None:
         raise InvalidInput(f"since {shown(since)}: give an aware datetime, such as datetime.now(UTC).", field="since")
     try:
-        return Timestamp(since, 0)
+        return events.in_oplog(since)
     except (ValueError, OverflowError):
         raise InvalidInput(f"since {since} lies outside of what the oplog can hold.", field="since") from None
 

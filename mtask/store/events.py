@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from bson.timestamp import Timestamp
+
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.claims import runs_in
 
@@ -201,6 +203,11 @@ def _just_claimed(runs: Sequence[Document], updated: Document, time: datetime) -
         if run.get("status") == RunStatus.TIMEOUT.value and run.get("fail_time") == claimed_at:
             yield run, run
     yield newest, newest
+
+
+def in_oplog(instant: datetime) -> Timestamp:
+    """Return an instant as the oplog counts; raise ValueError or OverflowError."""
+    return Timestamp(instant, 0)
 
 
 def pipeline(

@@ -69,7 +69,7 @@ def test_a_schedule_is_fired_by_hand(made: Bench) -> None:
 
 def test_what_cannot_end_is_told_with_its_reason(made: Bench) -> None:
     made.client.publish("unknown", key="1")
-    with pytest.raises(Stuck, match="unknown:1.*handler") as caught:
+    with pytest.raises(Stuck, match=r"unknown:1.*handler") as caught:
         made.run(timeout=1.0)
     assert list(caught.value.reasons) == ["unknown:1"]
 
