@@ -1,7 +1,7 @@
 """For tests of your own tasks: an app's handlers run in this process, on a real MongoDB, until nothing is left to do.
 
-With pytest, say `pytest_plugins = ["mtask.testing.fixtures"]` in conftest.py; the fixture `mtask_bench` gives a database
-of its own to each test:
+With pytest, say `pytest_plugins = ["mtask.testing.fixtures"]` in conftest.py; the fixture `mtask_bench` gives a
+database of its own to each test:
 
     def test_report(mtask_bench):
         bench = mtask_bench(app)
