@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -10,10 +10,11 @@ from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store.operation import Collection
 from mtask.store.schema import LAYOUTS
 
 PANEL = "Database"
-COLLECTIONS = tuple(LAYOUTS)
+COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)
 FORMATS = ("mongo", "json-schema")
 
 
@@ -66,7 +67,7 @@ def schema(
     """
     _check(collection, COLLECTIONS, "collection")
     _check(form, FORMATS, "format")
-    layout = LAYOUTS[collection]
+    layout = LAYOUTS[cast(Collection, collection)]
     document: dict[str, Any]
     if form == "mongo":
         document = layout.validator()

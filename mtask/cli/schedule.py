@@ -298,4 +298,4 @@ for _name, _function in (
     ("resume", resume),
     ("remove", remove),
 ):
-    command(app, _name)(_function)  # type: ignore[arg-type]
+    command(app, _name)(_function)

@@ -78,7 +78,7 @@ class Cron(BaseModel):
                 "Use two schedules, or Cron(day=..., day_of_week=...) for both"
             )
         fields["day_of_week"] = _named_weekdays(fields["day_of_week"])
-        return cls(**fields, timezone=timezone)  # type: ignore[arg-type]
+        return cls(**fields, timezone=timezone)
 
     def fields(self) -> dict[str, str]:
         """Return the fields that are given, the longest unit first."""

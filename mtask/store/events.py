@@ -116,7 +116,7 @@ def _with_status(
 ) -> list[TaskEvent]:
     """Say with the last event what the task is now; where no run tells of it, that is an event of its own."""
     status = updated.get(_STATUS)
-    if status not in TaskStatus.__members__:
+    if not isinstance(status, str) or status not in TaskStatus.__members__:
         return found
     known = TaskStatus(status)
     if found:

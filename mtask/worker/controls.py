@@ -67,7 +67,7 @@ class Controls:
 
     async def run(self, on_resumed: Callable[[], None], on_changed: Callable[[], None]) -> None:
         """Go by what holds, from the next claim on, until `stop`."""
-        while not self._is_stopping:
+        while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_seconds):
                     await self._wake.wait()

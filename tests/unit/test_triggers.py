@@ -120,7 +120,7 @@ def test_jitter_delays_and_never_hastens() -> None:
         (lambda: Cron.parse("* * * * *", "../etc/passwd"), "no time zone"),
         (lambda: Cron.parse("* * * * *", ""), "no time zone"),
         (lambda: Cron(), "at least one field"),
-        (lambda: Cron(minutes="5"), "Extra inputs"),  # type: ignore[call-arg]
+        (lambda: Cron(minutes="5"), "Extra inputs"),
         (lambda: Every(interval_ms=999), "greater than or equal to 1000"),
         (lambda: Once(time=datetime(2026, 1, 1)), "timezone"),  # noqa: DTZ001
     ],
