@@ -117,7 +117,7 @@ def add(
     Workers fire it: each firing publishes one task under the key ID/INSTANT, however many of them run.
     """
     given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
-    given |= {"paused": paused, "queue": queue, "timezone": timezone}
+    given |= {"paused": paused or None, "queue": queue, "timezone": timezone}
     if start_time is not None:
         given["start_time"] = values.instant(start_time, "start_time")
     if end_time is not None:

@@ -176,7 +176,9 @@ class Definition:
             "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
-        if former is None or any(made[name] != former.get(name) for name in ("trigger", "start_time", "end_time")):
+        is_resumed = former is not None and former.get("paused") is True and not made["paused"]
+        times = ("trigger", "start_time", "end_time")
+        if former is None or is_resumed or any(made[name] != former.get(name) for name in times):
             made["schedule_state"]["next_fire_time"] = Schedule.model_validate(made).first_firing(now)
         return made
 

@@ -220,6 +220,7 @@ class WorkerDocument(BaseModel):
     version: str
     #: The revisions of controls that it goes by.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
+    was_silent: bool = False  #: its heartbeat had run out before the last one
     control: WorkerControl = Field(default_factory=WorkerControl)
 
     @property

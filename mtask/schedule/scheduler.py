@@ -75,7 +75,7 @@ class Scheduler:
                 pause = await self._look()
             except DatabaseError as error:
                 logger.warning("schedules not read, will be tried again: %s", error)
-                pause = _ERROR_PAUSE
+                pause = _ERROR_PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
             except Exception:
                 logger.exception("the scheduler failed, and goes on")
                 pause = _REFUSED_PAUSE
@@ -104,6 +104,10 @@ class Scheduler:
         pause = _LOOK_AGAIN
         due: list[Schedule] = []
         for document in coming.documents:
+            left_alone = self._left_alone.get(str(document["_id"]), 0.0) - read_at
+            if left_alone > 0:
+                pause = min(pause, left_alone)
+                continue
             schedule = self._parsed(document)
             if schedule is None:
                 continue
@@ -123,8 +127,6 @@ class Scheduler:
 
     def _parsed(self, document: dict[str, Any]) -> Schedule | None:
         schedule_id = str(document["_id"])
-        if self._left_alone.get(schedule_id, 0.0) > monotonic():
-            return None
         try:
             schedule = scheduling.schedule_of(document)
         except SchemaMismatch as error:

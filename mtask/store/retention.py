@@ -6,6 +6,7 @@ Each batch reads ids first and deletes those that still match: a task that is ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
@@ -35,12 +36,13 @@ def count(matched: filters.Filter) -> Operation[int]:
 
 def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bool]]:
     """Remove some of what matches; return how many, and whether there may be more."""
-    found = yield tasks("find", matched, {"_id": 1}, limit=min(limit, BATCH))
+    most = min(limit, BATCH)
+    found = yield tasks("find", matched, {"_id": 1}, limit=most)
     ids = [document["_id"] for document in found]
     if not ids:
         return 0, False
     result = yield tasks("delete_many", {**matched, "_id": {"$in": ids}})
-    return int(result.deleted_count), len(ids) >= BATCH
+    return int(result.deleted_count), len(ids) >= most
 
 
 def prepare_keep() -> Operation[None]:
@@ -49,17 +51,17 @@ def prepare_keep() -> Operation[None]:
 
 
 def remove_older(queue: str, statuses: Sequence[TaskStatus], keep: int) -> Operation[int]:
-    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many."""
+    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many were found."""
     assert set(statuses) <= FINAL_STATUSES
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
     order = [("task_state.finish_time", -1), ("_id", -1)]
     view = {"_id": 1, "task_state.finish_time": 1}
-    has_ended = {**finished, "task_state.finish_time": {"$exists": True}}
+    has_ended = {**finished, "task_state.finish_time": {"$type": "date"}}
     found = yield tasks("find", has_ended, view, sort=order, skip=keep, limit=BATCH)
     if not found:
         return 0
     # One that has been run again since and finished anew is among the newest now.
-    newest = found[0]["task_state"]["finish_time"]
+    newest = max(when for d in found if isinstance(when := d["task_state"]["finish_time"], datetime))
     guard = {**finished, "_id": {"$in": [d["_id"] for d in found]}, "task_state.finish_time": {"$lte": newest}}
-    result = yield tasks("delete_many", guard)
-    return int(result.deleted_count)
+    yield tasks("delete_many", guard)
+    return len(found)

@@ -58,6 +58,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "names": x.literal(list(me.names)),
         "unserved_names": [],
         "controls_seen": [],
+        "was_silent": False,
         "concurrency": me.concurrency,
         "running_cnt": 0,
         "version": me.version,
@@ -116,7 +117,10 @@ class Heartbeat:
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
-    """Tell that this worker lives; return its `control` and heartbeat_expire_time, or None if its place is gone."""
+    """Tell that this worker lives; return its `control` and heartbeat_expire_time, or None if its place is gone.
+
+    `was_silent` says that its heartbeat had run out: others took it for dead meanwhile.
+    """
     change = {
         "heartbeat_time": x.NOW,
         "heartbeat_expire_time": _expiry(me.heartbeat_timeout),
@@ -125,13 +129,14 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "concurrency": beat.concurrency,
         "unserved_names": x.literal(list(beat.unserved_names)),
         "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
+        "was_silent": {"$not": [{"$gt": ["$heartbeat_expire_time", x.NOW]}]},
     }
     document: Document | None = yield workers(
         "find_one_and_update",
         {"_id": me.worker_id, "incarnation": me.incarnation},
         [{"$set": change}],
         return_document=ReturnDocument.AFTER,
-        projection={"control": 1, "heartbeat_expire_time": 1},
+        projection={"control": 1, "heartbeat_expire_time": 1, "was_silent": 1},
     )
     return document
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,7 +23,8 @@ from mtask.store.driver import AsyncStore
 from mtask.store.filters import Filter, claimable_now
 from mtask.worker.log import fields, logger
 
-_PAUSE = 0.2
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+_PAUSE, _REFUSED_PAUSE = 0.2, 30.0
 #: How often a worker looks that stops, in seconds.
 _POLL = 0.5
 
@@ -41,8 +42,10 @@ class Controls:
         self.limits: dict[str, Control] = {}
         #: By queue, how much of what has finished is kept.
         self.keeps: dict[str, Control] = {}
-        #: When this worker's heartbeat runs out, by the server's clock.
-        self.valid_until: datetime | None = None
+        #: When this worker's heartbeat runs out, by the server's clock: so long its claims are valid.
+        self._valid_until: datetime | None = None
+        #: The same, once what holds has been read: it was out of touch, and nobody waited for it.
+        self._valid_then: datetime | None = None
         self._found: list[dict[str, Any]] = []
         self._seen: list[dict[str, Any]] = []
         self._wake = asyncio.Event()
@@ -79,8 +82,8 @@ class Controls:
                     on_resumed()
             except DatabaseError as error:
                 logger.warning("controls not read, will be tried again", extra=fields(reason=str(error)))
-                await asyncio.sleep(_PAUSE)
-                self._wake.set()
+                pause = _PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
+                asyncio.get_running_loop().call_later(pause, self._wake.set)
                 continue
             if self._found != self._seen:
                 on_changed()
@@ -126,22 +129,47 @@ class Controls:
 
     def guard(self) -> Filter:
         """Return what a claim asks for beside the task's own state."""
-        return claimable_now(self.paused_queues, self.paused_names, self.valid_until)
+        return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
+
+    def is_out_of_touch(self, now: datetime) -> bool:
+        """Whether no claim would be valid now."""
+        return self._valid_until is not None and now >= self._valid_until
+
+    def heard(self, valid_until: datetime, *, was_silent: bool) -> None:
+        """Take down until when the heartbeat holds that was sent; where it had run out, read what holds first."""
+        if was_silent or self._valid_then is not None:
+            self._valid_then = valid_until
+            if was_silent:
+                self._valid_until = _LONG_AGO
+                self.wake()
+        else:
+            self._valid_until = valid_until
+
+    def is_gone(self) -> None:
+        """Claim nothing until `heard`: this worker's place in the registry is gone."""
+        self._valid_until = _LONG_AGO
 
     async def refresh(self) -> bool:
         """Read what holds and go by it, from the next claim on; return whether something was resumed."""
+        valid_then = self._valid_then
         documents = await self._store.run(controls.of(self._queues, self._names))
         found = [control for document in documents if (control := _parsed(document)) is not None]
-        before = self.paused_queues | self.paused_names
+        before = self._paused()
         self.paused_queues = frozenset(c.target for c in found if c.kind == "queue" and c.paused)
         self.paused_names = frozenset(c.target for c in found if c.kind == "name" and c.paused)
         self.limits = {c.target: c for c in found if c.limit is not None or c.key_limit is not None}
         self.keeps = {c.target: c for c in found if c.keep_success is not None or c.keep_fail is not None}
-        after = self.paused_queues | self.paused_names
+        after = self._paused()
         if before != after:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
+        if valid_then is not None and self._valid_then is not None:
+            # The heartbeat that made it live again came before this read: who pauses since waits for it.
+            self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)
+
+    def _paused(self) -> frozenset[str]:
+        return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
 
     async def begin(self) -> None:
         """Read what holds, for the first claims; a user who may not read it goes on without."""

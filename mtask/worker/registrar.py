@@ -58,15 +58,19 @@ class Registrar:
             dead = former.get("incarnation")
             self.document = await self._store.run(workers.register(self.registration, dead_incarnation=dead))
 
-    def register_again(self, on_taken_over: Callable[[WorkerIdInUse], None]) -> None:
-        """Take the place again that is gone; tell where another process has it now."""
+    def register_again(
+        self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
+    ) -> None:
+        """Take the place again that is gone, and tell of it; or that another process has it now."""
         if self._again is None:
-            self._again = asyncio.get_running_loop().create_task(self._register_again(on_taken_over))
+            self._again = asyncio.get_running_loop().create_task(self._register_again(on_registered, on_taken_over))
 
-    async def _register_again(self, on_taken_over: Callable[[WorkerIdInUse], None]) -> None:
+    async def _register_again(
+        self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
+    ) -> None:
         worker_id = self.registration.worker_id
         try:
-            await self._store.run(workers.register(self.registration))
+            on_registered(await self._store.run(workers.register(self.registration)))
             logger.warning("registered again: the worker's document was gone", extra=fields(worker=worker_id))
         except WorkerIdInUse as error:
             logger.error("another process took this worker_id over: stopping", extra=fields(worker=worker_id))

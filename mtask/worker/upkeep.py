@@ -46,6 +46,8 @@ class Upkeep:
                 await self._look()
             except MtaskError as error:
                 logger.warning("upkeep failed, will be done again", extra=fields(reason=str(error)))
+            except Exception:
+                logger.exception("upkeep failed, and goes on")
             pause = _INTERVAL * (0.5 + random.random())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause if self._controls.keeps else None):
@@ -60,7 +62,7 @@ class Upkeep:
     async def _remove(self, queue: str, statuses: tuple[TaskStatus, ...], keep: int) -> None:
         while not self._is_stopping:
             begun = monotonic()
-            removed = await self._store.run(retention.remove_older(queue, statuses, keep))
-            if removed < retention.BATCH:
+            found = await self._store.run(retention.remove_older(queue, statuses, keep))
+            if found < retention.BATCH:
                 return
             await asyncio.sleep(monotonic() - begun)  # half of the time is left to others

@@ -151,7 +151,7 @@ class Worker:
             )
             await self._registrar.register()
             self._controls = Controls(store, self.queues, sorted(self._handlers))
-            self._controls.valid_until = self._registrar.document["heartbeat_expire_time"]
+            self._controls.heard(self._registrar.document["heartbeat_expire_time"], was_silent=False)
             await self._controls.begin()
             self._build(store, stream_store, ping_store, clock)
             await self._serve()
@@ -376,11 +376,15 @@ class Worker:
     def _take_registered(self, document: dict[str, Any] | None) -> None:
         """Do as our document in the registry says; None: our place in it is gone."""
         if document is not None:
-            self._controls.valid_until = document["heartbeat_expire_time"]
+            self._controls.heard(document["heartbeat_expire_time"], was_silent=document.get("was_silent") is True)
             control = document.get("control")
             self._take_control(control if isinstance(control, dict) else {})
         elif not self._stopping.is_set():
-            self._registrar.register_again(self._taken_over)
+            self._controls.is_gone()
+            self._registrar.register_again(self._registered_again, self._taken_over)
+
+    def _registered_again(self, document: dict[str, Any]) -> None:
+        self._controls.heard(document["heartbeat_expire_time"], was_silent=True)
 
     def _take_control(self, control: dict[str, Any]) -> None:
         """Do what the registry asks."""
