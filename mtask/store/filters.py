@@ -56,6 +56,16 @@ def in_time(until: datetime) -> Filter:
     return {"$expr": {"$lt": [x.NOW, until]}}
 
 
+def of_queues_and_keys(wanted: Sequence[tuple[str, str | None]]) -> Filter:
+    """Match tasks of one of these queues and limit_keys; None: without one."""
+    return {"$or": [{"queue": queue, "task_option.limit_key": key} for queue, key in wanted]}
+
+
+def of_other_queues(queues: Sequence[str]) -> Filter:
+    """Match tasks that are in none of these queues."""
+    return {"queue": {"$nin": list(queues)}}
+
+
 def claimable_now(queues: Collection[str], names: Collection[str], valid_until: datetime | None) -> Filter:
     """Match what is of none of these paused queues and names, until then by the server's clock: added to a claim."""
     paused: Filter = {}

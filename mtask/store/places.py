@@ -19,7 +19,8 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.model.controls import Limit
+from mtask.errors import DuplicateKey
+from mtask.model.controls import MAX_WINDOW_MS, Limit
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import RunStatus
 from mtask.store import claims, filters
@@ -36,6 +37,7 @@ _LATEST = timedelta(seconds=15)
 _WAY, _MAX_WAY_MS = 0.02, 100
 #: How long a document is kept that nobody uses, in ms.
 _KEPT_MS = 3_600_000
+_RACES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,15 @@ class Taken:
     task_ids: frozenset[str]
     claim_by: datetime | None  #: until when they may be claimed
     is_crowded: bool = False  #: runs take the places, and they may be dead
-    next_time: datetime | None = None
+    #: Where starts take them: when these were, or may be at the latest; and how long each counts.
+    starts: Sequence[datetime] = ()
+    window: timedelta = timedelta(0)
+
+    def next_time(self, now: datetime) -> datetime | None:
+        """Return when a start is free again; None where that cannot be told, as some are not settled yet."""
+        if not self.starts or any(start > now for start in self.starts):
+            return None
+        return min(self.starts) + self.window
 
 
 NONE = Taken(frozenset(), None)
@@ -153,15 +163,7 @@ def take(wishes: Sequence[Wish], token: str) -> Operation[dict[Place, Taken]]:
     ids = [wish.place.id for wish in wishes]
     view = {"starts": 1, "running": 1}
     if len(ids) == 1:
-        only: Document = yield places(
-            "find_one_and_update",
-            {"_id": ids[0]},
-            pipeline,
-            upsert=True,
-            projection=view,
-            return_document=ReturnDocument.AFTER,
-        )
-        found = {ids[0]: only}
+        found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
     else:
         found = yield from _take_several(ids, pipeline, view)
         absent = [place_id for place_id in ids if place_id not in found]
@@ -170,6 +172,23 @@ def take(wishes: Sequence[Wish], token: str) -> Operation[dict[Place, Taken]]:
             yield places("insert_new", new)
             found |= yield from _take_several(absent, pipeline, view)
     return {wish.place: _taken(wish, found[wish.place.id], token) for wish in wishes if wish.place.id in found}
+
+
+def _take_one(place_id: str, pipeline: Any, view: Document) -> Operation[Document]:
+    for _ in range(_RACES):
+        try:
+            document: Document = yield places(
+                "find_one_and_update",
+                {"_id": place_id},
+                pipeline,
+                upsert=True,
+                projection=view,
+                return_document=ReturnDocument.AFTER,
+            )
+        except DuplicateKey:
+            continue  # another made it at the same time
+        return document
+    raise DuplicateKey(f"places {place_id} is made by many at once")
 
 
 def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operation[dict[str, Document]]:
@@ -187,10 +206,10 @@ def _taken(wish: Wish, document: Document, token: str) -> Taken:
         return Taken(task_ids, claim_by)
     limit = wish.limit
     is_crowded = limit.concurrency is not None and len(document["running"]) >= limit.concurrency
-    next_time = None
-    if limit.starts is not None and len(document["starts"]) >= limit.starts:
-        next_time = min(entry["time"] for entry in document["starts"]) + timedelta(milliseconds=wish.window_ms)
-    return Taken(task_ids, claim_by, is_crowded, next_time)
+    starts: list[datetime] = []
+    if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
+        starts = [entry["time"] for entry in document["starts"]]
+    return Taken(task_ids, claim_by, is_crowded, starts, timedelta(milliseconds=wish.window_ms))
 
 
 def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]) -> Operation[None]:
@@ -214,7 +233,10 @@ def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], 
     yield places(
         "update_many",
         {"_id": {"$in": [place.id for place in taken]}},
-        [{"$set": {"starts": starts, "running": kept("$running")}}],
+        [
+            {"$set": {"starts": starts, "running": kept("$running")}},
+            {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
+        ],
     )
 
 
@@ -239,7 +261,7 @@ def _give_back(place_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Ope
     yield places(
         "update_many",
         {"_id": {"$in": sorted(set(place_ids))}},
-        [{"$set": {"running": running}}, {"$set": {"expire_time": _kept_while_used("$running", 86_400_000)}}],
+        [{"$set": {"running": running}}, {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}}],
     )
 
 
@@ -258,8 +280,9 @@ def give_back_dead(crowded: Sequence[Place]) -> Operation[bool]:
         entry["task_id"]
         for _, entry in entries
         if (run := runs.get((entry["task_id"], entry["token"]))) is not None
-        and run["status"] == RunStatus.RUNNING.value
-        and run["ping_expire_time"] <= now
+        and run.get("status") == RunStatus.RUNNING.value
+        and isinstance(expiry := run.get("ping_expire_time"), datetime)
+        and expiry <= now
     }
     if lapsed:
         yield from claims.settle(list(lapsed))
@@ -267,7 +290,7 @@ def give_back_dead(crowded: Sequence[Place]) -> Operation[bool]:
     dead = []
     for place_id, entry in entries:
         run = runs.get((entry["task_id"], entry["token"]))
-        is_over = entry["claim_by"] + _LATEST < now if run is None else run["status"] != RunStatus.RUNNING.value
+        is_over = entry["claim_by"] + _LATEST < now if run is None else run.get("status") != RunStatus.RUNNING.value
         if is_over:
             dead.append((place_id, (entry["task_id"], entry["token"])))
     if dead:
@@ -275,12 +298,17 @@ def give_back_dead(crowded: Sequence[Place]) -> Operation[bool]:
     return bool(dead)
 
 
+def token_of(run_id: str) -> str:
+    """Return the token of the claim that made a run: what its group shares."""
+    return run_id.partition("-")[0]
+
+
 def _runs_of(task_ids: Iterable[str]) -> Operation[dict[tuple[str, str], Document]]:
     """Return the runs of these tasks by task and token: the part of a run_id that a claim's group shares."""
     view = {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "ping_expire_time")}
     found = yield tasks("find", filters.by_ids(sorted(task_ids)), view)
     return {
-        (document["_id"], str(run["run_id"]).rpartition("-")[0]): run
+        (document["_id"], token_of(str(run.get("run_id")))): run
         for document in found
         for run in claims.runs_in(document)
     }

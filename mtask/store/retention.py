@@ -56,12 +56,20 @@ def remove_older(queue: str, statuses: Sequence[TaskStatus], keep: int) -> Opera
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
     order = [("task_state.finish_time", -1), ("_id", -1)]
     view = {"_id": 1, "task_state.finish_time": 1}
-    has_ended = {**finished, "task_state.finish_time": {"$type": "date"}}
+    has_ended = {**finished, "task_state.finish_time": {"$exists": True}}
     found = yield tasks("find", has_ended, view, sort=order, skip=keep, limit=BATCH)
-    if not found:
+    times = [when for when in (finish_time_of(document) for document in found) if when is not None]
+    if not times:
         return 0
     # One that has been run again since and finished anew is among the newest now.
-    newest = max(when for d in found if isinstance(when := d["task_state"]["finish_time"], datetime))
-    guard = {**finished, "_id": {"$in": [d["_id"] for d in found]}, "task_state.finish_time": {"$lte": newest}}
+    ids = [document["_id"] for document in found]
+    guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
     yield tasks("delete_many", guard)
     return len(found)
+
+
+def finish_time_of(document: Mapping[str, Any]) -> datetime | None:
+    """Return when a task finished; None where a malformed document does not tell."""
+    state = document.get("task_state")
+    when = state.get("finish_time") if isinstance(state, Mapping) else None
+    return when if isinstance(when, datetime) else None

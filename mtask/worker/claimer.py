@@ -160,25 +160,32 @@ class Claimer:
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            # What is limited starts when it is claimed.
-            ahead = 0 if self._limits.is_any else self._pace.ahead(self._concurrency)
-            free = self._concurrency + ahead - self._claiming - self._running - len(self._waiting)
+            slots = self._concurrency - self._claiming - self._running - len(self._waiting)
+            free = slots + self._pace.ahead(self._concurrency)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
-            if self._is_backed_up():
+            if self._is_backed_up() or self._controls.is_out_of_touch():
                 return _PAUSE
             now = monotonic()
             pause = self._queue.next_ready(now)
             if pause is None or pause > 0:
                 return pause
+            is_limited = self._queue.is_limited_next
+            if is_limited:
+                free = slots  # it starts when it is claimed
+                if free <= 0:
+                    return None
             waited = now - self._launched_at
             is_worth_it = min(free, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
                 return _MAX_GATHER - waited  # the next group gathers; the one under way wakes us
             entries = self._queue.take(min(free, MAX_GROUP), now)
+            if is_limited:
+                entries = [entry for entry in entries if not self._limits.park(entry.queue, entry.task_id)]
+                if not entries:
+                    continue
             if entries:
                 task_ids = [entry.task_id for entry in entries]
-                is_limited = self._limits.is_any and any(self._limits.is_limited(entry.queue) for entry in entries)
                 self._claiming += len(task_ids)
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
@@ -224,33 +231,49 @@ class Claimer:
         if free:
             await self._claim_group(free, is_rescue=is_rescue)
         limited = [task for task in tasks if self._limits.is_limited(task.queue)]
-        if limited:
-            admitted = await self._limits.admit(limited, fresh_token())
-            if admitted.task_ids:
-                await self._claim_group(admitted.task_ids, is_rescue=is_rescue, admitted=admitted)
+        if not limited:
+            return
+        admitted = await self._limits.admit(limited, fresh_token())
+        if is_rescue:
+            # Their places do not wait for a second try, as those that an open transaction holds up would have it.
+            await self._claim_apart(admitted.task_ids, is_rescue=True, admitted=admitted)
+        elif admitted.task_ids:
+            await self._claim_group(admitted.task_ids, admitted=admitted)
+
+    async def _claim_apart(self, task_ids: Sequence[str], *, is_rescue: bool, admitted: Admitted | None = None) -> None:
+        """Claim each alone, and all at once."""
+        each = (
+            self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{place}")
+            for place, task_id in enumerate(task_ids)
+        )
+        for ended in await asyncio.gather(*each, return_exceptions=True):  # none is left under way
+            if isinstance(ended, BaseException):
+                raise ended
 
     async def _claim_group(
-        self, task_ids: list[str], *, is_rescue: bool = False, admitted: Admitted | None = None
+        self, task_ids: list[str], *, is_rescue: bool = False, admitted: Admitted | None = None, part: str = ""
     ) -> None:
-        """Claim these tasks and start the runs won."""
-        token, sent = fresh_token() if admitted is None else admitted.token, monotonic()
-        guard = [self._controls.guard(), *(() if admitted is None else admitted.guard)]
+        """Claim these tasks and start the runs won. `part` tells the claims apart that one admission makes."""
+        token, sent = fresh_token() if admitted is None else admitted.token + part, monotonic()
+        guard = [self._controls.guard(), *(self._limits.guard_of_free() if admitted is None else admitted.guard)]
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
             documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout, guard))
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
             left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)
-            if is_rescue and admitted is None:
+            if is_rescue:
                 await self._rescue_apart(left, is_alone=len(task_ids) == 1)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
             left = await self._recover(task_ids, token, sent, (), admitted)
-            if len(task_ids) == 1:
-                await self._quarantine.examine(left, error)
-            elif admitted is None:
-                for task_id in left:
-                    await self._claim_group([task_id], is_rescue=is_rescue)
+            if len(task_ids) > 1:
+                for place, task_id in enumerate(left):
+                    await self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{place}")
+                return
+            await self._quarantine.examine(left, error)
+            if admitted is not None:
+                await self._limits.settle(admitted, {}, left)
         else:
             won = {document["_id"] for document in documents}
             lost = [task_id for task_id in task_ids if task_id not in won]
@@ -269,10 +292,7 @@ class Claimer:
                 logger.warning("task is held up, left alone for a while", extra=fields(task=task_id))
                 self._quarantine.hold_up(task_id)
         else:
-            each = (self._claim_group([task_id], is_rescue=True) for task_id in task_ids)
-            for ended in await asyncio.gather(*each, return_exceptions=True):  # none is left under way
-                if isinstance(ended, BaseException):
-                    raise ended
+            await self._claim_apart(task_ids, is_rescue=True)
 
     async def _adopt(
         self,

@@ -21,6 +21,7 @@ from mtask.model.documents import describe_validation
 from mtask.store import controls
 from mtask.store.driver import AsyncStore
 from mtask.store.filters import Filter, claimable_now
+from mtask.worker.clock import ServerClock
 from mtask.worker.log import fields, logger
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
@@ -32,8 +33,9 @@ _POLL = 0.5
 class Controls:
     """Knows what is paused here, and makes the guard of the claims."""
 
-    def __init__(self, store: AsyncStore, queues: Sequence[str], names: Sequence[str]) -> None:
+    def __init__(self, store: AsyncStore, clock: ServerClock, queues: Sequence[str], names: Sequence[str]) -> None:
         self._store = store
+        self._clock = clock
         self._queues = list(queues)
         self._names = list(names)
         self.paused_queues: frozenset[str] = frozenset()
@@ -131,9 +133,9 @@ class Controls:
         """Return what a claim asks for beside the task's own state."""
         return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
 
-    def is_out_of_touch(self, now: datetime) -> bool:
+    def is_out_of_touch(self) -> bool:
         """Whether no claim would be valid now."""
-        return self._valid_until is not None and now >= self._valid_until
+        return self._valid_until is not None and self._clock.now() >= self._valid_until
 
     def heard(self, valid_until: datetime, *, was_silent: bool) -> None:
         """Take down until when the heartbeat holds that was sent; where it had run out, read what holds first."""

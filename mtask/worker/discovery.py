@@ -160,6 +160,11 @@ class Discovery:
         self._are_peers_due = True  # workers that came while there was no stream were not heard of either
         self._wake_scan.set()
 
+    def scan_soon(self) -> None:
+        """Scan for what is due: places are free again that it may take up."""
+        self._is_refill = True
+        self._wake_scan.set()
+
     def refill(self) -> None:
         """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
         is_drained = self._queue.own_count * 4 <= self._scanned_own

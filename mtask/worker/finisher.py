@@ -55,11 +55,11 @@ class _Lane:
 class Finisher:
     """Takes outcomes and sees that they are written, or that their lease is lost."""
 
-    def __init__(self, store: AsyncStore, pinger: Pinger, on_closed: Callable[[str, str], None]) -> None:
-        """`on_closed` is told task and run_id of each run whose outcome stands."""
+    def __init__(self, store: AsyncStore, pinger: Pinger, on_over: Callable[..., None]) -> None:
+        """`on_over` is told task and run_id of each run that is over, and whether its outcome stands."""
         self._store = store
         self._pinger = pinger
-        self._on_closed = on_closed
+        self._on_over = on_over
         # A lane each, so that failures and hand-backs are written however many successes flow.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
@@ -172,10 +172,10 @@ class Finisher:
 
     def _resolve(self, ending: Ending, *, is_accepted: bool) -> None:
         self._pinger.release(ending.run)
+        self._on_over(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
-            self._on_closed(ending.run.task_id, ending.run.run_id)
         else:
             self.lost_cnt += 1
             logger.warning(

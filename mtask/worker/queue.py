@@ -55,6 +55,8 @@ class PreemptionQueue:
         self._clock = clock
         #: Something was dropped, or a scan was cut short: scan again once this has drained.
         self.has_more = False
+        #: Whether a task of this queue may need a place; None: of an unknown one.
+        self.is_limited: Callable[[str | None], bool] = lambda _: False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
         #: What this worker ranks first for, and the rest. Where the two interleave, each still makes groups.
@@ -87,7 +89,7 @@ class PreemptionQueue:
         """Add a task, or move the one that is there."""
         old = self._entries.get(task_id)
         if old is not None:
-            if (old.due, old.priority, old.rank, old.is_begun) == (due, priority, rank, is_begun):
+            if (old.due, old.priority, old.rank, old.is_begun, old.queue) == (due, priority, rank, is_begun, queue):
                 return
             self._forget(old)
         entry = Entry(task_id, name, priority, due, rank, is_begun, queue)
@@ -116,7 +118,8 @@ class PreemptionQueue:
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` tasks whose time has come, highest priority first.
 
-        They are all alike: this worker ranks first for them or others do, and some worker has begun them or none has.
+        They are all alike: this worker ranks first for them or others do, some worker has begun them or none has, and
+        their queues are limited or none is.
         Such a group may leave behind what has been due for longer, of the same priority and of the other kind.
         """
         self._promote(now)
@@ -128,6 +131,8 @@ class PreemptionQueue:
             if entry is None or entry.is_begun != first.is_begun:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
+                break
+            if self.is_limited(entry.queue) != self.is_limited(first.queue):
                 break
             heapq.heappop(heap)
             self._forget(entry)
@@ -142,6 +147,12 @@ class PreemptionQueue:
         while self._waiting and self._waiting[0][2].is_dropped:
             heapq.heappop(self._waiting)
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
+
+    @property
+    def is_limited_next(self) -> bool:
+        """Whether the queue of the task to take next is limited; asked right after `next_ready` has said 0."""
+        entry = _head(self._by_head()[0])
+        return entry is not None and self.is_limited(entry.queue)
 
     @property
     def is_rescue_next(self) -> bool:

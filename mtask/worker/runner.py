@@ -32,8 +32,8 @@ _CANCEL_GRACE = 2.0
 class Runner:
     """Runs handlers.
 
-    `on_slot_free` is called once for each run, when it has really ended; `on_closed` with task and run_id where its
-    own transaction has recorded the SUCCESS.
+    `on_slot_free` is called once for each run, when it has really ended; `on_over` with task and run_id where it
+    ends without the finisher, and whether it is closed in its document.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Runner:
         contexts: Transactions,
         worker_id: str,
         on_slot_free: Callable[[], None],
-        on_closed: Callable[[str, str], None],
+        on_over: Callable[..., None],
     ) -> None:
         self._store = store
         self._pinger = pinger
@@ -52,7 +52,7 @@ class Runner:
         self._contexts = contexts
         self._worker_id = worker_id
         self._on_slot_free = on_slot_free
-        self._on_closed = on_closed
+        self._on_over = on_over
         self._threads = Threads("mtask-handler")
         self._runs: dict[str, HeldRun] = {}
         self._by_task: dict[str, HeldRun] = {}
@@ -87,6 +87,7 @@ class Runner:
             self._finisher.submit(run, ended(run, run.end_reason or EndReason.NO_SLOT))
         else:
             self._pinger.release(run)
+            self._on_over(run.task_id, run.run_id, is_closed=run.end_reason is EndReason.REMOVED)
 
     def start(self, run: HeldRun) -> None:
         """Run the handler of a run that is held."""
@@ -193,12 +194,13 @@ class Runner:
         if run.succeeded_in_transaction:
             run.is_finishing = True
             self._pinger.release(run)
-            self._on_closed(run.task_id, run.run_id)
+            self._on_over(run.task_id, run.run_id, is_closed=True)
             await self._add_returns(run, returned, raised)
             return
         reason = run.end_reason
         if reason in SILENT or (reason is None and isinstance(raised, LeaseLost)):
             self._pinger.release(run)
+            self._on_over(run.task_id, run.run_id, is_closed=reason is EndReason.REMOVED)
             return
         if reason is EndReason.WORKER_STOP and raised is None:
             reason = None  # it came to its end in time after all

@@ -150,7 +150,7 @@ class Worker:
                 self._options.heartbeat_timeout,
             )
             await self._registrar.register()
-            self._controls = Controls(store, self.queues, sorted(self._handlers))
+            self._controls = Controls(store, clock, self.queues, sorted(self._handlers))
             self._controls.heard(self._registrar.document["heartbeat_expire_time"], was_silent=False)
             await self._controls.begin()
             self._build(store, stream_store, ping_store, clock)
@@ -178,8 +178,8 @@ class Worker:
             self._registered_from_thread,
         )
         self._upkeep = Upkeep(store, self._controls)
-        self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.ask_full_scan())
-        self._finisher = Finisher(store, self._pinger, self._limits.closed)
+        self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.scan_soon())
+        self._finisher = Finisher(store, self._pinger, self._limits.over)
         # A store of its own: the pinger sets the time limit of its calls as leases allow.
         handler_store = SyncStore(ping_store.client, self._options.database)
         transactions = RunTransactions(store, handler_store, self._pinger)
@@ -189,7 +189,7 @@ class Worker:
             store, self.worker_id, self.queues, names, queue, clock, self._pinger, quarantine, self._controls
         )
         self._runner = Runner(
-            store, self._pinger, self._finisher, transactions, self.worker_id, self._slot_freed, self._limits.closed
+            store, self._pinger, self._finisher, transactions, self.worker_id, self._slot_freed, self._limits.over
         )
         self._claimer = Claimer(
             store,
@@ -205,6 +205,7 @@ class Worker:
             is_backed_up=lambda: self._finisher.pending > _MAX_UNWRITTEN,
             on_landed=self._refill,
         )
+        queue.is_limited = self._limits.is_limited
         self._hints.connect(self._claimer, self._runner)
         self._discovery = Discovery(
             store,
@@ -229,6 +230,11 @@ class Worker:
         if self._scheduler is not None:
             self._scheduler.wake()
 
+    def _controls_changed(self) -> None:
+        self._limits.changed()
+        self._discovery.ask_full_scan()
+        self._upkeep.wake()
+
     def _look_again(self, task_ids: Iterable[str]) -> None:
         self._hints.look_again(task_ids)
 
@@ -252,7 +258,7 @@ class Worker:
         try:
             # Whoever pauses a queue waits for every worker that lives: so one that stops goes on answering to the end.
             async with asyncio.TaskGroup() as to_the_end:
-                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan, self._upkeep.wake))
+                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan, self._controls_changed))
                 to_the_end.create_task(self._controls.run_confirming(self._claimer.until_landed, self._pinger.beat_now))
                 to_the_end.create_task(self._limits.run_giving_back())
                 try:
