@@ -249,14 +249,17 @@ class AsyncClient:
                 patience = waiting.patience(elapsed)
                 if patience is None:
                     await asyncio.sleep(pause)
-                elif happening is not None:
-                    await happening.poll(patience)
-                else:
-                    happening = AsyncEvents(self._store, event_requests.follow_task(waiting.task_id), self._make_ready)
-                    try:
+                    continue
+                try:
+                    if happening is None:
+                        happening = AsyncEvents(
+                            self._store, event_requests.follow_task(waiting.task_id), self._make_ready
+                        )
                         await happening.open()
-                    except (AccessDenied, OperationFailed):
-                        waiting.can_follow = False  # not everyone may open a change stream
+                    else:
+                        await happening.poll(patience)
+                except (AccessDenied, OperationFailed):
+                    waiting.can_follow = False  # not everyone may open a change stream
         finally:
             if happening is not None:
                 await happening.close()

@@ -10,6 +10,7 @@ from typing import Any
 from mtask.client import controls, views
 from mtask.client.explain import is_paused, listed, pauses_of, waits_for
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
+from mtask.errors import DatabaseError
 from mtask.model.controls import Control
 from mtask.model.documents import WorkerDocument
 from mtask.model.status import TaskStatus, WorkerStatus
@@ -33,7 +34,7 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     groups, holds = (yield from _due_groups()), (yield from controls.known())
     waiting = due_tasks(groups, live, now, patience, holds)
     waiting += yield from _not_taken(
-        [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now
+        [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now, holds
     )
     total = sum(group.count for group in groups)
     all_well = ok("due tasks", f"{_tasks(total)} due, with workers for all" if total else "none waits", count=total)
@@ -48,7 +49,10 @@ def stats() -> Operation[list[views.StatRow]]:
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
         return rows
-    reasons = yield from stuck()
+    try:
+        reasons = yield from stuck()
+    except DatabaseError:
+        return rows  # it takes too long, or may not be asked: the counts stand without
     return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
 
 
@@ -121,16 +125,18 @@ def due_tasks(
     return found
 
 
-def _not_taken(groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime) -> Findings:
+def _not_taken(
+    groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control]
+) -> Findings:
     """Explain by an example why tasks wait too long though a worker serves them."""
     found = []
     examples = yield from claims.read([group.task_id for group in groups[:_EXAMPLES]])
     tasks = {task.id: task for task in views.tasks_of(examples)}
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)
-        reasons = waits_for(task, live, now) if task else []
-        if not reasons or reasons[0].until is not None:
-            continue  # it was taken meanwhile
+        reasons = waits_for(task, live, now, holds) if task else []
+        if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
+            continue  # it was taken meanwhile, or waits as it is meant to
         told = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have room and don't take it" if is_idle else reasons[0].message

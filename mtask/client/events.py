@@ -67,11 +67,12 @@ class Following:
 
     def take(self, change: Document) -> list[TaskEvent]:
         """Return the events of a change that were not read before, and go on after it."""
-        before, here = self.after or "", str(change["_id"]["_data"])
+        here = str(change["_id"]["_data"])
+        before = self.after
         found = events.events_of(change)
         last = len(found) - 1
         # In the middle of a change: the one before it, and how many of this one's were read.
-        tokens = [here if place == last else f"{before}.{place + 1}" for place in range(len(found))]
+        tokens = [here if place == last or before is None else f"{before}.{place + 1}" for place in range(len(found))]
         read, self.skip = self.skip, 0
         self.after = here
         pairs = list(zip(found, tokens, strict=True))[read:]
@@ -302,6 +303,13 @@ class AsyncEvents(_Reader):
             if not self._found and time.monotonic() >= end:
                 return None
         return self._next()
+
+    @property
+    def token(self) -> str | None:
+        """Where to go on after the last event that was returned, and what was left out since."""
+        if self._in_threads is None:
+            return super().token
+        return self._returned if self._found else self._in_threads.token
 
     async def close(self) -> None:
         """End the iteration."""

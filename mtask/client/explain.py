@@ -73,7 +73,9 @@ def waits_for(
         count = task.task_option.concurrent_worker_cnt
         reasons.append(Reason("places_taken", f"all its {count} places are taken"))
     if not reasons:
-        reasons.append(_about_to_be_taken(task, now))
+        bounds = limits_of(task.queue, holds)
+        limited = Reason("limited", f"its queue is limited: {'; '.join(bounds)}")
+        reasons.append(limited if bounds else _about_to_be_taken(task, now))
     return reasons
 
 
@@ -108,6 +110,17 @@ def _times(task: Task, now: datetime) -> Iterable[Reason]:
 def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
     for control in pauses_of(task.queue, task.name, holds):
         yield Reason("paused", f"the {control.kind} {control.target!r} is paused: `mtask resume` with --{control.kind}")
+
+
+def limits_of(queue: str, holds: Sequence[Control]) -> list[str]:
+    """Return what bounds a queue, as text."""
+    return [
+        text
+        for control in holds
+        if control.kind == "queue" and control.target == queue
+        for text in (str(control.limit or ""), f"{control.key_limit} for each limit_key" if control.key_limit else "")
+        if text
+    ]
 
 
 def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:

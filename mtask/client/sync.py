@@ -231,14 +231,15 @@ class Client:
                 patience = waiting.patience(elapsed)
                 if patience is None:
                     time.sleep(pause)
-                elif happening is not None:
-                    happening.poll(patience)
-                else:
-                    happening = Events(self._store, event_requests.follow_task(waiting.task_id))
-                    try:
+                    continue
+                try:
+                    if happening is None:
+                        happening = Events(self._store, event_requests.follow_task(waiting.task_id))
                         happening.open()
-                    except (AccessDenied, OperationFailed):
-                        waiting.can_follow = False  # not everyone may open a change stream
+                    else:
+                        happening.poll(patience)
+                except (AccessDenied, OperationFailed):
+                    waiting.can_follow = False  # not everyone may open a change stream
         finally:
             if happening is not None:
                 happening.close()

@@ -26,7 +26,8 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
         "kind": kind,
         "target": x.literal(target),
         "paused": {"$ifNull": ["$paused", False]},
-        "revision": {"$add": [{"$ifNull": ["$revision", 0]}, 1]},
+        # Beyond any that a control of this id had before it was removed, by hand: workers say which they go by.
+        "revision": {"$add": [{"$ifNull": ["$revision", {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
         "schema_version": SCHEMA_VERSION,
         **given,

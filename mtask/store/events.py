@@ -20,7 +20,7 @@ from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.claims import runs_in
 
 Document = Mapping[str, Any]
-_RUN_FIELD = re.compile(r"^task_state\.worker_states\.(\d+)(?:\.(\w+))?$")
+_RUN_FIELD = re.compile(r"^task_state\.worker_states\.(\d+)(?:\.(\w+))?(?:\.\w+)*$")
 _RUNS = "task_state.worker_states"
 _STATUS = "task_state.status"
 _FINAL = frozenset(status.value for status in FINAL_STATUSES)
@@ -54,6 +54,17 @@ _OF_TASK = {
 }
 #: An update is written about when its own clock says.
 _AT_ONCE = timedelta(seconds=1)
+_RUN_FIELDS = (
+    "run_id",
+    "worker_id",
+    "attempt",
+    "status",
+    "claim_time",
+    "success_time",
+    "fail_time",
+    "fail_reason",
+    "progress",
+)
 _TIMES = ("success_time", "fail_time", "claim_time")
 
 
@@ -132,8 +143,8 @@ def _of_runs(
     updated: Document, task_id: str, time: datetime, queue: str | None, document: Document
 ) -> Iterator[TaskEvent]:
     for run, changed in _changed_runs(updated, runs_in(dict(document)), time):
-        status, progress = changed.get("status"), changed.get("progress")
-        if isinstance(progress, Mapping) and status in (None, RunStatus.SUCCESS.value, RunStatus.FAIL.value):
+        status, progress = changed.get("status"), run.get("progress")
+        if "progress" in changed and isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
         if status in _OF_RUN:
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
@@ -161,6 +172,7 @@ def _event(
 def _changed_runs(updated: Document, runs: Sequence[Document], time: datetime) -> Iterator[tuple[Document, Document]]:
     """Yield each run that the change touched, as far as it is known, and what was changed of it; the oldest first."""
     changed: dict[int, dict[str, Any]] = {}
+    added: set[int] = set()
     for path, value in updated.items():
         matched = _RUN_FIELD.match(path)
         if matched is None:
@@ -168,14 +180,21 @@ def _changed_runs(updated: Document, runs: Sequence[Document], time: datetime) -
         place, field = int(matched[1]), matched[2]
         if field is None and isinstance(value, Mapping):
             changed.setdefault(place, {}).update(value)
+            added.add(place)
+        elif field == "progress":
+            changed.setdefault(place, {})[field] = None  # it may be a part of it: the document tells the whole
         elif field is not None:
             changed.setdefault(place, {})[field] = value
+    # Where old runs were left out, others stand in their places: told field by field, or as a whole array.
+    moved = [fields for place, fields in sorted(changed.items()) if "run_id" in fields and place not in added]
+    whole = updated.get(_RUNS)
+    if moved or isinstance(whole, list):
+        known = {run.get("run_id"): run for run in runs}
+        stand = [{**known.get(fields["run_id"], {}), **fields} for fields in moved] or whole
+        yield from _just_claimed([run for run in stand or () if isinstance(run, Mapping)], updated, time)
+        return
     for place in sorted(changed):
         yield _run_at(place, changed[place], runs), changed[place]
-    whole = updated.get(_RUNS)
-    if isinstance(whole, Sequence) and not isinstance(whole, str):
-        # Old runs were left out, and what is new comes with them: it is what happened last.
-        yield from _just_claimed([run for run in whole if isinstance(run, Mapping)], updated, time)
 
 
 def _run_at(place: int, changed: Document, runs: Sequence[Document]) -> Document:
@@ -197,7 +216,7 @@ def _just_claimed(runs: Sequence[Document], updated: Document, time: datetime) -
     if newest is None:
         return
     claimed_at = newest["claim_time"]
-    if claimed_at != updated.get("quiet_time") and time - claimed_at > _AT_ONCE:
+    if not _is_claim(updated, newest, time):
         return  # claimed before: it was something else that rewrote the array
     for run in runs:
         if run.get("status") == RunStatus.TIMEOUT.value and run.get("fail_time") == claimed_at:
@@ -210,22 +229,39 @@ def in_oplog(instant: datetime) -> Timestamp:
     return Timestamp(instant, 0)
 
 
+def _is_claim(updated: Document, run: Document, time: datetime) -> bool:
+    """Whether the change that rewrote the runs is the one that claimed this."""
+    if "params" in updated or updated.get("task_state.failed_cnt") == 0:
+        return False  # published again, and cleaned
+    says = (
+        updated.get("quiet_time") == run["claim_time"],
+        updated.get("task_state.next_preempt_time") == run.get("ping_expire_time"),
+        updated.get(_STATUS) == TaskStatus.RUNNING.value,
+        time - run["claim_time"] <= _AT_ONCE,
+    )
+    return any(says)
+
+
 def pipeline(
     names: Sequence[str] | None, queues: Sequence[str] | None, keys: Sequence[str] | None, task_id: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the stages that leave other tasks' changes out."""
-    matched: dict[str, Any] = {"ns.coll": "tasks"}
+    """Return the stages that leave other tasks' changes out, and of the documents what can be large."""
+    matched: dict[str, Any] = {"ns.coll": "tasks", "documentKey._id": {"$type": "string"}}
     if task_id is not None:
         matched["documentKey._id"] = task_id
     if names is not None:
         matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, names))}):"}
     stages: list[dict[str, Any]] = [{"$match": matched}]
     if keys is not None:
-        matched["$expr"] = {"$in": [{"$substrBytes": ["$documentKey._id", _colon(), -1]}, {"$literal": list(keys)}]}
+        key = {"$substrBytes": [_id(), {"$add": [{"$indexOfBytes": [_id(), ":"]}, 1]}, -1]}
+        stages.append({"$match": {"$expr": {"$in": [key, {"$literal": list(keys)}]}}})
     if queues is not None:
         stages.append({"$match": {"fullDocument.queue": {"$in": list(queues)}}})
-    return stages
+    kept = ("operationType", "ns", "documentKey", "wallTime", "updateDescription", "fullDocument.queue")
+    runs = {f"fullDocument.{_RUNS}.{field}": 1 for field in _RUN_FIELDS}
+    return [*stages, {"$project": {**dict.fromkeys(kept, 1), **runs}}]
 
 
-def _colon() -> dict[str, Any]:
-    return {"$add": [{"$indexOfBytes": ["$documentKey._id", ":"]}, 1]}
+def _id() -> dict[str, Any]:
+    """Return the task's id where it is text: stages may be reordered."""
+    return {"$cond": [{"$eq": [{"$type": "$documentKey._id"}, "string"]}, "$documentKey._id", ":"]}

@@ -58,6 +58,10 @@ def _updated(path: str) -> x.Expression:
     return {"$getField": {"field": {"$literal": path}, "input": "$updateDescription.updatedFields"}}
 
 
+def _is_set(path: str) -> x.Expression:
+    return {"$ne": [{"$type": _updated(path)}, "missing"]}
+
+
 def _is_soon(instant: x.Expression, horizon_ms: int) -> x.Expression:
     return {
         "$and": [
@@ -121,9 +125,9 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
 
 def _worker_events(worker_id: str) -> x.Expression:
     is_me = {"$eq": ["$documentKey._id", x.literal(worker_id)]}
-    asks_me = {"$and": [is_me, _updates_under("control")]}
+    asks_me = {"$and": [is_me, {"$or": [_updates_under("control."), _is_set("control")]}]}
     left = {"$eq": [_updated("status"), "stopped"]}
-    resized = {"$ne": [{"$type": _updated("concurrency")}, "missing"]}
+    resized = _is_set("concurrency")
     return {
         "$switch": {
             "branches": [

@@ -52,6 +52,8 @@ class Bench:
         self.database = database
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
+        #: The last instant of each schedule that was fired.
+        self._fired: dict[str, datetime] = {}
 
     def close(self) -> None:
         """Close the client and drop the database."""
@@ -99,7 +101,8 @@ class Bench:
         ScheduleNotFound.
         """
         with self._store() as store:
-            store.run(_firing(schedule_id, {made.schedule_id: made for made in self.app.schedules}))
+            declared = {made.schedule_id: made for made in self.app.schedules}
+            self._fired[schedule_id] = store.run(_firing(schedule_id, declared, self._fired.get(schedule_id)))
         return self.run(timeout=timeout)
 
     def _finished_since(self, begun: datetime) -> list[Task]:
@@ -115,14 +118,17 @@ class Bench:
         yield self.client._store
 
 
-def _firing(schedule_id: str, declared: Mapping[str, Definition]) -> Operation[None]:
+def _firing(schedule_id: str, declared: Mapping[str, Definition], fired: datetime | None) -> Operation[datetime]:
     now = yield from schedules.server_time()
     if schedule_id in declared:
         schedule = scheduling.schedule_of(declared[schedule_id].document(now, "app"))
     else:
         schedule = yield from scheduling.get(schedule_id)
-    firing = schedule.first_firing(now) or now
+    # Under a key of its own each time, so that it can be fired again.
+    firing = schedule.next_firing(fired) if fired is not None else schedule.first_firing(now)
+    firing = firing or now
     yield from publishing.publish(scheduling.new_task(schedule, firing, now), Policy())
+    return firing
 
 
 class _Life:
@@ -146,7 +152,8 @@ class _Life:
             raise self._error
 
     def end(self) -> None:
-        """Stop the worker and wait for it."""
+        """Stop the worker, what runs with it, and wait for it."""
+        self._worker.stop()
         self._worker.stop()
         self._thread.join()
         self.check()

@@ -134,7 +134,7 @@ class Context:
         if fraction is None and message is None:
             raise ValueError("tell a fraction, a message, or both")
         told = {} if fraction is None else {"fraction": float(fraction)}
-        self._run.progress = told if message is None else {**told, "message": message[:MAX_MESSAGE]}
+        self._run.tell(told if message is None else {**told, "message": message[:MAX_MESSAGE]})
         self._on_progress(self._run)
 
     def transaction(self) -> Transaction:

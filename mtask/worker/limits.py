@@ -305,5 +305,8 @@ class Limits:
         asked = [place for place, when in self._crowded.items() if when <= now]
         for place in asked:
             del self._crowded[place]
-        if asked and await self._store.run(places.give_back_dead(asked)):
+        if not asked:
+            return
+        has_found = await self._store.run(places.give_back_dead(asked))
+        if has_found:
             self._open(asked)

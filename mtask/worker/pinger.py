@@ -221,9 +221,7 @@ class Pinger:
         for run in runs:
             if run.run_id in told:
                 run.progress_at = sent
-                if run.progress is told[run.run_id]:
-                    run.progress = None
-                else:  # the handler has told more meanwhile
+                if not run.was_told(told[run.run_id]):  # the handler has told more meanwhile
                     self.expedite(run)
 
     def _bound_call(self, left: float) -> None:

@@ -119,6 +119,18 @@ class HeldRun:
         """Whether the handler is asked to end. Once its transaction has committed, no lease is needed any more."""
         return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
 
+    def tell(self, progress: Mapping[str, Any]) -> None:
+        """Have this told of the run's progress."""
+        with self._end_lock:
+            self.progress = progress
+
+    def was_told(self, progress: Mapping[str, Any]) -> bool:
+        """Take down that this is written; return whether nothing newer waits."""
+        with self._end_lock:
+            if self.progress is progress:
+                self.progress = None
+            return self.progress is None
+
     def end(self, reason: EndReason) -> None:
         """End the run for this reason, from any thread; the first reason stays, unless the lease is lost."""
         with self._end_lock:
