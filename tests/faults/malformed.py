@@ -32,7 +32,7 @@ def good(key: str, *, name: str = "noop", queue: str = "default", params: Any = 
         "key": key,
         "queue": queue,
         "params": params,
-        "task_option": TaskOption().model_dump(),
+        "task_option": TaskOption().stored(),
         "task_state": {
             "status": "INIT",
             "create_time": _PAST,

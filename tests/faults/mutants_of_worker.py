@@ -66,7 +66,7 @@ WORKER_MUTATIONS = (
         "lost-claim-is-a-failure",
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
-            Edit(_CLAIMER, "left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)",
+            Edit(_CLAIMER, "left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)",
                  "left = task_ids\n            self._hints.look_again(task_ids)"),
         ),
         (f"{_CLAIMS}::test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run",),
@@ -91,8 +91,8 @@ WORKER_MUTATIONS = (
         "claim-trusted-from-its-reply",
         "The lease of a claim that was answered late is trusted beyond its end.",
         (
-            Edit(_CLAIMER, "await self._adopt(documents, task_ids, token, sent)\n            self._hints",
-                 "await self._adopt(documents, task_ids, token, monotonic())\n            self._hints"),
+            Edit(_CLAIMER, "await self._adopt(documents, task_ids, token, sent, admitted)\n            self._hints",
+                 "await self._adopt(documents, task_ids, token, monotonic(), admitted)\n            self._hints"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),
@@ -100,8 +100,8 @@ WORKER_MUTATIONS = (
         "ping-trusted-from-its-reply",
         "The lease of a ping that was answered late is trusted beyond its end.",
         (
-            Edit(_PINGER, "self.apply(runs, documents, sent)\n                return",
-                 "self.apply(runs, documents, monotonic())\n                return"),
+            Edit(_PINGER, "self.apply(runs, documents, sent)\n                self._note",
+                 "self.apply(runs, documents, monotonic())\n                self._note"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),

@@ -80,7 +80,13 @@ def test_stop_worker_asks_and_can_wait(mtask: Commands, store: SyncStore) -> Non
 def test_init_makes_everything_and_says_what(mtask: Commands, store: SyncStore) -> None:
     made = mtask.ok("init", "--json").json
     assert made["database"] == mtask.database
-    assert [collection["name"] for collection in made["collections"]] == ["tasks", "workers", "schedules", "controls"]
+    assert [collection["name"] for collection in made["collections"]] == [
+        "tasks",
+        "workers",
+        "schedules",
+        "controls",
+        "places",
+    ]
     present = store.tasks.index_information()
     assert set(made["collections"][0]["indexes"]) == set(present) - {"_id_"}
     assert "is ready" in mtask.ok("init").out

@@ -15,7 +15,7 @@ from pymongo.errors import WriteError
 
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
-from mtask.model.options import OPTION_NAMES, TaskOption
+from mtask.model.options import STORED_OPTIONS, TaskOption
 from mtask.store import publishing, setup
 from mtask.store.driver import SyncStore
 from mtask.store.operation import Operation, tasks
@@ -44,7 +44,7 @@ def document() -> Document:
         "key": "k",
         "queue": "default",
         "params": {"a": 1},
-        "task_option": TaskOption().model_dump(),
+        "task_option": TaskOption().stored(),
         "task_state": {
             "status": "INIT",
             "create_time": _NOW,
@@ -89,7 +89,7 @@ _REQUIRED = [
     "task_option",
     "task_state",
     "schema_version",
-    *(f"task_option.{name}" for name in OPTION_NAMES),
+    *(f"task_option.{name}" for name in STORED_OPTIONS),
     *(f"task_state.{name}" for name in ("status", "create_time", "failed_cnt", "cancel_requested", "worker_states")),
     *(f"{_RUN}.{name}" for name in ("run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time")),
 ]

@@ -159,7 +159,7 @@ def run_again(*, everything: bool) -> Change:
 
 def update_option(option: TaskOption) -> Change:
     def change(document: Document, now: datetime) -> None:
-        document["task_option"] = option.model_dump()
+        document["task_option"] = option.stored()
 
     return change
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from mtask.model.options import TaskOption
+from mtask.model.options import STORED_OPTIONS, TaskOption
 from mtask.model.status import RunStatus
 from mtask.store import setup
 from mtask.store.driver import SyncStore
@@ -64,7 +64,7 @@ def new_tasks(draw: st.DrawFn) -> NewTask:
         key=key,
         queue=draw(st.sampled_from(QUEUES)),
         params=draw(_values),
-        task_option=TaskOption.model_validate(draw(task_options())).model_dump(),
+        task_option=TaskOption.model_validate(draw(task_options())).stored(),
         start=None if start is None else timedelta(milliseconds=start),
     )
 
@@ -146,7 +146,7 @@ _asks = weighted(
             "update_option",
             task_id=_task_ids,
             option=task_options(),
-            names=st.sets(st.sampled_from(sorted(TaskOption.model_fields)), min_size=1),
+            names=st.sets(st.sampled_from(sorted(STORED_OPTIONS)), min_size=1),
         ),
     ),
     (1, step("remove", task_id=_task_ids)),
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, new: tuple[Document, ...]) -> None:
         if self.is_idle:
             return
-        made = [TaskOption.model_validate(option).model_dump() for option in new]
+        made = [TaskOption.model_validate(option).stored() for option in new]
         batch = [NewTask(f"task:{key}", "task", key, "default", None, m) for key, m in zip(KEYS, made, strict=True)]
         self.world.publish_many(batch, Policy())
 

@@ -57,6 +57,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         "run_timeout_ms": None,
         "retain_success_ms": None,
         "retain_fail_ms": None,
+        "limit_key": None,
     }
 
 
@@ -65,7 +66,7 @@ def test_keyword_arguments_and_document_have_the_same_options() -> None:
 
 
 def test_every_numeric_option_has_its_edges_tested() -> None:
-    assert {name for name, _, _ in RANGES} | {"specific_worker_ids", "retry_scope"} == set(OPTION_NAMES)
+    assert {name for name, _, _ in RANGES} | {"specific_worker_ids", "retry_scope", "limit_key"} == set(OPTION_NAMES)
 
 
 @pytest.mark.parametrize(("name", "least", "most"), RANGES)

@@ -28,7 +28,7 @@ _ME = workers.Registration(
     version="1",
     heartbeat_timeout=timedelta(seconds=30),
 )
-_TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().model_dump(), timedelta(minutes=1))
+_TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().stored(), timedelta(minutes=1))
 _REQUESTS: dict[str, Operation[Any]] = {
     "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
