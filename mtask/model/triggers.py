@@ -170,8 +170,8 @@ def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime)
         firing = _whole(found)
         if isinstance(trigger, Every):
             # It counts in seconds, as fractions: right at a firing that may be one too many.
-            length = timedelta(milliseconds=trigger.interval_ms)
-            return firing - length if firing - length > after else firing
+            before = firing - timedelta(milliseconds=trigger.interval_ms)
+            return before if before > after and before >= anchor else firing
         if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
             return firing
         after = firing  # the clocks leave this time out
