@@ -124,8 +124,9 @@ def test_what_runs_goes_on_and_its_retry_waits(
             gate.set()
             await bench.status("work:a", "SUCCESS")
             await until(lambda: bench.state("work:b")["failed_cnt"] == 1, message="it failed")
+            heard = bench.worker._discovery.event_cnt
             await bench.client.publish("work", {"fails": False}, key="c")
-            await bench.heard(bench.worker._discovery.event_cnt)
+            await bench.heard(heard)
             assert (bench.state("work:b")["status"], bench.state("work:c")["status"]) == ("INIT", "INIT")
             await asyncio.to_thread(client.resume, name="work")
             await bench.status("work:b", "SUCCESS", 5.0)
