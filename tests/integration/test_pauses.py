@@ -118,7 +118,7 @@ def test_what_runs_goes_on_and_its_retry_waits(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             await bench.client.publish("work", {"fails": False}, key="a")
-            await bench.client.publish("work", {"fails": True}, key="b")
+            await bench.client.publish("work", {"fails": True}, key="b", unexpected_retry_delay_ms=0)
             await until(lambda: bench.count("RUNNING") == 2, message="both run")
             await asyncio.to_thread(client.pause, name="work")
             gate.set()
