@@ -246,8 +246,8 @@ def next_firings(
 ) -> None:
     """Print when a schedule fires next."""
     client = cli.client(reads_only=True)
-    schedule = client.get_schedule(schedule_id)
     found = client.next_firings(schedule_id, count)
+    schedule = client.get_schedule(schedule_id)
     if cli.is_json:
         cli.json([iso(firing) for firing in found])
         return
