@@ -204,8 +204,8 @@ def _run_at(place: int, changed: Document, runs: Sequence[Document]) -> Document
     for name in ("success_time", "fail_time"):
         if name in changed:
             same = [r for r in runs if r.get(name) == changed[name] and r.get("status") == changed.get("status")]
-            at_place = runs[place] if place < len(runs) else None
-            return at_place if at_place in same or not same else same[0]  # type: ignore[return-value]
+            at_place = runs[place] if place < len(runs) else {}
+            return at_place if at_place in same or not same else same[0]
     return runs[place] if place < len(runs) else {}
 
 

@@ -132,7 +132,7 @@ WORKER_MUTATIONS = (
         "ended-run-kept-alive",
         "A run that has ended, canceled or not, is pinged on and on.",
         (
-            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._pending -= 1", "self._pending -= 1"),
+            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._on_over", "self._on_over"),
         ),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
