@@ -12,14 +12,12 @@ from datetime import timedelta
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-import bson
-from bson.raw_bson import RawBSONDocument
-
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.rules import HORIZON, KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
+from mtask.store.encoding import as_sent
 
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
@@ -33,7 +31,7 @@ LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 def _encoded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Return what is sent again and again as it is sent: it is built and encoded once."""
-    return tuple(RawBSONDocument(bson.encode(stage)) for stage in stages)
+    return tuple(as_sent(stage) for stage in stages)
 
 
 @cache
@@ -296,14 +294,11 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def _literals(fixed: Mapping[str, Any]) -> dict[str, x.Expression]:
-    return {name: x.literal(value) for name, value in fixed.items()}
-
-
 def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
     """Insert the task if there is none; leave an existing one exactly as it is (an upsert by `_id`)."""
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-    made = task_document(_literals(fixed), start, x.NOW)
+    # One literal: the server would parse each value of it apart.
+    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
@@ -319,7 +314,12 @@ def republish(
     pipeline = close_lapsed(now)
     if replacement is not None:
         pipeline.append(
-            {"$set": {**_literals(replacement), "task_state.start_time": "$$REMOVE" if start is None else start}}
+            {
+                "$set": {
+                    **{name: x.literal(value) for name, value in replacement.items()},
+                    "task_state.start_time": "$$REMOVE" if start is None else start,
+                }
+            }
         )
     dropped = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value] if clean_failed else []
     reopened = [TaskStatus.FAIL.value] if clean_failed else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -92,9 +92,9 @@ class Claimer:
         self._launched_at = 0.0
         self._recoveries: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
-        self._forgotten_at = 0.0
         self.busy: set[str] = set()  #: tasks whose claim is under way
-        self.recent: dict[str, float] = {}  #: when a task was last claimed here, monotonic seconds
+        #: When a task was last claimed here, monotonic seconds; the longest ago first.
+        self.recent: OrderedDict[str, float] = OrderedDict()
         self.won_cnt = 0
         self.lost_cnt = 0
 
@@ -240,7 +240,7 @@ class Claimer:
         now = monotonic()
         for document in documents:
             task_id = document["_id"]
-            self.recent[task_id] = now
+            self._remember(task_id, now)
             try:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
@@ -286,10 +286,17 @@ class Claimer:
             self._runner.hand_back(self._waiting.popleft()[1])
         self._start_waiting()
 
+    def _remember(self, task_id: str, now: float) -> None:
+        self.recent[task_id] = now
+        self.recent.move_to_end(task_id)
+
     def _forget_old(self, now: float) -> None:
-        if len(self.recent) > _MAX_RECENT and now - self._forgotten_at > 1.0:
-            self._forgotten_at = now
-            self.recent = {task_id: when for task_id, when in self.recent.items() if when > now - _RECENT}
+        while len(self.recent) > _MAX_RECENT:
+            task_id, when = self.recent.popitem(last=False)
+            if when > now - _RECENT:
+                self.recent[task_id] = when
+                self.recent.move_to_end(task_id, last=False)
+                return
 
     async def _recover(
         self, task_ids: list[str], token: str, sent: float, looks_again: Sequence[float] = ()

@@ -85,7 +85,8 @@ class HeldRun:
         self.succeeded_in_transaction = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.on_end: Callable[[EndReason], None] | None = None
+        #: Told of the run and why it ends. No partial of the run: a cycle would keep its task until one is looked for.
+        self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         self._end_lock = threading.Lock()
 
     @property
@@ -130,4 +131,4 @@ class HeldRun:
         loop, callback = self.loop, self.on_end
         if loop is not None and callback is not None:
             with suppress(RuntimeError):  # the loop has closed: the worker is gone, and the run with it
-                loop.call_soon_threadsafe(callback, reason)
+                loop.call_soon_threadsafe(callback, self, reason)
