@@ -24,7 +24,7 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.model.options import build_option
 from mtask.model.status import RunStatus
-from mtask.store import claims, filters, pipelines
+from mtask.store import claims, filters, pipelines, plain
 from mtask.store.pipelines import Outcome, task_document
 
 Document = dict[str, Any]
@@ -148,8 +148,7 @@ async def finish(tasks: AsyncTasks, documents: Sequence[Document], token: str, r
 
 async def claim_by_rules(tasks: AsyncTasks, ids: Sequence[str], token: str) -> list[Document]:
     """Claim a group as the engine does, and read back what was won."""
-    pipeline = pipelines.claim("raw", pipelines.run_id_in_group(token, ids))
-    await tasks.update_many(filters.due_tasks(ids), pipeline)
+    await tasks.update_many(plain.unbegun(ids), plain.claim("raw", pipelines.run_id_in_group(token, ids)))
     mine = filters.with_runs(ids, list(claims.run_ids_of(ids, token).values()))
     return await tasks.find(mine, batch_size=len(ids) + 1).to_list()
 
@@ -163,8 +162,7 @@ async def finish_by_rules(
         run_id = next(r["run_id"] for r in found["task_state"]["worker_states"] if r["run_id"].startswith(token))
         value = None if returned is None else returned(found)
         outcomes.append(Outcome(found["_id"], run_id, RunStatus.SUCCESS, value))
-    held = filters.held_runs([o.task_id for o in outcomes], [o.run_id for o in outcomes])
-    await tasks.update_many(held, pipelines.finish(outcomes))
+    await tasks.update_many(plain.held_alone(outcomes), plain.succeed(outcomes))
 
 
 @dataclass(frozen=True, slots=True)

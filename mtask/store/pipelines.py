@@ -25,7 +25,7 @@ Pipeline = list[Stage]
 #: Where a pipeline keeps what its last stage needs; it is gone when that is done.
 _DERIVED = "_derived"
 #: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
-_NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
+NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -69,7 +69,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
     # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
     moment = f"${_DERIVED}.next"
     has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
-    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, _NEAR_MS)]}]}
+    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, NEAR_MS)]}]}
     has_new_status = {"$ne": [f"${_DERIVED}.status", x.STATUS]}
     is_quiet = {"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}
     return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
@@ -86,7 +86,6 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
             f"{x.OPTION}.retain_fail_ms",
         ]
     }
-    finished_at = {"$ifNull": [f"{x.STATE}.finish_time", now]}
     is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
     return [
         {"$set": {_DERIVED: x.derived(now)}},
@@ -94,14 +93,19 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
             "$set": {
                 "task_state.status": f"{derived}.status",
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
-                "task_state.finish_time": {"$cond": [final, finished_at, "$$REMOVE"]},
+                "task_state.finish_time": {"$cond": [final, finish_time(now), "$$REMOVE"]},
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
-                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finished_at, retain)]},
+                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
                 _DERIVED: "$$REMOVE",
                 **(also or {}),
             }
         },
     ]
+
+
+def finish_time(now: x.Expression) -> x.Expression:
+    """Return when a task that is finished now was finished first."""
+    return {"$ifNull": [f"{x.STATE}.finish_time", now]}
 
 
 def _trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
@@ -143,15 +147,23 @@ def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:
     worker = x.literal(worker_id)
     same_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, {"$eq": ["$$run.worker_id", worker]}, True]}
     attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
-    run = {
-        "run_id": "$$runId",
-        "worker_id": worker,
-        "attempt": {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]},
+    attempt = {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]}
+    run = new_run("$$runId", worker, attempt, now)
+    return {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
+
+
+def new_run(
+    run_id: x.Expression, worker_id: x.Expression, attempt: x.Expression, now: x.Expression
+) -> dict[str, x.Expression]:
+    """Return the run that a claim appends."""
+    return {
+        "run_id": run_id,
+        "worker_id": worker_id,
+        "attempt": attempt,
         "status": RunStatus.RUNNING.value,
         "claim_time": now,
         "ping_expire_time": x.add_ms(now, f"{x.OPTION}.worker_timeout_ms"),
     }
-    return {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:

@@ -92,6 +92,8 @@ class Claimer:
         self._launched_at = 0.0
         self._recoveries: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
+        #: Whether the tasks of the last group were plain: the next one's may be, too.
+        self._are_plain = True
         self.busy: set[str] = set()  #: tasks whose claim is under way
         #: When a task was last claimed here, monotonic seconds; the longest ago first.
         self.recent: OrderedDict[str, float] = OrderedDict()
@@ -164,7 +166,9 @@ class Claimer:
                 self._claiming += len(task_ids)
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
-                claiming = self._claim(task_ids, look_first=entries[0].rank > 0 and not is_rescue, is_rescue=is_rescue)
+                look_first = entries[0].rank > 0 and not is_rescue
+                is_plain = len(entries) == 1 and entries[0].is_plain
+                claiming = self._claim(task_ids, look_first=look_first, is_rescue=is_rescue, is_plain=is_plain)
                 job = asyncio.get_running_loop().create_task(claiming)
                 self._in_flight.add(job)
                 self._launched_at = now
@@ -177,11 +181,11 @@ class Claimer:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()
 
-    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool) -> None:
+    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool) -> None:
         try:
             wanted = await self._store.run(self._hints.still_due(task_ids)) if look_first else task_ids
             if wanted:
-                await self._claim_group(wanted, is_rescue=is_rescue)
+                await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain)
         except DatabaseError as error:
             logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
             await asyncio.sleep(_PAUSE)
@@ -192,12 +196,17 @@ class Claimer:
             self._hints.landed(task_ids)
             self._on_landed()
 
-    async def _claim_group(self, task_ids: list[str], *, is_rescue: bool = False) -> None:
-        """Claim these tasks and start the runs won."""
+    async def _claim_group(self, task_ids: list[str], *, is_rescue: bool = False, is_plain: bool = False) -> None:
+        """Claim these tasks and start the runs won. `is_plain`: the task; where it is not, it counts as lost."""
         token, sent = fresh_token(), monotonic()
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout))
+            if is_plain:
+                claim = claims.claim_plain(task_ids[0], self._worker_id, token)
+            else:
+                are_plain = self._are_plain and not is_rescue
+                claim = claims.claim(task_ids, self._worker_id, token, timeout, are_plain=are_plain)
+            documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
             left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)
@@ -237,6 +246,7 @@ class Claimer:
         """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
         run_ids = claims.run_ids_of(task_ids, token)
         refused: list[tuple[dict[str, Any], Exception]] = []
+        are_plain = True
         now = monotonic()
         for document in documents:
             task_id = document["_id"]
@@ -248,6 +258,7 @@ class Claimer:
             except (ValidationError, StopIteration, KeyError) as error:
                 refused.append((document, error))
                 continue
+            are_plain &= run.is_plain
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 self._waiting.append((now, run))
@@ -255,6 +266,8 @@ class Claimer:
                     self._hints.look_at_holder(task_id)
         self._start_waiting()
         self._forget_old(now)
+        if len(task_ids) > 1:
+            self._are_plain = are_plain
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
 

@@ -20,7 +20,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
 from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
-from mtask.store import claims
+from mtask.store import claims, plain
 from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
@@ -117,7 +117,8 @@ class Hints:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, priority, due, is_begun=is_begun)
+            is_plain = not is_begun and plain.is_plain(document)
+            self._enqueue(task_id, name, priority, due, is_begun=is_begun, is_plain=is_plain)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
@@ -196,14 +197,17 @@ class Hints:
         self._peers.update(live)
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
 
-    def _enqueue(self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool) -> None:
+    def _enqueue(
+        self, task_id: str, name: str, priority: int, due: float, *, is_begun: bool, is_plain: bool = False
+    ) -> None:
         if task_id in self._claimer.busy:
             self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
         elif self._quarantine.is_left_alone(task_id):
             self._look_at(task_id, self._quarantine.left_alone_until(task_id))
         else:
             self._due_looks.discard(task_id)
-            self._queue.push(task_id, name, priority, due, self._rank(task_id, name), is_begun=is_begun)
+            rank = self._rank(task_id, name)
+            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_plain=is_plain)
             self._claimer.wake()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:

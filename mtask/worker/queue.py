@@ -29,6 +29,8 @@ class Entry:
     rank: int
     #: Some worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
+    #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
+    is_plain: bool = False
     is_dropped: bool = False
 
     @property
@@ -72,14 +74,24 @@ class PreemptionQueue:
         """How many of the entries this worker ranks first for."""
         return self._own
 
-    def push(self, task_id: str, name: str, priority: int, due: float, rank: int, *, is_begun: bool = False) -> None:
+    def push(
+        self,
+        task_id: str,
+        name: str,
+        priority: int,
+        due: float,
+        rank: int,
+        *,
+        is_begun: bool = False,
+        is_plain: bool = False,
+    ) -> None:
         """Add a task, or move the one that is there."""
         old = self._entries.get(task_id)
         if old is not None:
             if (old.due, old.priority, old.rank, old.is_begun) == (due, priority, rank, is_begun):
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_plain)
         self._entries[task_id] = entry
         self._own += rank == 0
         self._sequence += 1
@@ -143,7 +155,8 @@ class PreemptionQueue:
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
-                self.push(task_id, entry.name, entry.priority, entry.due, rank, is_begun=entry.is_begun)
+                known = {"is_begun": entry.is_begun, "is_plain": entry.is_plain}
+                self.push(task_id, entry.name, entry.priority, entry.due, rank, **known)
 
     def names(self) -> list[tuple[str, str]]:
         """Return id and name of every entry."""

@@ -101,6 +101,14 @@ class HeldRun:
             self.deadline = monotonic() + limit_ms / 1000
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the task wants one worker, and this is its first run: as far as is known here."""
+        state = self.task.task_state
+        return (
+            len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
+        )
+
+    @property
     def is_over(self) -> bool:
         """Whether the lease is nothing to this worker any more: lost, or given up with the task's success."""
         return self.end_reason in SILENT or self.succeeded_in_transaction
