@@ -64,7 +64,13 @@ def lay_in(
     return Backlog(name, label, ids)
 
 
-def drain_raw(place: Place, ground: Ground, backlog: Backlog, returned: raw.Returned | None = None) -> Cost:
+def drain_raw(
+    place: Place,
+    ground: Ground,
+    backlog: Backlog,
+    returned: raw.Returned | None = None,
+    statements: raw.Statements = raw.SHORTEST,
+) -> Cost:
     """Drain it by the bare loop."""
 
     async def go() -> Cost:
@@ -74,7 +80,7 @@ def drain_raw(place: Place, ground: Ground, backlog: Backlog, returned: raw.Retu
             gc.collect()
             gc.freeze()
             with place.metered() as meter:
-                await raw.drain(tasks, backlog.ids, returned)
+                await raw.drain(tasks, backlog.ids, returned, statements)
         return _cost(ground, backlog, meter)
 
     return asyncio.run(go())

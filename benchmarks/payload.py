@@ -17,7 +17,7 @@ from benchmarks.options import Options
 from benchmarks.place import Ground, NotMeasured, Place, wait_quiet, wait_until
 
 Document = dict[str, Any]
-TASKS = 2_000
+TASKS = 10_000
 PING_SECONDS = 10
 _LEASE_SECONDS = 20
 _PING_GROUP = 500

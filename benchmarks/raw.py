@@ -3,13 +3,17 @@
 Same documents, same guarantees, groups of 200 with four in flight. A claim is one `update_many` by ids with a guard and
 the shortest pipeline that appends a RUNNING run and moves next_preempt_time, then the read-back; a finish is one
 `update_many` that closes the runs. No rules, no derived fields, no leases to look after, no discovery.
+
+Draining is measured a second time with the statements that the engine sends, rules and derived fields and all, but by
+bare calls still: what lies between the two the rules cost, what lies beyond it the worker process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,7 +23,9 @@ from pymongo.synchronous.collection import Collection
 from pymongo.write_concern import WriteConcern
 
 from mtask.model.options import build_option
-from mtask.store.pipelines import task_document
+from mtask.model.status import RunStatus
+from mtask.store import claims, filters, pipelines, plain
+from mtask.store.pipelines import Outcome, task_document
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -140,7 +146,40 @@ async def finish(tasks: AsyncTasks, documents: Sequence[Document], token: str, r
     )
 
 
-async def drain(tasks: AsyncTasks, ids: Sequence[str], returned: Returned | None = None) -> int:
+async def claim_by_rules(tasks: AsyncTasks, ids: Sequence[str], token: str) -> list[Document]:
+    """Claim a group as the engine does, and read back what was won."""
+    await tasks.update_many(plain.unbegun(ids), plain.claim("raw", pipelines.run_id_in_group(token, ids)))
+    mine = filters.with_runs(ids, list(claims.run_ids_of(ids, token).values()))
+    return await tasks.find(mine, batch_size=len(ids) + 1).to_list()
+
+
+async def finish_by_rules(
+    tasks: AsyncTasks, documents: Sequence[Document], token: str, returned: Returned | None
+) -> None:
+    """Close the runs of a group with SUCCESS as the engine does."""
+    outcomes = []
+    for found in documents:
+        run_id = next(r["run_id"] for r in found["task_state"]["worker_states"] if r["run_id"].startswith(token))
+        value = None if returned is None else returned(found)
+        outcomes.append(Outcome(found["_id"], run_id, RunStatus.SUCCESS, value))
+    await tasks.update_many(plain.held_alone(outcomes), plain.succeed(outcomes))
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """How a group is claimed and finished."""
+
+    claim: Callable[[AsyncTasks, Sequence[str], str], Awaitable[list[Document]]]
+    finish: Callable[[AsyncTasks, Sequence[Document], str, Returned | None], Awaitable[None]]
+
+
+SHORTEST = Statements(claim, finish)
+ENGINES = Statements(claim_by_rules, finish_by_rules)
+
+
+async def drain(
+    tasks: AsyncTasks, ids: Sequence[str], returned: Returned | None = None, statements: Statements = SHORTEST
+) -> int:
     """Claim and finish all of these tasks; return how many were won."""
     groups = deque(_batches(iter(ids), GROUP))
     won = 0
@@ -149,10 +188,10 @@ async def drain(tasks: AsyncTasks, ids: Sequence[str], returned: Returned | None
         nonlocal won
         while groups:
             token = uuid4().hex
-            documents = await claim(tasks, groups.popleft(), token)
+            documents = await statements.claim(tasks, groups.popleft(), token)
             if documents:
                 won += len(documents)
-                await finish(tasks, documents, token, returned)
+                await statements.finish(tasks, documents, token, returned)
 
     async with asyncio.TaskGroup() as lanes:
         for _ in range(IN_FLIGHT):

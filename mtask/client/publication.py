@@ -10,14 +10,16 @@ from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, MtaskErr
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handlers import Handler, handler_of
 from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
-from mtask.model.options import TaskOptions, build_option
+from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
 from mtask.model.values import storable
-from mtask.store.encoding import MAX_VALUE_BYTES, stored_size
+from mtask.store.encoding import MAX_VALUE_BYTES, as_sent, stored_size
 from mtask.store.publishing import IfExists, NewTask, Policy
 
 #: A task's name, or its registered function.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 MAX_DELAY = timedelta(days=3650)
+#: What most tasks have, as it is sent.
+_DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 
 
 class TaskSpec:
@@ -63,7 +65,7 @@ class TaskSpec:
             key=key,
             queue=check_text("queue", self.queue) if self.queue is not None else default_queue,
             params=params,
-            task_option=option.stored(),
+            task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay),
         )
 

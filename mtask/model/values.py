@@ -9,10 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
 
 def storable(value: Any) -> Any:
     """Return the value with pydantic models, dataclasses, enums, tuples and sets as what BSON holds."""
-    if value is None or (isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum)):
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum):
         return value
     if isinstance(value, BaseModel):
         return storable(value.model_dump())

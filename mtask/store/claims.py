@@ -11,7 +11,7 @@ from pymongo import ReturnDocument
 
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
-from mtask.store import filters, pipelines
+from mtask.store import filters, pipelines, plain
 from mtask.store.operation import Operation, tasks
 from mtask.store.pipelines import Outcome
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
@@ -128,30 +128,51 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
     return found
 
 
+def claim_plain(
+    task_id: str, worker_id: str, token: str, also: Sequence[filters.Filter] = ()
+) -> Operation[list[Document]]:
+    """Do as `claim` for one task, if it is plain: of any other nothing is returned."""
+    pipeline = plain.claim(worker_id, pipelines.run_id_in_group(token, [task_id]))
+    return (yield from _claim_one(filters.with_guards(plain.unbegun([task_id]), also), pipeline, token, None))
+
+
 def claim(
     task_ids: Sequence[str],
     worker_id: str,
     token: str,
     timeout: timedelta | None = None,
     also: Sequence[filters.Filter] = (),
+    *,
+    are_plain: bool = False,
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `also`: what they must match beside.
+    None = as long as an operation may take. `also`: what they must match beside. `are_plain`: try first what does for
+    several plain tasks.
     """
-    guard = filters.due_tasks(task_ids)
-    if also:
-        guard["$and"] = list(also)
+    guard = filters.with_guards(filters.due_tasks(task_ids), also)
     pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
     if len(task_ids) == 1:
-        one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
-        document = yield one.within(timeout)
-        return [document] if document and run_of(document, f"{token}-0") else []
-    result = yield tasks("update_many", guard, pipeline).within(timeout)
-    if not result.modified_count:
+        return (yield from _claim_one(guard, pipeline, token, timeout))
+    claimed_cnt = 0
+    if are_plain:
+        short = plain.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
+        unbegun = filters.with_guards(plain.unbegun(task_ids), also)
+        claimed_cnt = (yield tasks("update_many", unbegun, short)).modified_count
+    if claimed_cnt < len(task_ids):
+        claimed_cnt += (yield tasks("update_many", guard, pipeline).within(timeout)).modified_count
+    if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
+
+
+def _claim_one(
+    guard: filters.Filter, pipeline: pipelines.Pipeline, token: str, timeout: timedelta | None
+) -> Operation[list[Document]]:
+    one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
+    document = yield one.within(timeout)
+    return [document] if document and run_of(document, f"{token}-0") else []
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
@@ -178,15 +199,22 @@ def runs_in(document: Document) -> list[Document]:
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
-def finish(outcomes: Sequence[Outcome]) -> Operation[set[str]]:
+def finish(outcomes: Sequence[Outcome], *, is_plain: bool = False) -> Operation[set[str]]:
     """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
 
-    Call it again after an error: what was finished stays finished, and is told so.
+    `is_plain`: try first what does for the successes of plain tasks. Call it again after an error: what was finished
+    stays finished, and is told so.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
-    result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))
-    if result.matched_count == len(outcomes):
+    closed_cnt = 0
+    if is_plain:
+        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes))
+        closed_cnt = result.matched_count
+    if closed_cnt < len(outcomes):
+        result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))
+        closed_cnt += result.matched_count
+    if closed_cnt == len(outcomes):
         return set(run_ids)
     return (yield from finished(outcomes))
 

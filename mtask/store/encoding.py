@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
+from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
 from mtask.store.driver import CODEC
@@ -18,6 +19,11 @@ MAX_NESTING = 100
 #: Less than the least that so many levels take.
 _SHALLOW_BYTES = 5 * MAX_NESTING
 _SMALL = (type(None), bool, float)
+
+
+def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document that is sent again and again in the form in which it is sent: it is encoded once."""
+    return RawBSONDocument(bson.encode(document))
 
 
 def stored_size(value: Any) -> int:

@@ -51,6 +51,11 @@ def due_tasks(task_ids: Sequence[str]) -> Filter:
     }
 
 
+def with_guards(matched: Filter, also: Sequence[Filter]) -> Filter:
+    """Match what matches these guards, too: every claim carries them, whichever statement it is made with."""
+    return {**matched, "$and": list(also)} if also else matched
+
+
 def in_time(until: datetime) -> Filter:
     """Match anything until then, by the server's clock."""
     return {"$expr": {"$lt": [x.NOW, until]}}
@@ -81,10 +86,10 @@ def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
     return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
 
 
-def held_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
+def held_runs(task_ids: Sequence[str], run_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     """Match the unfinished runs that this worker holds under a live lease: the fence of ping and finish."""
     fence: Filter = {"run_id": run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}, "status": "RUNNING"}
-    held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(x.NOW)]})
+    held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]})
     return {**by_ids(task_ids), RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}
 
 

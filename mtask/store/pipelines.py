@@ -12,14 +12,12 @@ from datetime import timedelta
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-import bson
-from bson.raw_bson import RawBSONDocument
-
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.rules import HORIZON, KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
+from mtask.store.encoding import as_sent
 
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
@@ -27,13 +25,13 @@ Pipeline = list[Stage]
 #: Where a pipeline keeps what its last stage needs; it is gone when that is done.
 _DERIVED = "_derived"
 #: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
-_NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
+NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
 def _encoded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Return what is sent again and again as it is sent: it is built and encoded once."""
-    return tuple(RawBSONDocument(bson.encode(stage)) for stage in stages)
+    return tuple(as_sent(stage) for stage in stages)
 
 
 @cache
@@ -71,7 +69,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
     # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
     moment = f"${_DERIVED}.next"
     has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
-    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, _NEAR_MS)]}]}
+    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, NEAR_MS)]}]}
     has_new_status = {"$ne": [f"${_DERIVED}.status", x.STATUS]}
     is_quiet = {"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}
     return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
@@ -88,7 +86,6 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
             f"{x.OPTION}.retain_fail_ms",
         ]
     }
-    finished_at = {"$ifNull": [f"{x.STATE}.finish_time", now]}
     is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
     return [
         {"$set": {_DERIVED: x.derived(now)}},
@@ -96,14 +93,19 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
             "$set": {
                 "task_state.status": f"{derived}.status",
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
-                "task_state.finish_time": {"$cond": [final, finished_at, "$$REMOVE"]},
+                "task_state.finish_time": {"$cond": [final, finish_time(now), "$$REMOVE"]},
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
-                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finished_at, retain)]},
+                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
                 _DERIVED: "$$REMOVE",
                 **(also or {}),
             }
         },
     ]
+
+
+def finish_time(now: x.Expression) -> x.Expression:
+    """Return when a task that is finished now was finished first."""
+    return {"$ifNull": [f"{x.STATE}.finish_time", now]}
 
 
 def _trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
@@ -145,15 +147,23 @@ def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:
     worker = x.literal(worker_id)
     same_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, {"$eq": ["$$run.worker_id", worker]}, True]}
     attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
-    run = {
-        "run_id": "$$runId",
-        "worker_id": worker,
-        "attempt": {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]},
+    attempt = {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]}
+    run = new_run("$$runId", worker, attempt, now)
+    return {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
+
+
+def new_run(
+    run_id: x.Expression, worker_id: x.Expression, attempt: x.Expression, now: x.Expression
+) -> dict[str, x.Expression]:
+    """Return the run that a claim appends."""
+    return {
+        "run_id": run_id,
+        "worker_id": worker_id,
+        "attempt": attempt,
         "status": RunStatus.RUNNING.value,
         "claim_time": now,
         "ping_expire_time": x.add_ms(now, f"{x.OPTION}.worker_timeout_ms"),
     }
-    return {"$cond": [x.may_take(worker, now), {"$concatArrays": [_trimmed(), [run]]}, x.RUNS]}
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
@@ -207,11 +217,7 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), _failure_delay(outcomes, mine, now)]}
         times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
-    merged: list[x.Expression] = ["$$run", mine([o.fields() for o in outcomes]), times]
-    told = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
-    if told:
-        merged.append(_progress_of(told, now))
-    closed = {"$mergeObjects": merged}
+    closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *progress_told(outcomes, now)]}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
     change: dict[str, Any] = {
         "task_state.worker_states": {
@@ -255,6 +261,12 @@ def ping(
     # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *_derive_routinely(now)]
+
+
+def progress_told(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
+    """Return what is merged into `$$run` of what its handler told last, if any of the handlers told anything."""
+    told = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
+    return [_progress_of(told, now)] if told else []
 
 
 def _progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
@@ -318,14 +330,11 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def _literals(fixed: Mapping[str, Any]) -> dict[str, x.Expression]:
-    return {name: x.literal(value) for name, value in fixed.items()}
-
-
 def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
     """Insert the task if there is none; leave an existing one exactly as it is (an upsert by `_id`)."""
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-    made = task_document(_literals(fixed), start, x.NOW)
+    # One literal: the server would parse each value of it apart.
+    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
@@ -341,7 +350,12 @@ def republish(
     pipeline = close_lapsed(now)
     if replacement is not None:
         pipeline.append(
-            {"$set": {**_literals(replacement), "task_state.start_time": "$$REMOVE" if start is None else start}}
+            {
+                "$set": {
+                    **{name: x.literal(value) for name, value in replacement.items()},
+                    "task_state.start_time": "$$REMOVE" if start is None else start,
+                }
+            }
         )
     dropped = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value] if clean_failed else []
     reopened = [TaskStatus.FAIL.value] if clean_failed else []

@@ -40,7 +40,7 @@ class NewTask:
             "key": self.key,
             "queue": self.queue,
             "params": self.params,
-            "task_option": dict(self.task_option),
+            "task_option": self.task_option,
         }
 
     def start_expression(self) -> x.Expression:

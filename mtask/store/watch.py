@@ -44,7 +44,7 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: name, queue, priority and preempt_time of an inserted task, as far as it has them.
+    #: What the queue, and the choice of the claim's statement, need of an inserted task, as far as it has it.
     document: Document | None = None
     #: The new preemption time of a changed task, if that is what changed.
     preempt_time: datetime | None = None
@@ -163,6 +163,8 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.name": 1,
                 "fullDocument.queue": 1,
                 "fullDocument.task_option.priority": 1,
+                "fullDocument.task_option.concurrent_worker_cnt": 1,
+                "fullDocument.task_option.specific_worker_ids": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
                 "preempt_time": _updated("task_state.next_preempt_time"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +100,11 @@ class Claimer:
         self._launched_at = 0.0
         self._recoveries: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
-        self._forgotten_at = 0.0
+        #: Whether the tasks of the last group were plain: the next one's may be, too.
+        self._are_plain = True
         self.busy: set[str] = set()  #: tasks whose claim is under way
-        self.recent: dict[str, float] = {}  #: when a task was last claimed here, monotonic seconds
+        #: When a task was last claimed here, monotonic seconds; the longest ago first.
+        self.recent: OrderedDict[str, float] = OrderedDict()
         self.won_cnt = 0
         self.lost_cnt = 0
 
@@ -190,8 +193,13 @@ class Claimer:
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
                 look_first = entries[0].rank > 0 and not is_rescue
-                claiming = self._claim(task_ids, look_first=look_first, is_rescue=is_rescue, is_limited=is_limited)
-                job = asyncio.get_running_loop().create_task(claiming)
+                is_plain = len(entries) == 1 and entries[0].is_plain
+                claim = (
+                    partial(self._claim_limited, is_rescue=is_rescue)
+                    if is_limited
+                    else partial(self._claim_free, look_first=look_first, is_rescue=is_rescue, is_plain=is_plain)
+                )
+                job = asyncio.get_running_loop().create_task(self._claim(task_ids, claim))
                 self._in_flight.add(job)
                 self._launched_at = now
                 job.add_done_callback(self._landed)
@@ -203,18 +211,9 @@ class Claimer:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()
 
-    async def _claim(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_limited: bool) -> None:
+    async def _claim(self, task_ids: list[str], claim: Callable[[list[str]], Awaitable[None]]) -> None:
         try:
-            if is_limited:
-                due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
-                by_urgency = [due[task_id] for task_id in task_ids if task_id in due]
-                await self._claim_limited(by_urgency, is_rescue=is_rescue)
-                return
-            wanted = task_ids
-            if look_first:
-                wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
-            if wanted:
-                await self._claim_group(wanted, is_rescue=is_rescue)
+            await claim(task_ids)
         except DatabaseError as error:
             logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
             await asyncio.sleep(_PAUSE)
@@ -225,8 +224,18 @@ class Claimer:
             self._hints.landed(task_ids)
             self._on_landed()
 
-    async def _claim_limited(self, tasks: Sequence[StoredTask], *, is_rescue: bool) -> None:
+    async def _claim_free(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool) -> None:
+        """Claim these tasks, which need no places."""
+        wanted = task_ids
+        if look_first:
+            wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
+        if wanted:
+            await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain)
+
+    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> None:
         """Claim those of these tasks that get their places; the others wait for theirs."""
+        due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
+        tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
         free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
         if free:
             await self._claim_group(free, is_rescue=is_rescue)
@@ -251,14 +260,28 @@ class Claimer:
                 raise ended
 
     async def _claim_group(
-        self, task_ids: list[str], *, is_rescue: bool = False, admitted: Admitted | None = None, part: str = ""
+        self,
+        task_ids: list[str],
+        *,
+        is_rescue: bool = False,
+        is_plain: bool = False,
+        admitted: Admitted | None = None,
+        part: str = "",
     ) -> None:
-        """Claim these tasks and start the runs won. `part` tells the claims apart that one admission makes."""
+        """Claim these tasks and start the runs won.
+
+        `is_plain`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
+        """
         token, sent = fresh_token() if admitted is None else admitted.token + part, monotonic()
         guard = [self._controls.guard(), *(self._limits.guard_of_free() if admitted is None else admitted.guard)]
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            documents = await self._store.run(claims.claim(task_ids, self._worker_id, token, timeout, guard))
+            if is_plain:
+                claim = claims.claim_plain(task_ids[0], self._worker_id, token, guard)
+            else:
+                are_plain = self._are_plain and not is_rescue
+                claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_plain=are_plain)
+            documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
             left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)
@@ -307,10 +330,11 @@ class Claimer:
             self._limits.hold(admitted, [document["_id"] for document in documents])
         run_ids = claims.run_ids_of(task_ids, token)
         refused: list[tuple[dict[str, Any], Exception]] = []
+        are_plain = True
         now = monotonic()
         for document in documents:
             task_id = document["_id"]
-            self.recent[task_id] = now
+            self._remember(task_id, now)
             try:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
@@ -318,6 +342,7 @@ class Claimer:
             except (ValidationError, StopIteration, KeyError) as error:
                 refused.append((document, error))
                 continue
+            are_plain &= run.is_plain
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 self._waiting.append((now, run))
@@ -325,6 +350,8 @@ class Claimer:
                     self._hints.look_at_holder(task_id)
         self._start_waiting()
         self._forget_old(now)
+        if len(task_ids) > 1:
+            self._are_plain = are_plain
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
 
@@ -356,10 +383,17 @@ class Claimer:
             self._runner.hand_back(self._waiting.popleft()[1])
         self._start_waiting()
 
+    def _remember(self, task_id: str, now: float) -> None:
+        self.recent[task_id] = now
+        self.recent.move_to_end(task_id)
+
     def _forget_old(self, now: float) -> None:
-        if len(self.recent) > _MAX_RECENT and now - self._forgotten_at > 1.0:
-            self._forgotten_at = now
-            self.recent = {task_id: when for task_id, when in self.recent.items() if when > now - _RECENT}
+        while len(self.recent) > _MAX_RECENT:
+            task_id, when = self.recent.popitem(last=False)
+            if when > now - _RECENT:
+                self.recent[task_id] = when
+                self.recent.move_to_end(task_id, last=False)
+                return
 
     async def _recover(
         self,

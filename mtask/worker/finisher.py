@@ -128,7 +128,9 @@ class Finisher:
         pause, refusals = _PAUSE, 0
         while group:
             try:
-                accepted = await self._store.run(claims.finish([ending.outcome for ending in group]))
+                is_plain = all(ending.is_success and ending.run.is_plain for ending in group)
+                finishing = claims.finish([ending.outcome for ending in group], is_plain=is_plain)
+                accepted = await self._store.run(finishing)
             except MtaskError as error:
                 if _is_about_value(error) or refusals >= _MAX_REFUSALS:
                     await self._flush_apart(group, error)

@@ -20,7 +20,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
 from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
-from mtask.store import claims
+from mtask.store import claims, plain
 from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
@@ -120,7 +120,8 @@ class Hints:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun)
+            is_plain = not is_begun and plain.is_plain(document)
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_plain=is_plain)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
@@ -200,7 +201,15 @@ class Hints:
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
 
     def _enqueue(
-        self, task_id: str, name: str, queue: str | None, priority: int, due: float, *, is_begun: bool
+        self,
+        task_id: str,
+        name: str,
+        queue: str | None,
+        priority: int,
+        due: float,
+        *,
+        is_begun: bool,
+        is_plain: bool = False,
     ) -> None:
         if task_id in self._claimer.busy:
             self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
@@ -209,7 +218,7 @@ class Hints:
         else:
             self._due_looks.discard(task_id)
             rank = self._rank(task_id, name)
-            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, queue=queue)
+            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_plain=is_plain, queue=queue)
             self._claimer.wake()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:

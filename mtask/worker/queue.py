@@ -29,6 +29,8 @@ class Entry:
     rank: int
     #: Some worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
+    #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
+    is_plain: bool = False
     queue: str | None = None  #: where it is known
     is_dropped: bool = False
 
@@ -84,6 +86,7 @@ class PreemptionQueue:
         rank: int,
         *,
         is_begun: bool = False,
+        is_plain: bool = False,
         queue: str | None = None,
     ) -> None:
         """Add a task, or move the one that is there."""
@@ -92,7 +95,7 @@ class PreemptionQueue:
             if (old.due, old.priority, old.rank, old.is_begun, old.queue) == (due, priority, rank, is_begun, queue):
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun, queue)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_plain, queue)
         self._entries[task_id] = entry
         self._own += rank == 0
         self._sequence += 1
@@ -166,7 +169,14 @@ class PreemptionQueue:
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
                 self.push(
-                    task_id, entry.name, entry.priority, entry.due, rank, is_begun=entry.is_begun, queue=entry.queue
+                    task_id,
+                    entry.name,
+                    entry.priority,
+                    entry.due,
+                    rank,
+                    is_begun=entry.is_begun,
+                    is_plain=entry.is_plain,
+                    queue=entry.queue,
                 )
 
     def names(self) -> list[tuple[str, str]]:

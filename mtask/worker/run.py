@@ -90,7 +90,8 @@ class HeldRun:
         self.succeeded_in_transaction = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.on_end: Callable[[EndReason], None] | None = None
+        #: Told of the run and why it ends. No partial of the run: a cycle would keep its task until one is looked for.
+        self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         self._end_lock = threading.Lock()
 
     @property
@@ -103,6 +104,14 @@ class HeldRun:
         limit_ms = self.task.task_option.run_timeout_ms
         if limit_ms is not None:
             self.deadline = monotonic() + limit_ms / 1000
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the task wants one worker, and this is its first run: as far as is known here."""
+        state = self.task.task_state
+        return (
+            len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
+        )
 
     @property
     def is_over(self) -> bool:
@@ -147,4 +156,4 @@ class HeldRun:
         loop, callback = self.loop, self.on_end
         if loop is not None and callback is not None:
             with suppress(RuntimeError):  # the loop has closed: the worker is gone, and the run with it
-                loop.call_soon_threadsafe(callback, reason)
+                loop.call_soon_threadsafe(callback, self, reason)

@@ -97,7 +97,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         run.loop = loop
         run.asyncio_task = task = loop.create_task(self._execute(run))
-        run.on_end = partial(self._on_end, run)
+        run.on_end = self._on_end
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if run.end_reason is not None:  # it ended before it could be told; the task must have begun to be ended
@@ -164,6 +164,7 @@ class Runner:
             logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
             self._pinger.release(run)
         finally:
+            raised = None  # its traceback holds this frame: what is done would wait until Python looks for cycles
             self._leave(run, thread)
 
     def _leave(self, run: HeldRun, thread: ThreadCall | None) -> None:

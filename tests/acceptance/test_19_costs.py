@@ -30,6 +30,9 @@ MAX_EXAMINED = 5.0
 MAX_EXAMINED_A_SECOND = 800.0
 #: Claimed, and finished.
 MAX_WRITES_OF_A_SINGLE = 2.2
+#: To the server: the short statements, and not the 28,000 of those that know every rule.
+MAX_BYTES_OF_A_SINGLE = 12_000
+MAX_BYTES_A_SECOND = 20_000.0
 _LOOK = 0.25
 
 
@@ -85,12 +88,15 @@ def test_single_task_is_claimed_by_one_write_and_finished_by_another(
         tasks = stage.mongo["costs"]["tasks"]
         stage.client.publish("noop", key="first")
         stage.client.wait("noop", "first", timeout=40)
-        before, since = _writes(stage.mongo), time.monotonic()
+        before, since, counted = _writes(stage.mongo), time.monotonic(), _counted(stage.mongo)
         for number in range(SINGLES):
             tasks.insert_one(raw.document("noop", f"{number}", datetime.now(UTC)))
             stage.client.wait("noop", f"{number}", timeout=40)
         took = time.monotonic() - since
         writes = _writes(stage.mongo) - before
+        used = _counted(stage.mongo) - counted
 
+    report("bytes for a single task, its insert and the looks at it included", int(used.bytes_in / SINGLES))
     report("writes of the worker for a single task", round(writes / SINGLES, 3))
     assert writes - took < MAX_WRITES_OF_A_SINGLE * SINGLES  # a heartbeat now and then
+    assert used.bytes_in - took * MAX_BYTES_A_SECOND < MAX_BYTES_OF_A_SINGLE * SINGLES

@@ -134,8 +134,8 @@ class Ledger:
 class Version:
     """One version of a task's document, as the change stream of the database brought it: none is left out.
 
-    `at` is the server's wall clock at the write (it never lies before the update's own $$NOW); `document` is the
-    document after it, without params and returns, or None where it was deleted.
+    `at` is the server's wall clock at the write, or a little before it (see `LOG_LAG`); `document` is the document
+    after it, without params and returns, or None where it was deleted.
     """
 
     task_id: str

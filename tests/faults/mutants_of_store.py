@@ -8,6 +8,7 @@ _CLAIMS = "mtask/store/claims.py"
 _DRIVER = "mtask/store/driver.py"
 _FILTERS = "mtask/store/filters.py"
 _PIPELINES = "mtask/store/pipelines.py"
+_PLAIN = "mtask/store/plain.py"
 _PUBLISHING = "mtask/store/publishing.py"
 _RULES = "mtask/model/rules.py"
 _TWINS = "mtask/store/expressions.py"
@@ -18,9 +19,11 @@ _STORE_CLAIMS = "tests/integration/test_store_claims.py"
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
+_PLAIN_PARITY = "tests/parity/test_plain_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _FINISH_GUARD = 'result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))'
+_OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, [outcome.run_id for outcome in outcomes])]]},'
 _CLOSES = (
     'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
 )
@@ -36,6 +39,24 @@ STORE_MUTATIONS = (
             Edit(_PIPELINES, _CLOSES, _CLOSES_ANY),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",),
+    ),
+    Mutation(
+        "short-finish-after-the-lease",
+        "A run of a plain task whose lease has lapsed still writes its result.",
+        (Edit(_PLAIN, """        held["$expr"],\n""", ""),),
+        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
+    ),
+    Mutation(
+        "short-finish-by-any-run",
+        "A result is written into whichever task of the group holds one of the group's runs.",
+        (Edit(_PLAIN, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
+        (f"{_PLAIN_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+    ),
+    Mutation(
+        "short-claim-of-what-is-begun",
+        "The short claim takes a task that was begun before, and forgets its runs.",
+        (Edit(_PLAIN, """        {"$eq": [x.RUNS, []]},\n""", ""),),
+        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
     ),
     Mutation(
         "finish-closes-every-run",
@@ -73,8 +94,8 @@ STORE_MUTATIONS = (
         "hand-back-without-fence",
         "A worker that stops hands back a run that another worker holds by now.",
         (
-            Edit(_CLAIMS, _FINISH_GUARD, "is_back = outcomes[0].status is RunStatus.CANCELED\n    "
-                 "guard = filters.by_ids(task_ids) if is_back else filters.held_runs(task_ids, run_ids)\n    "
+            Edit(_CLAIMS, _FINISH_GUARD, "is_back = outcomes[0].status is RunStatus.CANCELED\n        "
+                 "guard = filters.by_ids(task_ids) if is_back else filters.held_runs(task_ids, run_ids)\n        "
                  'result = yield tasks("update_many", guard, pipelines.finish(outcomes))'),
             Edit(_PIPELINES, _CLOSES,
                  f"{_CLOSES}\n    if outcomes[0].status is RunStatus.CANCELED:\n        {_CLOSES_ANY}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -152,12 +153,52 @@ def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
     asyncio.run(scenario())
 
 
+def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[filters.Filter]) -> list[int]:
+    """Return how many of these due tasks each way of claiming takes; they are put back in between."""
+    task_ids = [f"task:{key}" for key in keys]
+    documents = [stored(store, key) for key in keys]
+    found = []
+    for claim in (
+        claims.claim(task_ids, "w", "1", also=also),
+        claims.claim(task_ids, "w", "2", also=also, are_plain=True),
+        claims.claim(task_ids[:1], "w", "3", also=also),
+        claims.claim_plain(task_ids[0], "w", "4", also),
+    ):
+        found.append(len(store.run(claim)))
+        for document in documents:
+            store.tasks.replace_one({"_id": document["_id"]}, document)
+    return found
+
+
 def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
     store.run(setup.ensure())
     publish(store, "k")
-    expired = filters.in_time(stored(store, "k")["task_state"]["create_time"])
-    assert store.run(claims.claim(["task:k"], "w", "1", also=[expired])) == []
-    assert len(store.run(claims.claim(["task:k"], "w", "2"))) == 1
+    publish(store, "l")
+    now = stored(store, "k")["task_state"]["create_time"]
+    assert claimed_in_every_way(store, ["k", "l"], [filters.in_time(now)]) == [0, 0, 0, 0]
+    assert claimed_in_every_way(store, ["k", "l"], [filters.in_time(now + timedelta(minutes=1))]) == [2, 2, 1, 1]
+    assert claimed_in_every_way(store, ["k", "l"], []) == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("also", "is_taken"),
+    [
+        (filters.claimable_now(["default"], [], None), False),
+        (filters.claimable_now([], ["task"], None), False),
+        (filters.claimable_now(["other"], ["other"], None), True),
+        (filters.of_other_queues(["default"]), False),
+        (filters.of_other_queues(["other"]), True),
+        (filters.of_queues_and_keys([("default", "another key")]), False),
+        (filters.of_queues_and_keys([("other", None), ("default", None)]), True),
+    ],
+)
+def test_every_way_of_claiming_keeps_to_pauses_and_limits(
+    store: SyncStore, also: filters.Filter, is_taken: bool
+) -> None:
+    store.run(setup.ensure())
+    publish(store, "k")
+    publish(store, "l")
+    assert claimed_in_every_way(store, ["k", "l"], [also]) == ([2, 2, 1, 1] if is_taken else [0, 0, 0, 0])
 
 
 def test_a_live_worker_that_does_not_answer_is_named(store: SyncStore, client: Client) -> None:

@@ -86,6 +86,13 @@ async def _until_ahead(bench: Bench, stage: Stage) -> None:
     await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
 
 
+async def _all_done_but(bench: Bench, stage: Stage, key: str) -> None:
+    """Wait until all other tasks are done and the worker is at rest; see that this one never began."""
+    await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING - 1, message="the others done")
+    assert key not in stage.starts
+    await bench.at_rest()
+
+
 def _handed_back(bench: Bench, why: str = "no slot") -> int:
     reason = {"$regex": why}
     return bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"fail_reason": reason}}})
@@ -135,16 +142,13 @@ def test_task_that_waits_for_a_slot_can_be_canceled(place: Place, stage: Stage) 
             await bench.client.cancel("work", waiting)
             await bench.status(f"work:{waiting}", "CANCELED")
             stage.gate.set()
-            await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING - 1, message="the others done")
-            assert waiting not in stage.starts
-            await bench.at_rest()
+            await _all_done_but(bench, stage, waiting)
 
     asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("patient")
 def test_stop_hands_back_at_once_what_waits_for_a_slot(place: Place, stage: Stage) -> None:
-
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
@@ -160,7 +164,6 @@ def test_stop_hands_back_at_once_what_waits_for_a_slot(place: Place, stage: Stag
 
 @pytest.mark.usefixtures("patient")
 def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, stage: Stage) -> None:
-
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _teach(bench)
@@ -186,7 +189,6 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, s
 
 @pytest.mark.usefixtures("patient")
 def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(place: Place, stage: Stage) -> None:
-
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
             await _until_ahead(bench, stage)
@@ -196,9 +198,7 @@ def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(
             await until(lambda: run.end_reason is not None, message="told")
             stage.gate.set()
             await bench.status(f"work:{key}", "CANCELED")
-            await until(lambda: bench.count("SUCCESS") == QUICK + BLOCKING - 1, message="the others done")
-            assert key not in stage.starts
-            await bench.at_rest()
+            await _all_done_but(bench, stage, key)
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
-from tests.integration.leaks import Before, connections, own_objects, sizes_of
+from tests.integration.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
 from tests.integration.worker_harness import PATIENCE, Bench, until, working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, fail_command
@@ -243,3 +244,30 @@ def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(
             assert len(bench.worker._claimer.recent) <= 2 * _MANY
 
     asyncio.run(scenario())
+
+
+def test_what_is_done_is_freed_without_a_look_for_cycles(
+    mongo_uri: str, database_name: str, mongo: Mongo, play: Play
+) -> None:
+    easy = ("work", "plain", "commit", "commit_plain", "later", "abort", "abort_plain")
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, play.app, concurrency=50) as bench:
+            own_objects()
+            gc.disable()
+            once: Any = {"max_unexpected_retries": 0}
+            specs = [TaskSpec(name, {}, key=str(number), **once) for name in easy for number in range(40)]
+            await bench.client.publish_many(specs)
+            del specs
+            waiting = {"task_state.status": {"$nin": _FINAL}}
+            await until(lambda: not bench.tasks.count_documents(waiting), message="all tasks are done")
+            await until(lambda: not any(sizes_of(bench.worker).values()), message=f"{sizes_of(bench.worker)}")
+            for name, count in uncollected_objects().items():
+                if name.rpartition(".")[2] in _OF_TASKS:
+                    assert count <= 5, f"{count} {name}: what is done waits until Python looks for cycles"
+
+    try:
+        mongo[database_name].create_collection("effects")
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

@@ -23,6 +23,8 @@ instants = st.one_of(st.sampled_from([-60_000, -1000, -1, 0, 0, 1, 1000, 60_000]
     lambda offset: NOW + timedelta(milliseconds=offset)
 )
 earlier = st.sampled_from([1, 1000, 50_000]).map(lambda offset: NOW - timedelta(milliseconds=offset))
+#: What a handler told of its progress; mostly nothing.
+progress = st.sampled_from([None, None, {"fraction": 0.5}, {"message": "$name"}, {"fraction": 1.0, "message": "all"}])
 
 
 @st.composite

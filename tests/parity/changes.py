@@ -107,11 +107,13 @@ def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
     return Routine(change)
 
 
-def ping(run_ids: list[str], lease_ms: int) -> Change:
+def ping(run_ids: list[str], lease_ms: int, progress: Mapping[str, Mapping[str, Any]] | None = None) -> Change:
     def change(document: Document, now: datetime) -> None:
         for run in document["task_state"]["worker_states"]:
             if run["run_id"] in run_ids and run["status"] == "RUNNING" and run["ping_expire_time"] > now:
                 run["ping_expire_time"] = max(run["ping_expire_time"], now + timedelta(milliseconds=lease_ms))
+                if progress and run["run_id"] in progress:
+                    run["progress"] = {**progress[run["run_id"]], "time": now}
 
     return Routine(change)
 
@@ -122,6 +124,8 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
         run = next(r for r in state["worker_states"] if r["run_id"] == outcome.run_id)
         task = parsed(document)
         run["status"] = outcome.status.value
+        if outcome.progress is not None:
+            run["progress"] = {**outcome.progress, "time": now}
         if outcome.status is RunStatus.SUCCESS:
             run |= {"success_time": now, "returns": outcome.returns}
             return

@@ -19,7 +19,7 @@ from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
 from tests.mongo import Client
 from tests.parity import changes
-from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, tasks
+from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, progress, tasks
 
 _properties = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 _batches = st.lists(tasks(), min_size=1, max_size=10).map(numbered)
@@ -108,13 +108,14 @@ def test_a_claim_appends_a_run_exactly_if_the_worker_may_take_the_task(
 
 
 @_properties
-@given(_batches, st.sampled_from([1, 1000, 70_000]), st.integers(0, 3))
+@given(_batches, st.sampled_from([1, 1000, 70_000]), st.integers(0, 3), st.data())
 def test_a_ping_moves_live_leases_and_never_back(
-    store: SyncStore, documents: list[Document], lease_ms: int, skipped: int
+    store: SyncStore, documents: list[Document], lease_ms: int, skipped: int, data: st.DataObject
 ) -> None:
     run_ids = sorted({run_id for document in documents for run_id in live_runs(document)})[skipped:] or ["none"]
-    pipeline = pipelines.ping(run_ids, lease_ms, NOW)
-    check(store, documents, pipeline, changes.ping(run_ids, lease_ms), closes_lapsed=False)
+    told = {run_id: value for run_id in run_ids if (value := data.draw(progress)) is not None}
+    pipeline = pipelines.ping(run_ids, lease_ms, NOW, told)
+    check(store, documents, pipeline, changes.ping(run_ids, lease_ms, told), closes_lapsed=False)
 
 
 @st.composite
@@ -122,10 +123,13 @@ def outcomes(draw: st.DrawFn, documents: list[Document]) -> list[Outcome]:
     """Draw how a run of each document ends: all of them as successes, or none."""
     is_success = draw(st.booleans())
     drawn = []
+    told: dict[str, Any] = {}  # no two runs have one run_id, but for those drawn here
     for document in documents:
         run_id = draw(st.sampled_from(live_runs(document)))
+        told.setdefault(run_id, draw(progress))
         if is_success:
-            drawn.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=draw(_values)))
+            returns = draw(_values)
+            drawn.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=returns, progress=told[run_id]))
             continue
         status = draw(st.sampled_from([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED]))
         drawn.append(
@@ -137,6 +141,7 @@ def outcomes(draw: st.DrawFn, documents: list[Document]) -> list[Outcome]:
                 final=status is RunStatus.FAIL and draw(st.booleans()),
                 delay_ms=draw(st.sampled_from([None, None, 0, 5000])),
                 jitter=draw(st.sampled_from([0.0, 0.3, 1.0])),
+                progress=told[run_id],
             )
         )
     return drawn

@@ -186,6 +186,12 @@ def closed_runs_that_are_cleaned(story: Story) -> None:
     story.finish(task_id, story.claim(task_id))
 
 
+def an_oplog_whose_clock_lies_a_little_behind(story: Story) -> None:
+    story.log_lag = 0.04
+    story.done()
+    story.log_lag = 0.0
+
+
 def a_lapsed_run_that_is_cleaned(story: Story) -> None:
     task_id = story.publish("slow")
     story.claim(task_id)
@@ -289,6 +295,7 @@ LEGAL: tuple[Scene, ...] = (
     many_reruns,
     more_failures_than_a_document_keeps,
     closed_runs_that_are_cleaned,
+    an_oplog_whose_clock_lies_a_little_behind,
     a_lapsed_run_that_is_cleaned,
     options_that_change_while_it_runs,
     a_removal_while_it_runs,

@@ -33,6 +33,15 @@ def claim_of_a_task_that_is_held(story: Story) -> None:
     story.finish(task_id, second)
 
 
+@SCENES.violate("over_held", "wrong_fields")
+def claim_at_an_instant_that_has_not_come(story: Story) -> None:
+    task_id = story.publish()
+    story.log_lag = 0.1
+    run_id = story.claim(task_id)
+    story.log_lag = 0.0
+    story.finish(task_id, run_id)
+
+
 @SCENES.violate("over_held")
 def claim_beyond_the_places(story: Story) -> None:
     task_id, first = story.running(concurrent_worker_cnt=2)

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtask.client.publication import TaskSpec
 from mtask.errors import InvalidOption, UnknownOption
 from mtask.model.options import (
     DEFAULT_OPTION,
     MAX_DURATION_MS,
     MAX_WORKERS_PER_TASK,
     OPTION_NAMES,
+    STORED_OPTIONS,
     TaskOption,
     TaskOptions,
     build_option,
@@ -59,6 +61,13 @@ def test_the_defaults_are_the_documented_ones() -> None:
         "retain_fail_ms": None,
         "limit_key": None,
     }
+
+
+def test_default_options_are_sent_as_the_others_are_stored() -> None:
+    sent = dict(TaskSpec("task").prepare().task_option)
+    assert sent == TaskSpec("task", priority=0).prepare().task_option == DEFAULT_OPTION.stored()
+    assert list(sent) == list(STORED_OPTIONS)
+    assert TaskSpec("task", limit_key="a").prepare().task_option == {**sent, "limit_key": "a"}
 
 
 def test_keyword_arguments_and_document_have_the_same_options() -> None:

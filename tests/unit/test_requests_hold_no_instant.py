@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import bson
 import pytest
 
 from mtask.model.options import TaskOption
@@ -33,8 +34,14 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
     "claim of a group": claims.claim(["task:k", "task:l"], "w", "token"),
+    "claim of a plain task": claims.claim_plain("task:k", "w", "token"),
+    "claim of plain tasks": claims.claim(["task:k", "task:l"], "w", "token", are_plain=True),
     "ping": claims.ping({"run": "task:k"}, 60_000),
     "finish": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)]),
+    "finish with progress": claims.finish(
+        [Outcome("task:k", "run", RunStatus.SUCCESS, progress={"fraction": 1.0})], is_plain=True
+    ),
+    "finish of a plain task": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True),
     "failure": claims.finish([Outcome("task:k", "run", RunStatus.FAIL, reason="no luck")]),
     "lapsed": claims.lapsed(2_000, 10),
     "settle": claims.settle(["task:k"]),
@@ -65,6 +72,13 @@ def test_request_of_the_engine_holds_no_instant_of_this_process(name: str) -> No
     call = next(_REQUESTS[name])
     assert list(instants_in([call.args, call.kwargs])) == []
     assert "$$NOW" in repr(call)
+
+
+def test_requests_for_one_plain_task_are_short() -> None:
+    claim = claims.claim_plain("task:k", "w", "token")
+    finish = claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True)
+    for guard, pipeline in (next(claim).args, next(finish).args):
+        assert len(bson.encode({"guard": guard, "pipeline": pipeline})) < 2_000
 
 
 def test_change_streams_filter_holds_no_instant_that_would_age() -> None:

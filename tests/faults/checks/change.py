@@ -21,6 +21,9 @@ from mtask.model.status import RunStatus
 from tests.faults.checks.logs import RunLog
 
 MILLISECOND = timedelta(milliseconds=1)
+#: How far the time of a write in the oplog may lie behind the update's own $$NOW. MongoDB dates the oplog by the clock
+#: reading that some thread stored last; one that waited for a core between reading and storing puts an older one there.
+LOG_LAG = 50 * MILLISECOND
 COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
 Pair = tuple[Run, Run]
 

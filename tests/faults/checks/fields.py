@@ -11,11 +11,9 @@ from mtask.model.backoff import retry_delay_ms
 from mtask.model.documents import Run, Task
 from mtask.model.status import RunStatus, TaskStatus
 from tests.faults.checks.asked import Asked
-from tests.faults.checks.change import MILLISECOND, Change
+from tests.faults.checks.change import LOG_LAG, MILLISECOND, Change
 from tests.faults.checks.logs import TaskLog
 from tests.faults.checks.verdict import Verdict
-
-_COARSE = 50 * MILLISECOND
 
 
 class FieldJudge:
@@ -36,8 +34,7 @@ class FieldJudge:
             "finish_time": state.finish_time is not None,
             "expire_time": task.expire_time is not None,
             "next_preempt_time": state.next_preempt_time != rules.due_time(task),
-            # A publisher of many reads the server's time first, which is not that of its coarser clock for writes.
-            "create_time": state.create_time > at + _COARSE,
+            "create_time": state.create_time > at + LOG_LAG,
         }
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             self._report(task, at, f"a new task with another {name}", value=getattr(state, name, task.expire_time))
@@ -48,7 +45,7 @@ class FieldJudge:
         self._constants(change, at)
         if len(change.exact_nows) > 1:
             self._report(change.after, change.at, "instants of one write disagree", nows=_told(change.exact_nows))
-        if not change.is_ping and any(now > change.at for now in change.exact_nows):
+        if not change.is_ping and any(now > change.at + LOG_LAG for now in change.exact_nows):
             self._report(change.after, change.at, "an instant lies ahead of its write", nows=_told(change.exact_nows))
         self._end_stays(change, at)
         self._failed_cnt(change, log, at)

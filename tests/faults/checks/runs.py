@@ -9,7 +9,7 @@ from mtask.model.documents import Run
 from mtask.model.rules import KEPT_RUNS
 from mtask.model.status import RunStatus
 from tests.faults.checks.asked import Asked
-from tests.faults.checks.change import MILLISECOND, Change, dropped_by_bound
+from tests.faults.checks.change import LOG_LAG, MILLISECOND, Change, dropped_by_bound
 from tests.faults.checks.logs import RunLog, TaskLog
 from tests.faults.checks.verdict import Kind, Verdict
 
@@ -74,7 +74,7 @@ class RunJudge:
         lease = run.ping_expire_time - now
         if lease != option.worker_timeout_ms * MILLISECOND:
             self._report("over_held", change, "a lease of another length than asked for", run, lease=lease)
-        if now > change.at:
+        if now > change.at + LOG_LAG:
             self._report("over_held", change, "claimed at an instant that had not come", run, now=now)
         if change.was_final:
             self._report("second_success", change, "claimed after its end", run, status=before.status)

@@ -48,6 +48,8 @@ class Story:
     documents: list[Document] | None = None
     facts: Document = field(default_factory=dict)
     number: int = 0
+    #: By how much the oplog's clock lies behind, in seconds.
+    log_lag: float = 0.0
 
     def __post_init__(self) -> None:
         # A story outlives no crash: it need not wait for the journal at every step.
@@ -270,7 +272,7 @@ class Story:
         seen.pop("params", None)
         for run in seen["task_state"]["worker_states"]:
             run.pop("returns", None)
-        self.versions.append(Version(task_id, instant(self.now + _TAKES), seen))
+        self.versions.append(Version(task_id, instant(self.now + _TAKES - self.log_lag), seen))
 
     def write(self, history: History) -> History:
         """Write it all down."""

@@ -1,0 +1,165 @@
+"""What the short statements make of a plain task is what the rules make of it; what is not plain they leave alone."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.model import rules
+from mtask.model.status import RunStatus
+from mtask.store import pipelines, plain, setup
+from mtask.store.driver import SyncStore
+from mtask.store.pipelines import Outcome
+from tests.mongo import Client
+from tests.parity import changes
+from tests.parity.cases import NOW, WORKERS, Document, numbered, parsed, progress, tasks
+
+_properties = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+_values = st.sampled_from([None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]])
+
+
+@pytest.fixture(scope="module")
+def store(mongo_session_client: Client) -> Iterator[SyncStore]:
+    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
+    made.run(setup.ensure())
+    yield made
+    mongo_session_client.drop_database(made.database.name)
+
+
+@st.composite
+def nearly_plain(draw: st.DrawFn, *, is_held: bool, is_plain: bool = False) -> Document:
+    """Draw a task that is plain, but for one thing at most; with a run, if it is held."""
+    document = draw(tasks(max_runs=0))
+    option, state = document["task_option"], document["task_state"]
+    option |= {"concurrent_worker_cnt": 1, "specific_worker_ids": []}
+    state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
+    state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
+    state.pop("finish_time", None)
+    if is_held:
+        state["worker_states"] = [held_run("own")]
+    spoiled: dict[str, Any] = {
+        "nothing": lambda: None,
+        "stray dates": lambda: (state.update(finish_time=NOW), document.update(expire_time=NOW, quiet_time=NOW)),
+        "wants two": lambda: option.update(concurrent_worker_cnt=2),
+        "names workers": lambda: option.update(specific_worker_ids=["w1"]),
+        "has failed": lambda: state.update(failed_cnt=1),
+        "to be canceled": lambda: state.update(cancel_requested=True),
+        "another status": lambda: state.update(status="INIT" if is_held else "RUNNING"),
+        "final": lambda: state.update(status="CANCELED"),
+        "not due": lambda: state.update(next_preempt_time=NOW + timedelta(seconds=1)),
+        "starts later": lambda: state.update(start_time=NOW + timedelta(seconds=1)),
+        "an earlier run": lambda: state["worker_states"].insert(0, {**held_run("earlier"), "status": "FAIL"}),
+        "an earlier round": lambda: state["worker_states"].insert(0, {**held_run("earlier"), "past": True}),
+        "of an earlier round": lambda: state.update(worker_states=[{**held_run("own"), "past": True}]),
+        "lapsed": lambda: state.update(worker_states=[{**held_run("own"), "ping_expire_time": NOW}]),
+    }
+    spoiled["nothing" if is_plain else draw(st.sampled_from(["nothing", "nothing", *spoiled]))]()
+    return document
+
+
+def held_run(run_id: str) -> Document:
+    return {
+        "run_id": run_id,
+        "worker_id": "w1",
+        "attempt": 1,
+        "status": "RUNNING",
+        "claim_time": NOW - timedelta(seconds=2),
+        "ping_expire_time": NOW + timedelta(seconds=60),
+    }
+
+
+def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any]) -> list[Document]:
+    """Return those of the documents that the filter matches."""
+    ids = [document["_id"] for document in documents]
+    store.tasks.insert_many(documents)
+    found = {document["_id"] for document in store.tasks.find(criteria, {"_id": 1})}
+    store.tasks.delete_many({"_id": {"$in": ids}})
+    return [document for document in documents if document["_id"] in found]
+
+
+def made_of(
+    store: SyncStore, documents: list[Document], criteria: dict[str, Any], pipeline: pipelines.Pipeline
+) -> list[Document]:
+    ids = [document["_id"] for document in documents]
+    store.tasks.insert_many(documents)
+    store.tasks.update_many(criteria, pipeline)
+    found = {document["_id"]: document for document in store.tasks.find({"_id": {"$in": ids}})}
+    store.tasks.delete_many({"_id": {"$in": ids}})
+    return [found[task_id] for task_id in ids]
+
+
+@_properties
+@given(st.lists(nearly_plain(is_held=False) | tasks(), min_size=1, max_size=10).map(numbered), st.sampled_from(WORKERS))
+def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], worker: str) -> None:
+    ids = [document["_id"] for document in documents]
+    run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
+    guard = plain.unbegun(ids, NOW)
+    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    made = made_of(store, documents, guard, plain.claim(worker, pipelines.run_id_in_group("token", ids), NOW))
+    for document, after in zip(documents, made, strict=True):
+        if document["_id"] in plain_ids:
+            assert plain.is_plain(document)
+            assert rules.may_take(parsed(document), worker, NOW)
+            assert after == changes.changed(document, changes.claim(worker, run_ids), NOW)
+        else:
+            assert after == document
+
+
+@_properties
+@given(st.lists(nearly_plain(is_held=True), min_size=1, max_size=10).map(numbered), st.data())
+def test_short_success_is_the_success(store: SyncStore, documents: list[Document], data: st.DataObject) -> None:
+    ends = []
+    for place, document in enumerate(documents):
+        for run in document["task_state"]["worker_states"]:
+            run["run_id"] += f"-{place}"
+        returns, told = data.draw(_values), data.draw(progress)
+        ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
+    guard = plain.held_alone(ends, NOW)
+    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    made = made_of(store, documents, guard, plain.succeed(ends, NOW))
+    for document, after, end in zip(documents, made, ends, strict=True):
+        if document["_id"] in plain_ids:
+            assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
+            assert after["task_state"]["status"] == "SUCCESS"
+        else:
+            assert after == document
+
+
+@_properties
+@given(st.lists(nearly_plain(is_held=True, is_plain=True), min_size=2, max_size=2).map(numbered))
+def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStore, documents: list[Document]) -> None:
+    for place, document in enumerate(documents):
+        document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
+    ends = [Outcome(documents[place]["_id"], f"own-{place}", RunStatus.SUCCESS) for place in range(2)]
+    swapped = [Outcome(documents[place]["_id"], f"own-{1 - place}", RunStatus.SUCCESS) for place in range(2)]
+    assert matched(store, documents, plain.held_alone(ends, NOW)) == documents
+    assert matched(store, documents, plain.held_alone(swapped, NOW)) == []
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_plain_task_is_taken_as_one(store: SyncStore, is_held: bool) -> None:
+    """The two properties above would hold of guards that match nothing, too."""
+
+    @_properties
+    @given(nearly_plain(is_held=is_held))
+    def look(document: Document) -> None:
+        option, state = document["task_option"], document["task_state"]
+        runs = [{**held_run("own")}] if is_held else []
+        is_due = is_held or (state["next_preempt_time"] <= NOW and (state["start_time"] or NOW) <= NOW)
+        is_as_is = state["status"] == ("RUNNING" if is_held else "INIT") and state["worker_states"] == runs
+        wants_one = option["concurrent_worker_cnt"] == 1 and (is_held or option["specific_worker_ids"] == [])
+        is_calm = state["failed_cnt"] == 0 and (is_held or not state["cancel_requested"])
+        guard = (
+            plain.held_alone([Outcome(document["_id"], "own", RunStatus.SUCCESS)], NOW)
+            if is_held
+            else plain.unbegun([document["_id"]], NOW)
+        )
+        assert bool(matched(store, [document], guard)) is (is_due and is_as_is and wants_one and is_calm)
+
+    look()
