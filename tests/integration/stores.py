@@ -19,7 +19,7 @@ def new_task(
     key: str, params: Any = None, *, start: datetime | timedelta | None = None, queue: str = "default", **options: Any
 ) -> NewTask:
     """Return a checked task named "task", ready to be published."""
-    option = TaskOption(**options).model_dump()
+    option = TaskOption(**options).stored()
     return NewTask(task_id_of("task", key), "task", key, queue, params, option, start)
 
 

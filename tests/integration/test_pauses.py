@@ -105,6 +105,29 @@ def test_other_queues_and_names_go_on(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("what", [{"queue": "default"}, {"name": "other"}])
+def test_what_is_resumed_is_claimed_within_100_ms(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, what: dict[str, str]
+) -> None:
+    delays = []
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            for turn in range(5):
+                await asyncio.to_thread(client.pause, **what)  # type: ignore[arg-type]
+                heard = bench.worker._discovery.event_cnt
+                await bench.client.publish("other", key=str(turn))
+                await bench.heard(heard)
+                resumed = await asyncio.to_thread(client.resume, **what)  # type: ignore[arg-type]
+                await bench.status(f"other:{turn}", "SUCCESS")
+                claimed = bench.state(f"other:{turn}")["worker_states"][0]["claim_time"]
+                delays.append(claimed - resumed.update_time)  # both by the server's clock
+
+    asyncio.run(scenario())
+    assert all(timedelta(0) <= delay < timedelta(seconds=2.5) for delay in delays), delays  # no scan brought it
+    assert min(delays) <= timedelta(milliseconds=100), delays
+
+
 def test_what_runs_goes_on_and_its_retry_waits(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:

@@ -1,0 +1,265 @@
+"""Events as clients read them: what was asked for, each once, and from any token on; by every kind of client."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mtask import AsyncClient, Client, RunStatus
+from mtask.client.events import AsyncEvents, Events
+from mtask.errors import EventsLost, InvalidInput
+from mtask.store import claims, setup
+from mtask.store.driver import SyncStore
+from mtask.store.events import EventKind, TaskEvent
+from mtask.store.pipelines import Outcome
+from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
+from tests.integration.stores import lapse, parsed
+from tests.integration.stores import publish as publish_task
+from tests.mongo import Client as Mongo
+from tests.mongo import fail_command
+
+#: How long an event may take to come, in seconds.
+SOON = 20.0
+Told = list[tuple[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def set_up(store: SyncStore) -> None:
+    store.run(setup.ensure())
+
+
+@pytest.fixture(params=KINDS)
+def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
+    with open_client(request.param, mongo_uri, database_name) as made:
+        yield made
+
+
+class Reading:
+    """Events of any kind of client, read one by one."""
+
+    def __init__(self, client: AnyClient, **given: Any) -> None:
+        self._client = client
+        self._happening: Events | AsyncEvents = client.events(**given)
+        self._do(self._happening.open)
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._happening.close)
+
+    def _do(self, method: Callable[..., Any], *args: Any) -> Any:
+        if self._client.kind == "sync":
+            return method(*args)
+
+        async def awaited() -> Any:
+            answer = method(*args)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return self._client.runner.run(awaited())
+
+    @property
+    def token(self) -> str | None:
+        return self._happening.token
+
+    def take(self, count: int) -> list[TaskEvent]:
+        """Return so many events, and see that they come."""
+        found = [self._do(self._happening.poll, SOON) for _ in range(count)]
+        assert None not in found, told([event for event in found if event is not None])
+        return found
+
+    def is_silent(self) -> bool:
+        """Whether nothing more has happened by now."""
+        return self._do(self._happening.poll, 0.0) is None
+
+
+def told(events: list[TaskEvent]) -> Told:
+    return [(event.kind.value, event.task_id) for event in events]
+
+
+def a_life(store: SyncStore, key: str = "k", *, is_removed: bool = True) -> Told:
+    """Let a task be taken three times, time out, fail, succeed and be removed; return what is to be told."""
+    publish_task(store, key, unexpected_retry_delay_ms=0)
+    claim(store, f"task:{key}", "w1")
+    lapse(store, key)
+    fail(store, f"task:{key}", claim(store, f"task:{key}", "w2"))
+    succeed(store, f"task:{key}", claim(store, f"task:{key}", "w2"))
+    kinds = ["published", "claimed", "timed_out", "claimed", "failed", "claimed", "succeeded"]
+    if is_removed:
+        store.tasks.delete_one({"_id": f"task:{key}"})
+        kinds.append("removed")
+    return [(kind, f"task:{key}") for kind in kinds]
+
+
+def test_a_life_is_told_in_order_with_who_and_why(client: AnyClient, store: SyncStore) -> None:
+    with Reading(client) as reading:
+        expected = a_life(store, is_removed=False)  # of a task that is gone only what happened is known, and when
+        found = reading.take(len(expected))
+        assert reading.is_silent()
+    assert told(found) == expected
+    by_worker = [(event.kind.value, event.worker_id, event.attempt) for event in found if event.worker_id]
+    assert by_worker[:4] == [("claimed", "w1", 1), ("timed_out", "w1", 1), ("claimed", "w2", 2), ("failed", "w2", 2)]
+    assert found[4].reason == "no luck"
+    assert [event.kind for event in found if event.is_end] == [EventKind.SUCCEEDED]
+    assert all(earlier.time <= later.time for earlier, later in pairwise(found))
+    assert {(event.name, event.key) for event in found} == {("task", "k")}
+
+
+def test_from_every_token_on_the_rest_is_told(client: AnyClient, store: SyncStore) -> None:
+    with Reading(client) as reading:
+        begin = reading.token
+        expected = a_life(store)
+        found = reading.take(len(expected))
+        assert reading.token == found[-1].token
+    assert begin is not None
+    assert len({event.token for event in found}) == len(found)
+    for place, token in enumerate([begin, *(event.token for event in found[:-1])]):
+        with Reading(client, after=token) as reading:
+            assert told(reading.take(len(expected) - place)) == expected[place:], place
+
+
+def test_a_token_of_one_kind_of_client_serves_the_others(mongo_uri: str, database_name: str, store: SyncStore) -> None:
+    def reading_by(kind: Kind, **given: Any) -> list[TaskEvent]:
+        with open_client(kind, mongo_uri, database_name) as client, Reading(client, **given) as reading:
+            return reading.take(1)
+
+    with Client(mongo_uri, database=database_name) as client, client.events() as happening:
+        happening.open()
+        expected = a_life(store)
+        first = happening.poll(SOON)
+    assert first is not None
+    found = [first]
+    for kind in (*KINDS, *KINDS):
+        found += reading_by(kind, after=found[-1].token)
+    assert told(found) == expected[: len(found)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"task:a", "task:b:1", "other:a", "task.b:a"}),
+        ({"name": "task"}, {"task:a", "task:b:1"}),
+        ({"name": ["other", "task.b"]}, {"other:a", "task.b:a"}),
+        ({"key": "a"}, {"task:a", "other:a", "task.b:a"}),
+        ({"key": "b:1"}, {"task:b:1"}),
+        ({"queue": "mail"}, {"other:a"}),
+        ({"queue": ["mail", "default"], "key": ["a", "b:1"], "name": "task"}, {"task:a", "task:b:1"}),
+        ({"name": "none"}, set()),
+    ],
+)
+def test_only_what_was_asked_for_is_told(
+    mongo_uri: str, database_name: str, given: dict[str, Any], expected: set[str]
+) -> None:
+    with Client(mongo_uri, database=database_name) as client, client.events(**given) as happening:
+        happening.open()
+        for name, key, queue in (("task", "a", None), ("task", "b:1", None), ("other", "a", "mail")):
+            client.publish(name, key=key, queue=queue)
+        client.publish("task.b", key="a")
+        for name, key in (("task", "a"), ("task", "b:1"), ("other", "a"), ("task.b", "a")):
+            client.cancel(name, key)
+        found = []
+        while len(found) < 2 * len(expected):
+            event = happening.poll(SOON)
+            assert event is not None, told(found)
+            found.append(event)
+        assert happening.poll(0.0) is None
+    assert sorted(told(found)) == sorted((kind, of) for of in expected for kind in ("published", "canceled"))
+
+
+def test_since_an_instant_all_is_told_that_happened_then(client: AnyClient, store: SyncStore) -> None:
+    publish_task(store, "k")
+    since = parsed(store, "k").task_state.create_time
+    with Reading(client, since=since - timedelta(seconds=1)) as reading:
+        assert told(reading.take(1)) == [("published", "task:k")]
+
+
+def test_what_is_done_to_a_task_by_hand_is_told(client: AnyClient, store: SyncStore) -> None:
+    with Reading(client) as reading:
+        publish_task(store, "k")
+        client.cancel("task", "k")
+        client.retry("task", "k")
+        run_id = claim(store, "task:k", "w1")
+        client.cancel("task", "k")  # asks the holder
+        store.run(claims.finish([Outcome("task:k", run_id, RunStatus.CANCELED, reason="asked")]))
+        client.remove("task", "k")
+        found = reading.take(6)
+        assert reading.is_silent()
+    kinds = ["published", "canceled", "reopened", "claimed", "canceled", "removed"]
+    assert told(found) == [(kind, "task:k") for kind in kinds]
+    assert [event.is_end for event in found] == [False, True, False, False, True, False]
+    assert found[4].reason == "asked"
+
+
+def test_they_can_be_iterated_over(mongo_uri: str, database_name: str, store: SyncStore) -> None:
+    async def scenario() -> Told:
+        async with AsyncClient(mongo_uri, database=database_name) as client, client.events() as happening:
+            await asyncio.to_thread(a_life, store)
+            found: list[TaskEvent] = []
+            async for event in happening:
+                found.append(event)
+                if event.kind is EventKind.REMOVED:
+                    break
+            return told(found)
+
+    with Client(mongo_uri, database=database_name) as client, client.events() as happening:
+        happening.open()
+        expected = asyncio.run(scenario())
+        found: list[TaskEvent] = []
+        for event in happening:
+            found.append(event)
+            if event.kind is EventKind.REMOVED:
+                happening.close()  # ends the iteration
+    assert told(found) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_oplog_no_longer_holds_is_said_to_be_lost(
+    mongo_uri: str, database_name: str, mongo: Mongo, kind: Kind
+) -> None:
+    with open_client(kind, mongo_uri, database_name, appname=database_name) as client:
+        client.init()
+        history_lost = fail_command(mongo, "aggregate", error_code=286, app_name=database_name)
+        with history_lost, pytest.raises(EventsLost, match="without after or since"):
+            Reading(client, since=datetime(2001, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_go_on_where_they_were_after_a_break(
+    mongo_uri: str, database_name: str, mongo: Mongo, store: SyncStore, kind: Kind
+) -> None:
+    with (
+        open_client(kind, mongo_uri, database_name, appname=database_name) as client,
+        Reading(client) as reading,
+    ):
+        publish_task(store, "before")
+        assert told(reading.take(1)) == [("published", "task:before")]
+        # The driver tries to go on by itself, once; then it is ours to do.
+        with fail_command(mongo, ["getMore", "aggregate"], times=4, close_connection=True, app_name=database_name):
+            expected = a_life(store)
+            assert told(reading.take(len(expected))) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"after": "no token"},
+        {"after": ""},
+        {"after": "ab.x"},
+        {"after": "ab.-1"},
+        {"after": 5},
+        {"since": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"since": "yesterday"},
+        {"since": datetime(1900, 1, 1, tzinfo=UTC)},
+        {"after": "ab", "since": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"name": 5},
+    ],
+)
+def test_nonsense_is_refused(mongo_uri: str, database_name: str, given: dict[str, Any]) -> None:
+    with Client(mongo_uri, database=database_name) as client, pytest.raises(InvalidInput):
+        client.events(**given)

@@ -1,0 +1,256 @@
+"""Limits in real workers: never more than they allow over all of them, and no place kept for what is over."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask import App, Client, Context, Fail, Retry
+from mtask.model.controls import Limit
+from mtask.store import claims, places, setup
+from mtask.store.driver import SyncStore
+from mtask.store.places import Place, Wish
+from tests.integration.worker_harness import Bench, until, working
+from tests.mongo import Client as Mongo
+
+QUEUE = Place("default")
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    with Client(mongo_uri, database=database_name) as made:
+        made.init()
+        yield made
+
+
+class Gauge:
+    """An app whose one task says how many of it run at once, of all and of each key."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.app.task(name="work")(self._work)
+
+    async def _work(self, context: Context) -> None:
+        key = context.task.task_option.limit_key or "none"
+        for counted in ("all", key):
+            self.running[counted] += 1
+            self.most[counted] = max(self.most[counted], self.running[counted])
+        await asyncio.sleep(0.005)
+        await self.gate.wait()
+        for counted in ("all", key):
+            self.running[counted] -= 1
+
+
+@asynccontextmanager
+async def two_workers(uri: str, database: str, mongo: Mongo, app: App) -> AsyncIterator[Bench]:
+    """Run two workers; return the first one's bench."""
+    async with (
+        working(uri, database, mongo, app, worker_id="w1") as bench,
+        working(uri, database, mongo, app, worker_id="w2"),
+    ):
+        yield bench
+
+
+async def publish(bench: Bench, count: int, *, prefix: str = "", **given: Any) -> None:
+    for number in range(count):
+        await bench.client.publish("work", key=f"{prefix}{number}", **given)
+
+
+def is_free(bench: Bench, place: Place = QUEUE) -> bool:
+    """Whether nothing takes up a place."""
+    found = bench.mongo[bench.database]["places"].find_one({"_id": place.id})
+    return found is not None and found["running"] == []
+
+
+def claim_times(bench: Bench, **criteria: Any) -> list[datetime]:
+    return sorted(run["claim_time"] for d in bench.tasks.find(criteria) for run in d["task_state"]["worker_states"])
+
+
+def most_in_a_window(times: list[datetime], window: timedelta) -> int:
+    return max(bisect_left(times, time + window) - place for place, time in enumerate(times))
+
+
+def test_never_more_at_once_than_the_limit_over_two_workers(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    client.limit("default", concurrency=3)
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 25)
+            await until(lambda: bench.count("SUCCESS") == 25, message="all done")
+            await until(lambda: is_free(bench), message="every place given back")
+
+    asyncio.run(scenario())
+    assert gauge.most["all"] == 3
+
+
+def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by_it(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", key_concurrency=1)
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+            for key in ("a", "b"):
+                await publish(bench, 4, prefix=key, limit_key=key)
+            await publish(bench, 4)
+            await until(lambda: gauge.running["all"] == 6, message="one of each key, and all without")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 12, message="all done")
+            await until(lambda: all(is_free(bench, Place("default", key)) for key in "ab"), message="given back")
+
+    asyncio.run(scenario())
+    assert [gauge.most[key] for key in ("a", "b", "none")] == [1, 1, 4]
+
+
+def test_no_window_has_more_starts_than_the_limit(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge, window = Gauge(), timedelta(seconds=1)
+    client.limit("default", rate=(4, window))
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 12)
+            await until(lambda: bench.count("SUCCESS") == 12, message="all done")
+            times = claim_times(bench)
+            assert len(times) == 12
+            assert most_in_a_window(times, window) == 4
+
+    asyncio.run(scenario())
+
+
+def test_however_a_run_ends_its_place_is_given_back(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    app, stays = App(), asyncio.Event()
+    client.limit("default", concurrency=1)
+
+    @app.task(max_unexpected_retries=0)
+    async def work(context: Context, how: str) -> None:
+        if how == "raise":
+            raise ValueError("broken")
+        if how == "fail":
+            raise Fail("for good")
+        if how == "retry" and context.attempt == 1:
+            raise Retry(delay=0)
+        if how == "commit":
+            async with context.transaction():
+                pass
+        if how == "cancel":
+            await stays.wait()
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, app) as bench:
+            hows = ("cancel", "raise", "fail", "retry", "commit", "return")
+            for how in hows:
+                await bench.client.publish(work, {"how": how}, key=how)
+            await bench.status("work:cancel", "RUNNING")
+            await bench.client.cancel("work", "cancel")
+            ends = dict(zip(hows, ("CANCELED", "FAIL", "FAIL", "SUCCESS", "SUCCESS", "SUCCESS"), strict=True))
+            for how, status in ends.items():
+                await bench.status(f"work:{how}", status)
+            await until(lambda: is_free(bench), message="given back")
+
+    asyncio.run(scenario())
+
+
+def test_params_that_do_not_fit_keep_no_place(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+    app = App()
+    client.limit("default", concurrency=1)
+
+    @app.task
+    async def work(number: int) -> None: ...
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("work", {"number": "many"}, key="bad")
+            await bench.client.publish("work", {"number": 1}, key="good")
+            await bench.status("work:bad", "FAIL")
+            await bench.status("work:good", "SUCCESS")
+            await until(lambda: is_free(bench), message="given back")
+
+    asyncio.run(scenario())
+
+
+def test_a_place_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+) -> None:
+    gauge = Gauge()
+    client.limit("default", concurrency=1)
+    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
+    client.publish("work", key="of the dead", **lease)  # type: ignore[arg-type]
+    store.run(setup.ensure(setup.EVERY))
+    store.run(places.take([Wish(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
+    (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
+    lapses = document["task_state"]["worker_states"][0]["ping_expire_time"]
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 3)
+            await until(lambda: bench.count("SUCCESS") == 4, message="all done, that of the dead among them")
+            await until(lambda: is_free(bench), message="given back")
+            of_the_living = {"task_state.worker_states.worker_id": {"$ne": "dead"}}
+            assert min(claim_times(bench, **of_the_living)) >= lapses
+            assert [run["status"] for run in bench.state("work:of the dead")["worker_states"]] == ["TIMEOUT", "SUCCESS"]
+
+    asyncio.run(scenario())
+    assert gauge.most["all"] == 1
+
+
+@pytest.mark.parametrize("bound", [5, None])
+def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, bound: int | None
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=2)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 8)
+            await until(lambda: gauge.running["all"] == 2, message="two run")
+            await asyncio.to_thread(client.limit, "default", concurrency=bound)
+            await until(lambda: gauge.running["all"] == (bound or 8), 4.0, "more run")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 8, message="all done")
+
+    asyncio.run(scenario())
+    assert gauge.most["all"] == (bound or 8)
+
+
+def test_an_unlimited_queue_beside_a_crowded_one_is_served(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("narrow", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app, queues=["narrow", "default"]) as bench:
+            await publish(bench, 5, prefix="narrow", queue="narrow", priority=9)
+            await publish(bench, 5)
+            await until(lambda: gauge.running["all"] == 6, message="one of the narrow queue, and all of the other")
+            assert bench.tasks.count_documents({"queue": "narrow", "task_state.status": "RUNNING"}) == 1
+            assert client.count(queue="default", status="RUNNING") == 5
+            places_of = {d["_id"] for d in bench.mongo[database_name]["places"].find()}
+            assert places_of == {Place("narrow").id}  # the other is never asked about
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 10, message="all done")
+
+    asyncio.run(scenario())
