@@ -129,9 +129,54 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             client.publish("send_email", {}, key="welcome/42")
             client.cancel("send_email", "welcome/42")
             run(shell_block("mtask doctor").replace("mtask doctor", "mtask doctor || test $? = 7"), folder, **settings)
+            run(shell_block("mtask limit"), folder, **settings)
+            held = {control.id: control for control in client.controls()}
+            assert not held["queue:reports"].paused
+            assert str(held["queue:mail"].key_limit) == "1 at once, 3 starts in 10 s"
+            assert (held["queue:mail"].keep_success, held["queue:mail"].keep_fail) == (1_000, 10_000)
         finally:
             worker.terminate()
             assert worker.wait(60) == 0, log.read_text()
+
+
+def test_schedules_section_runs_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
+    script = shell_block("mtask schedule add").splitlines()
+    assert script[0].startswith("mtask-worker nightly:app")
+    settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
+    has_fired = "until mtask list --name report --status SUCCESS --json | grep -q heartbeat/; do sleep 0.2; done"
+    out = run("\n".join([script[0], has_fired, *script[1:]]), folder, **settings)
+    assert "digest" in out
+    assert "Europe/Berlin" in out
+    assert "SUCCESS" in out
+    with Client(mongo_uri, database=database_name) as client:
+        assert {schedule.id: schedule.paused for schedule in client.schedules()} == {
+            "digest": True,
+            "heartbeat": False,
+            "report": False,
+        }
+
+
+def test_events_are_followed_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
+    settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
+    written = re.search(r"`(mtask tail --name import_file)`", README)
+    assert written is not None
+    with Client(mongo_uri, database=database_name) as client, client.events() as happening:
+        begun = happening.open().token
+        client.publish("import_file", {"path": "x.csv"}, key="1")
+        client.cancel("import_file", "1")
+        text = (folder / "follow.py").read_text()
+        asked = 'client.events(name="import_file")'
+        assert asked in text
+        (folder / "follow.py").write_text(text.replace(asked, f'client.events(name="import_file", after="{begun}")'))
+        lines = run("python follow.py", folder, **settings).splitlines()
+        assert [line.split()[0] for line in lines] == ["published", "canceled", "go"]
+        token = lines[-1].split()[-1]
+        assert run(f"{written[1]} --after {begun} --count 2 --json | tail -n 1", folder, **settings).count(token) == 1
+
+
+def test_tests_of_tasks_run_as_written(folder: Path, mongo_uri: str) -> None:
+    out = run("python -m pytest -q -p no:cacheprovider test_shop.py", folder, MTASK_TEST_URI=mongo_uri)
+    assert "1 passed" in out
 
 
 def test_query_for_any_client_finds_failed_tasks(mongo_uri: str, database_name: str) -> None:
