@@ -163,7 +163,7 @@ def test_only_what_was_asked_for_is_told(
         client.publish("task.b", key="a")
         for name, key in (("task", "a"), ("task", "b:1"), ("other", "a"), ("task.b", "a")):
             client.cancel(name, key)
-        found = []
+        found: list[TaskEvent] = []
         while len(found) < 2 * len(expected):
             event = happening.poll(SOON)
             assert event is not None, told(found)
