@@ -111,41 +111,31 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
     return found
 
 
-def claim_plain(task_id: str, worker_id: str, token: str) -> Operation[list[Document]]:
-    """Do as `claim` for one task, if it is plain: of any other nothing is returned."""
-    pipeline = plain.claim(worker_id, pipelines.run_id_in_group(token, [task_id]))
-    return (yield from _claim_one(plain.unbegun([task_id]), pipeline, token, None))
-
-
 def claim(
     task_ids: Sequence[str], worker_id: str, token: str, timeout: timedelta | None = None, *, are_plain: bool = False
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `are_plain`: try first what does for several plain tasks.
+    None = as long as an operation may take. `are_plain`: they look it, so what does for plain tasks is sent first. Of
+    several the rest is claimed as ever; one that is not plain is left as if another worker had it.
     """
-    guard = filters.due_tasks(task_ids)
-    pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
+    run_id = pipelines.run_id_in_group(token, task_ids)
+    guard, pipeline = filters.due_tasks(task_ids), pipelines.claim(worker_id, run_id)
+    short = (plain.unbegun(task_ids), plain.claim(worker_id, run_id))
     if len(task_ids) == 1:
-        return (yield from _claim_one(guard, pipeline, token, timeout))
+        asked = short if are_plain else (guard, pipeline)
+        one = tasks("find_one_and_update", *asked, return_document=ReturnDocument.AFTER)
+        document = yield one.within(timeout)
+        return [document] if document and run_of(document, f"{token}-0") else []
     claimed_cnt = 0
     if are_plain:
-        short = plain.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
-        claimed_cnt = (yield tasks("update_many", plain.unbegun(task_ids), short)).modified_count
+        claimed_cnt = (yield tasks("update_many", *short).within(timeout)).modified_count
     if claimed_cnt < len(task_ids):
         claimed_cnt += (yield tasks("update_many", guard, pipeline).within(timeout)).modified_count
     if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
-
-
-def _claim_one(
-    guard: filters.Filter, pipeline: pipelines.Pipeline, token: str, timeout: timedelta | None
-) -> Operation[list[Document]]:
-    one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
-    document = yield one.within(timeout)
-    return [document] if document and run_of(document, f"{token}-0") else []
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:

@@ -201,11 +201,8 @@ class Claimer:
         token, sent = fresh_token(), monotonic()
         try:
             timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            if is_plain:
-                claim = claims.claim_plain(task_ids[0], self._worker_id, token)
-            else:
-                are_plain = self._are_plain and not is_rescue
-                claim = claims.claim(task_ids, self._worker_id, token, timeout, are_plain=are_plain)
+            are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
+            claim = claims.claim(task_ids, self._worker_id, token, timeout, are_plain=are_plain)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))

@@ -150,8 +150,8 @@ STORE_MUTATIONS = (
         "claim-by-the-workers-clock",
         "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
         (
-            Edit(_CLAIMS, "pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))",
-                 f"pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids), {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "pipelines.claim(worker_id, run_id)", f"pipelines.claim(worker_id, run_id, {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "plain.claim(worker_id, run_id)", f"plain.claim(worker_id, run_id, {_LOCAL_NOW})"),
         ),
         (
             f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",
