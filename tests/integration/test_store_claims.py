@@ -360,7 +360,7 @@ def removed(store: SyncStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("lose", [lapsed, preempted, retaken, removed])
-@pytest.mark.parametrize("status,is_plain", [(SUCCESS, False), (SUCCESS, True), (FAIL, False), (CANCELED, False)])
+@pytest.mark.parametrize(("status", "is_plain"), [(SUCCESS, False), (SUCCESS, True), (FAIL, False), (CANCELED, False)])
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_run_that_lost_its_lease_finishes_nothing(
     store: SyncStore, lose: Any, status: Any, beside: bool, is_plain: bool
