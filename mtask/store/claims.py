@@ -22,6 +22,9 @@ Document = dict[str, Any]
 #: transaction and the commit leaves it open: its task holds up the others of a group, for a minute or more.
 RESCUE_TIMEOUT = timedelta(seconds=2)
 
+#: For updates by `_id` whose guards could tempt the planner to another index.
+_BY_ID = "_id_"
+
 _RUN_RULES = (
     "run_id",
     "worker_id",
@@ -122,17 +125,21 @@ def claim(
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     guard, pipeline = filters.due_tasks(task_ids), pipelines.claim(worker_id, run_id)
-    short = (plain.unbegun(task_ids), plain.claim(worker_id, run_id))
+    if are_plain:
+        short = plain.unbegun(task_ids), plain.claim(worker_id, run_id)
     if len(task_ids) == 1:
         asked = short if are_plain else (guard, pipeline)
-        one = tasks("find_one_and_update", *asked, return_document=ReturnDocument.AFTER)
+        one = tasks("find_one_and_update", *asked, return_document=ReturnDocument.AFTER, hint=_BY_ID)
         document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
     claimed_cnt = 0
     if are_plain:
-        claimed_cnt = (yield tasks("update_many", *short).within(timeout)).modified_count
+        claimed_cnt = (yield tasks("update_many", *short, hint=_BY_ID).within(timeout)).modified_count
+        # What it took may be due again: this process may have stood still for longer than a lease.
+        guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
     if claimed_cnt < len(task_ids):
-        claimed_cnt += (yield tasks("update_many", guard, pipeline).within(timeout)).modified_count
+        update = tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)
+        claimed_cnt += (yield update).modified_count
     if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
@@ -171,11 +178,12 @@ def finish(outcomes: Sequence[Outcome], *, is_plain: bool = False) -> Operation[
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_plain:
-        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes))
+    if is_plain and outcomes[0].status is RunStatus.SUCCESS:
+        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=_BY_ID)
         closed_cnt = result.matched_count
     if closed_cnt < len(outcomes):
-        result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))
+        guard = filters.held_runs(task_ids, run_ids)
+        result = yield tasks("update_many", guard, pipelines.finish(outcomes), hint=_BY_ID)
         closed_cnt += result.matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)

@@ -41,8 +41,8 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 #: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
 #: yet by the majority, which is all that may be run.
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
-#: After this long, a claim whose reply was lost cannot come true any more.
-_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: So long after the time that its writes are given, in seconds, a claim whose reply was lost cannot come true any more.
+_SETTLED = 2.0
 #: A timer that comes so much later, in seconds, says that something blocked the loop.
 _LATE = 0.05
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
@@ -199,19 +199,21 @@ class Claimer:
     async def _claim_group(self, task_ids: list[str], *, is_rescue: bool = False, is_plain: bool = False) -> None:
         """Claim these tasks and start the runs won. `is_plain`: the task; where it is not, it counts as lost."""
         token, sent = fresh_token(), monotonic()
+        timeout = claims.RESCUE_TIMEOUT if is_rescue else None
+        are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
+        write_cnt = 2 if are_plain and len(task_ids) > 1 else 1
+        settled = sent + write_cnt * OPERATION_TIMEOUT.total_seconds() + _SETTLED
         try:
-            timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
             claim = claims.claim(task_ids, self._worker_id, token, timeout, are_plain=are_plain)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
-            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)
+            left = await self._recover(task_ids, token, sent, settled, () if is_rescue else _LOOKS_AGAIN)
             if is_rescue:
                 await self._rescue_apart(left, is_alone=len(task_ids) == 1)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
-            left = await self._recover(task_ids, token, sent)
+            left = await self._recover(task_ids, token, sent, settled)
             if len(task_ids) == 1:
                 await self._quarantine.examine(left, error)
             else:
@@ -255,7 +257,7 @@ class Claimer:
             except (ValidationError, StopIteration, KeyError) as error:
                 refused.append((document, error))
                 continue
-            are_plain &= run.is_plain
+            are_plain &= run.is_plain and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 self._waiting.append((now, run))
@@ -263,7 +265,7 @@ class Claimer:
                     self._hints.look_at_holder(task_id)
         self._start_waiting()
         self._forget_old(now)
-        if len(task_ids) > 1:
+        if len(task_ids) > 1 and documents:
             self._are_plain = are_plain
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
@@ -309,18 +311,18 @@ class Claimer:
                 return
 
     async def _recover(
-        self, task_ids: list[str], token: str, sent: float, looks_again: Sequence[float] = ()
+        self, task_ids: list[str], token: str, sent: float, settled: float, looks_again: Sequence[float] = ()
     ) -> list[str]:
         """Read back what a claim took that was not answered as it should be, and start that; return the rest.
 
-        What comes true only after the last of these reads is handed back.
+        What comes true only after the last of these reads is handed back once it is `settled` (monotonic seconds).
         """
         known: set[str] = set()
         for pause in (0.0, *looks_again):
             if len(known) == len(task_ids) or (pause and self._stopped.is_set()):
                 break
             await asyncio.sleep(pause)
-            documents = await self._read_back(task_ids, token, sent)
+            documents = await self._read_back(task_ids, token, settled)
             if documents is None:
                 return []
             found = [document for document in documents if document["_id"] not in known]
@@ -329,29 +331,29 @@ class Claimer:
             await self._adopt(found, task_ids, token, sent)
         doubtful = [task_id for task_id in task_ids if task_id not in known]
         self._hints.look_again(doubtful)
-        if doubtful and monotonic() < sent + _SETTLED:
-            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, sent))
+        if doubtful and monotonic() < settled:
+            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, settled))
             self._recoveries.add(job)
             job.add_done_callback(self._recoveries.discard)
         return doubtful
 
-    async def _read_back(self, task_ids: list[str], token: str, sent: float) -> list[dict[str, Any]] | None:
+    async def _read_back(self, task_ids: list[str], token: str, settled: float) -> list[dict[str, Any]] | None:
         """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
         pause = _PAUSE
         while True:
             try:
                 return await self._store.run(claims.claimed(task_ids, token))
             except DatabaseUnavailable:
-                if self._stopped.is_set() and monotonic() > sent + _SETTLED:
+                if self._stopped.is_set() and monotonic() > settled:
                     return None
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _MAX_PAUSE)
 
-    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, sent: float) -> None:
+    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, settled: float) -> None:
         """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
         run_ids = claims.run_ids_of(task_ids, token)
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, sent + _SETTLED - monotonic())):
+            async with asyncio.timeout(max(0.0, settled - monotonic())):
                 await self._stopped.wait()
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))

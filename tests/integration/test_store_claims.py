@@ -127,6 +127,21 @@ def test_group_taken_for_plain_is_claimed_and_finished_whole_whatever_is_in_it(s
     assert [len(parsed(store, key).runs) for key in mine] == [1, 2, 1, 1, 1]
 
 
+def test_process_that_stands_still_between_the_two_statements_of_a_claim_preempts_nothing_of_its_own(
+    store: SyncStore,
+) -> None:
+    publish(store, "plain")
+    publish(store, "wants two", concurrent_worker_cnt=2)
+    operation = claims.claim(["task:plain", "task:wants two"], "w", "token", are_plain=True)
+    short = next(operation)
+    long = operation.send(store._answer(short, None))
+    lapse(store, "plain")
+    before = stored(store, "plain")
+    operation.send(store._answer(long, None))
+    assert stored(store, "plain") == before
+    assert [run.run_id for run in parsed(store, "wants two").runs] == ["token-1"]
+
+
 def test_one_task_that_is_not_plain_is_left_by_the_short_claim(store: SyncStore) -> None:
     publish(store, "k", concurrent_worker_cnt=2)
     before = stored(store, "k")
