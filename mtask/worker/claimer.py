@@ -41,8 +41,8 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 #: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
 #: yet by the majority, which is all that may be run.
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
-#: So long after the time that its writes are given, in seconds, a claim whose reply was lost cannot come true any more.
-_SETTLED = 2.0
+#: So long after its reply was given up, in seconds, a claim cannot come true any more: its last write was sent before.
+_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 #: A timer that comes so much later, in seconds, says that something blocked the loop.
 _LATE = 0.05
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
@@ -201,19 +201,17 @@ class Claimer:
         token, sent = fresh_token(), monotonic()
         timeout = claims.RESCUE_TIMEOUT if is_rescue else None
         are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
-        write_cnt = 2 if are_plain and len(task_ids) > 1 else 1
-        settled = sent + write_cnt * OPERATION_TIMEOUT.total_seconds() + _SETTLED
         try:
             claim = claims.claim(task_ids, self._worker_id, token, timeout, are_plain=are_plain)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
-            left = await self._recover(task_ids, token, sent, settled, () if is_rescue else _LOOKS_AGAIN)
+            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN)
             if is_rescue:
                 await self._rescue_apart(left, is_alone=len(task_ids) == 1)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
-            left = await self._recover(task_ids, token, sent, settled)
+            left = await self._recover(task_ids, token, sent)
             if len(task_ids) == 1:
                 await self._quarantine.examine(left, error)
             else:
@@ -311,12 +309,13 @@ class Claimer:
                 return
 
     async def _recover(
-        self, task_ids: list[str], token: str, sent: float, settled: float, looks_again: Sequence[float] = ()
+        self, task_ids: list[str], token: str, sent: float, looks_again: Sequence[float] = ()
     ) -> list[str]:
         """Read back what a claim took that was not answered as it should be, and start that; return the rest.
 
-        What comes true only after the last of these reads is handed back once it is `settled` (monotonic seconds).
+        What comes true only after the last of these reads is handed back.
         """
+        settled = monotonic() + _SETTLED
         known: set[str] = set()
         for pause in (0.0, *looks_again):
             if len(known) == len(task_ids) or (pause and self._stopped.is_set()):
@@ -331,7 +330,7 @@ class Claimer:
             await self._adopt(found, task_ids, token, sent)
         doubtful = [task_id for task_id in task_ids if task_id not in known]
         self._hints.look_again(doubtful)
-        if doubtful and monotonic() < settled:
+        if doubtful:
             job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, settled))
             self._recoveries.add(job)
             job.add_done_callback(self._recoveries.discard)
