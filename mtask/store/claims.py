@@ -22,6 +22,9 @@ Document = dict[str, Any]
 #: transaction and the commit leaves it open: its task holds up the others of a group, for a minute or more.
 RESCUE_TIMEOUT = timedelta(seconds=2)
 
+#: For updates by `_id` whose guards could tempt the planner to another index.
+_BY_ID = "_id_"
+
 _RUN_RULES = (
     "run_id",
     "worker_id",
@@ -128,14 +131,6 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
     return found
 
 
-def claim_plain(
-    task_id: str, worker_id: str, token: str, also: Sequence[filters.Filter] = ()
-) -> Operation[list[Document]]:
-    """Do as `claim` for one task, if it is plain: of any other nothing is returned."""
-    pipeline = plain.claim(worker_id, pipelines.run_id_in_group(token, [task_id]))
-    return (yield from _claim_one(filters.with_guards(plain.unbegun([task_id]), also), pipeline, token, None))
-
-
 def claim(
     task_ids: Sequence[str],
     worker_id: str,
@@ -148,31 +143,30 @@ def claim(
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `also`: what they must match beside. `are_plain`: try first what does for
-    several plain tasks.
+    None = as long as an operation may take. `also`: what they must match beside. `are_plain`: they look it, so what
+    does for plain tasks is sent first. Of several the rest is claimed as ever; one that is not plain is left as if
+    another worker had it.
     """
-    guard = filters.with_guards(filters.due_tasks(task_ids), also)
-    pipeline = pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
+    run_id = pipelines.run_id_in_group(token, task_ids)
+    guard, pipeline = filters.with_guards(filters.due_tasks(task_ids), also), pipelines.claim(worker_id, run_id)
+    if are_plain:
+        short = filters.with_guards(plain.unbegun(task_ids), also), plain.claim(worker_id, run_id)
     if len(task_ids) == 1:
-        return (yield from _claim_one(guard, pipeline, token, timeout))
+        asked = short if are_plain else (guard, pipeline)
+        one = tasks("find_one_and_update", *asked, return_document=ReturnDocument.AFTER, hint=_BY_ID)
+        document = yield one.within(timeout)
+        return [document] if document and run_of(document, f"{token}-0") else []
     claimed_cnt = 0
     if are_plain:
-        short = plain.claim(worker_id, pipelines.run_id_in_group(token, task_ids))
-        unbegun = filters.with_guards(plain.unbegun(task_ids), also)
-        claimed_cnt = (yield tasks("update_many", unbegun, short)).modified_count
+        claimed_cnt = (yield tasks("update_many", *short, hint=_BY_ID).within(timeout)).modified_count
+        # What it took may be due again: this process may have stood still for longer than a lease.
+        guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
     if claimed_cnt < len(task_ids):
-        claimed_cnt += (yield tasks("update_many", guard, pipeline).within(timeout)).modified_count
+        update = tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)
+        claimed_cnt += (yield update).modified_count
     if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
-
-
-def _claim_one(
-    guard: filters.Filter, pipeline: pipelines.Pipeline, token: str, timeout: timedelta | None
-) -> Operation[list[Document]]:
-    one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER)
-    document = yield one.within(timeout)
-    return [document] if document and run_of(document, f"{token}-0") else []
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
@@ -208,11 +202,12 @@ def finish(outcomes: Sequence[Outcome], *, is_plain: bool = False) -> Operation[
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_plain:
-        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes))
+    if is_plain and outcomes[0].status is RunStatus.SUCCESS:
+        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=_BY_ID)
         closed_cnt = result.matched_count
     if closed_cnt < len(outcomes):
-        result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))
+        guard = filters.held_runs(task_ids, run_ids)
+        result = yield tasks("update_many", guard, pipelines.finish(outcomes), hint=_BY_ID)
         closed_cnt += result.matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)

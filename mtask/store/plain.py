@@ -8,7 +8,7 @@ general statements decide on it, as on everything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mtask.model.status import TaskStatus
@@ -22,17 +22,15 @@ _WANTS_ONE = [
 ]
 
 
-def _has_status(status: TaskStatus) -> x.Expression:
-    # No $eq: of that the planner would make a bound, and try the index on status instead of `_id`.
-    return {"$in": [x.STATUS, [status.value]]}
-
-
-def is_plain(document: Mapping[str, Any]) -> bool:
-    """Whether a document that has not been begun looks like it: only a guess, the guards decide."""
-    option, state = document.get("task_option"), document.get("task_state")
-    wants_one = isinstance(option, dict) and option.get("concurrent_worker_cnt") == 1
-    names_nobody = isinstance(option, dict) and option.get("specific_worker_ids") == []
-    return wants_one and names_nobody and isinstance(state, dict) and state.get("status") == TaskStatus.INIT
+def looks_plain(document: str) -> x.Expression:
+    """Whether a document that was just inserted, at this path, is plain: only a guess, the guards decide."""
+    return {
+        "$and": [
+            {"$eq": [f"{document}.task_option.concurrent_worker_cnt", 1]},
+            {"$eq": [f"{document}.task_option.specific_worker_ids", []]},
+            {"$eq": [f"{document}.task_state.status", TaskStatus.INIT.value]},
+        ]
+    }
 
 
 def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
@@ -41,7 +39,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [x.due_time(), now]},
-        _has_status(TaskStatus.INIT),
+        {"$eq": [x.STATUS, TaskStatus.INIT.value]},
         {"$eq": [x.RUNS, []]},
         {"$eq": [f"{x.OPTION}.specific_worker_ids", []]},
         {"$eq": [f"{x.STATE}.cancel_requested", False]},
@@ -71,9 +69,10 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter
     held = held_runs([outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes], now)
     conditions = [
         held["$expr"],
+        {"$eq": [{"$size": x.RUNS}, 1]},
         {"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, [outcome.run_id for outcome in outcomes])]]},
         {"$eq": [f"{x.RUNS}.past", []]},  # it is of this round
-        _has_status(TaskStatus.RUNNING),
+        {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
         *_WANTS_ONE,
     ]
     return {**held, "$expr": {"$and": conditions}}

@@ -17,6 +17,7 @@ from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
+from mtask.store import plain
 from mtask.store.driver import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
 
@@ -44,8 +45,10 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: What the queue, and the choice of the claim's statement, need of an inserted task, as far as it has it.
+    #: name, queue, priority, status and preempt_time of an inserted task, as far as it has them.
     document: Document | None = None
+    #: Whether an inserted task looks as if the short statements would do for it.
+    is_plain: bool = False
     #: The new preemption time of a changed task, if that is what changed.
     preempt_time: datetime | None = None
     #: Whether some worker holds it now; None where that did not change.
@@ -163,10 +166,9 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.name": 1,
                 "fullDocument.queue": 1,
                 "fullDocument.task_option.priority": 1,
-                "fullDocument.task_option.concurrent_worker_cnt": 1,
-                "fullDocument.task_option.specific_worker_ids": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
+                "is_plain": plain.looks_plain("$fullDocument"),
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {
@@ -226,7 +228,8 @@ def _event(change: Any) -> Event:
         is_control = kind == "update"
         return Event(EventKind.CONTROL_CHANGED if is_control else EventKind.PEERS_CHANGED, document_id)
     if kind == "insert":
-        return Event(EventKind.TASK_INSERTED, document_id, change.get("fullDocument", {}))
+        inserted = change.get("fullDocument", {})
+        return Event(EventKind.TASK_INSERTED, document_id, inserted, is_plain=change.get("is_plain") is True)
     return Event(
         EventKind.TASK_CHANGED,
         document_id,

@@ -45,7 +45,7 @@ _PAUSE, _MAX_PAUSE = 0.05, 0.5
 #: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
 #: yet by the majority, which is all that may be run.
 _LOOKS_AGAIN = (0.05, 0.2, 0.5)
-#: After this long, a claim whose reply was lost cannot come true any more.
+#: So long after its reply was given up, in seconds, a claim cannot come true any more: its last write was sent before.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 #: A timer that comes so much later, in seconds, says that something blocked the loop.
 _LATE = 0.05
@@ -274,13 +274,10 @@ class Claimer:
         """
         token, sent = fresh_token() if admitted is None else admitted.token + part, monotonic()
         guard = [self._controls.guard(), *(self._limits.guard_of_free() if admitted is None else admitted.guard)]
+        timeout = claims.RESCUE_TIMEOUT if is_rescue else None
+        are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
         try:
-            timeout = claims.RESCUE_TIMEOUT if is_rescue else None
-            if is_plain:
-                claim = claims.claim_plain(task_ids[0], self._worker_id, token, guard)
-            else:
-                are_plain = self._are_plain and not is_rescue
-                claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_plain=are_plain)
+            claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_plain=are_plain)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
@@ -342,7 +339,7 @@ class Claimer:
             except (ValidationError, StopIteration, KeyError) as error:
                 refused.append((document, error))
                 continue
-            are_plain &= run.is_plain
+            are_plain &= run.is_plain and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 self._waiting.append((now, run))
@@ -350,7 +347,7 @@ class Claimer:
                     self._hints.look_at_holder(task_id)
         self._start_waiting()
         self._forget_old(now)
-        if len(task_ids) > 1:
+        if len(task_ids) > 1 and documents:
             self._are_plain = are_plain
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
@@ -407,12 +404,13 @@ class Claimer:
 
         What comes true only after the last of these reads is handed back.
         """
+        settled = monotonic() + _SETTLED
         known: set[str] = set()
         for pause in (0.0, *looks_again):
             if len(known) == len(task_ids) or (pause and self._stopped.is_set()):
                 break
             await asyncio.sleep(pause)
-            documents = await self._read_back(task_ids, token, sent)
+            documents = await self._read_back(task_ids, token, settled)
             if documents is None:
                 return []
             found = [document for document in documents if document["_id"] not in known]
@@ -423,29 +421,29 @@ class Claimer:
                 await self._limits.settle(admitted, _claim_times(found, token), ())
         doubtful = [task_id for task_id in task_ids if task_id not in known]
         self._hints.look_again(doubtful)
-        if doubtful and monotonic() < sent + _SETTLED:
-            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, sent))
+        if doubtful:
+            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, settled))
             self._recoveries.add(job)
             job.add_done_callback(self._recoveries.discard)
         return doubtful
 
-    async def _read_back(self, task_ids: list[str], token: str, sent: float) -> list[dict[str, Any]] | None:
+    async def _read_back(self, task_ids: list[str], token: str, settled: float) -> list[dict[str, Any]] | None:
         """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
         pause = _PAUSE
         while True:
             try:
                 return await self._store.run(claims.claimed(task_ids, token))
             except DatabaseUnavailable:
-                if self._stopped.is_set() and monotonic() > sent + _SETTLED:
+                if self._stopped.is_set() and monotonic() > settled:
                     return None
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _MAX_PAUSE)
 
-    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, sent: float) -> None:
+    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, settled: float) -> None:
         """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
         run_ids = claims.run_ids_of(task_ids, token)
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, sent + _SETTLED - monotonic())):
+            async with asyncio.timeout(max(0.0, settled - monotonic())):
                 await self._stopped.wait()
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))

@@ -132,7 +132,7 @@ class Discovery:
         """Take one event, without any call to the database; return False where the stream must be opened anew."""
         self.event_cnt += 1
         if event.kind is EventKind.TASK_INSERTED:
-            self._hints.push(event.task_id, event.document or {})
+            self._hints.push(event.task_id, event.document or {}, is_plain=event.is_plain)
         elif event.kind is EventKind.TASK_CHANGED:
             self._hints.push_changed(
                 event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder

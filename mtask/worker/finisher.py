@@ -124,11 +124,11 @@ class Finisher:
             size += ending.size
         return list(group.values())
 
-    async def _flush(self, group: list[Ending]) -> None:
+    async def _flush(self, group: list[Ending], *, may_be_short: bool = True) -> None:
         pause, refusals = _PAUSE, 0
         while group:
             try:
-                is_plain = all(ending.is_success and ending.run.is_plain for ending in group)
+                is_plain = may_be_short and all(ending.is_success and ending.run.is_plain for ending in group)
                 finishing = claims.finish([ending.outcome for ending in group], is_plain=is_plain)
                 accepted = await self._store.run(finishing)
             except MtaskError as error:
@@ -150,7 +150,7 @@ class Finisher:
         """Find out which outcome the server refuses, and write that it was refused."""
         if len(group) > 1:
             for ending in group:
-                await self._flush([ending])
+                await self._flush([ending], may_be_short=False)
             return
         ending = group[0]
         if not ending.is_success:

@@ -20,7 +20,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
 from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
-from mtask.store import claims, plain
+from mtask.store import claims
 from mtask.store.driver import AsyncStore
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
@@ -98,7 +98,7 @@ class Hints:
 
     # --- what is heard ------------------------------------------------------------------------------------
 
-    def push(self, task_id: Any, document: Mapping[str, Any]) -> None:
+    def push(self, task_id: Any, document: Mapping[str, Any], *, is_plain: bool = False) -> None:
         """Take a task as its document says; where that cannot be read, look at the whole of it."""
         try:
             name, queue = document["name"], document.get("queue")
@@ -120,7 +120,6 @@ class Hints:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            is_plain = not is_begun and plain.is_plain(document)
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_plain=is_plain)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:

@@ -22,7 +22,7 @@ _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
 _PLAIN_PARITY = "tests/parity/test_plain_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
-_FINISH_GUARD = 'result = yield tasks("update_many", filters.held_runs(task_ids, run_ids), pipelines.finish(outcomes))'
+_FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        result"
 _OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, [outcome.run_id for outcome in outcomes])]]},'
 _CLOSES = (
     'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
@@ -51,6 +51,12 @@ STORE_MUTATIONS = (
         "A result is written into whichever task of the group holds one of the group's runs.",
         (Edit(_PLAIN, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
         (f"{_PLAIN_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+    ),
+    Mutation(
+        "long-claim-of-what-the-short-one-took",
+        "A process that stood still between the two statements of a claim preempts itself, under the same run_id.",
+        (Edit(_CLAIMS, 'guard[f"{filters.RUNS}.run_id"] =', "_ ="),),
+        (f"{_STORE_CLAIMS}::test_process_that_stands_still_between_the_two_statements_of_a_claim_preempts_nothing_of_its_own",),
     ),
     Mutation(
         "short-claim-of-what-is-begun",
@@ -94,9 +100,9 @@ STORE_MUTATIONS = (
         "hand-back-without-fence",
         "A worker that stops hands back a run that another worker holds by now.",
         (
-            Edit(_CLAIMS, _FINISH_GUARD, "is_back = outcomes[0].status is RunStatus.CANCELED\n        "
-                 "guard = filters.by_ids(task_ids) if is_back else filters.held_runs(task_ids, run_ids)\n        "
-                 'result = yield tasks("update_many", guard, pipelines.finish(outcomes))'),
+            Edit(_CLAIMS, _FINISH_GUARD, _FINISH_GUARD.replace(
+                "result", "guard = filters.by_ids(task_ids) if outcomes[0].status is RunStatus.CANCELED else guard\n"
+                "        result")),
             Edit(_PIPELINES, _CLOSES,
                  f"{_CLOSES}\n    if outcomes[0].status is RunStatus.CANCELED:\n        {_CLOSES_ANY}"),
         ),
@@ -150,8 +156,8 @@ STORE_MUTATIONS = (
         "claim-by-the-workers-clock",
         "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
         (
-            Edit(_CLAIMS, "pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids))",
-                 f"pipelines.claim(worker_id, pipelines.run_id_in_group(token, task_ids), {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "pipelines.claim(worker_id, run_id)", f"pipelines.claim(worker_id, run_id, {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "plain.claim(worker_id, run_id)", f"plain.claim(worker_id, run_id, {_LOCAL_NOW})"),
         ),
         (
             f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",

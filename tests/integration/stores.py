@@ -46,10 +46,10 @@ def server_time(store: SyncStore) -> datetime:
     return now
 
 
-def claim(store: SyncStore, worker_id: str, *keys: str, token: str | None = None) -> list[str]:
+def claim(store: SyncStore, worker_id: str, *keys: str, token: str | None = None, are_plain: bool = False) -> list[str]:
     """Claim tasks and return the keys of those that the worker got."""
     ids = [f"task:{key}" for key in keys]
-    taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}"))
+    taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}", are_plain=are_plain))
     return sorted(document["key"] for document in taken)
 
 

@@ -185,7 +185,7 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
         claims.claim(task_ids, "w", "1", also=also),
         claims.claim(task_ids, "w", "2", also=also, are_plain=True),
         claims.claim(task_ids[:1], "w", "3", also=also),
-        claims.claim_plain(task_ids[0], "w", "4", also),
+        claims.claim(task_ids[:1], "w", "4", also=also, are_plain=True),
     ):
         found.append(len(store.run(claim)))
         for document in documents:

@@ -245,6 +245,22 @@ def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
     asyncio.run(scenario())
 
 
+def test_task_that_only_looks_plain_is_claimed_as_any_other(
+    mongo_uri: str, database_name: str, mongo: Client, app: App
+) -> None:
+    """Its event shows no failure; the guard of the short claim does, and a look says what to do."""
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            bench.stop_scans()
+            bench.tasks.insert_one(foreign("1", task_state__failed_cnt=1))
+            state = await bench.status("work:1", "SUCCESS")
+            assert (state["failed_cnt"], len(state["worker_states"])) == (1, 1)
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
 def test_hint_heard_while_a_look_is_under_way_is_kept(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
 ) -> None:

@@ -135,10 +135,11 @@ class World:
         run_ids = claims.run_ids_of(task_ids, token)
         act = Act("claim", worker_id, frozenset(run_ids.values()))
         prediction = model.claimed(worker_id, run_ids)
-        are_plain = self.token_cnt % 2 == 0  # first by the short statement; what the model says does not depend on it
+        are_plain = (
+            len(task_ids) > 1 and self.token_cnt % 2 == 0
+        )  # first by the short statement; what the model says does not depend on it
         operation = claims.claim(task_ids, worker_id, token, are_plain=are_plain)
-        is_one_update = len(task_ids) == 1 or not are_plain
-        found = self.step(act, operation, dict.fromkeys(task_ids, prediction), is_one_update=is_one_update)
+        found = self.step(act, operation, dict.fromkeys(task_ids, prediction), is_one_update=not are_plain)
         got = {task_id for task_id, run_id in run_ids.items() if self.run_of(task_id, run_id)}
         assert {document["_id"]: document for document in found} == {task_id: self.stored[task_id] for task_id in got}
         self.given += [(task_id, run_id, worker_id) for task_id, run_id in run_ids.items() if task_id in got]

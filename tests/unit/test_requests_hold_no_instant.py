@@ -34,7 +34,7 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
     "claim of a group": claims.claim(["task:k", "task:l"], "w", "token"),
-    "claim of a plain task": claims.claim_plain("task:k", "w", "token"),
+    "claim of a plain task": claims.claim(["task:k"], "w", "token", are_plain=True),
     "claim of plain tasks": claims.claim(["task:k", "task:l"], "w", "token", are_plain=True),
     "ping": claims.ping({"run": "task:k"}, 60_000),
     "finish": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)]),
@@ -75,7 +75,7 @@ def test_request_of_the_engine_holds_no_instant_of_this_process(name: str) -> No
 
 
 def test_requests_for_one_plain_task_are_short() -> None:
-    claim = claims.claim_plain("task:k", "w", "token")
+    claim = claims.claim(["task:k"], "w", "token", are_plain=True)
     finish = claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True)
     for guard, pipeline in (next(claim).args, next(finish).args):
         assert len(bson.encode({"guard": guard, "pipeline": pipeline})) < 2_000
