@@ -18,9 +18,9 @@ from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
 from tests.mongo import Client
 from tests.parity import changes
-from tests.parity.cases import NOW, WORKERS, Document, numbered, parsed, tasks
+from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, tasks
 
-_properties = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=50 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _values = st.sampled_from([None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]])
 #: What is no run, and has no run_id to be told by.
 _junk: st.SearchStrategy[Any] = st.sampled_from(
@@ -152,7 +152,7 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
 def test_plain_task_is_taken_as_one(store: SyncStore, is_held: bool) -> None:
     """The two properties above would hold of guards that match nothing, too."""
 
-    @settings(_properties, max_examples=200)
+    @settings(_properties, max_examples=120 * SCALE)
     @given(nearly_plain(is_held=is_held))
     def look(document: Document) -> None:
         option, state = document["task_option"], document["task_state"]
