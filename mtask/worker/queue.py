@@ -155,8 +155,8 @@ class PreemptionQueue:
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
-                known = {"is_begun": entry.is_begun, "is_plain": entry.is_plain}
-                self.push(task_id, entry.name, entry.priority, entry.due, rank, **known)
+                begun, plain = entry.is_begun, entry.is_plain
+                self.push(task_id, entry.name, entry.priority, entry.due, rank, is_begun=begun, is_plain=plain)
 
     def names(self) -> list[tuple[str, str]]:
         """Return id and name of every entry."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,27 +11,19 @@ from hypothesis import strategies as st
 
 from mtask.model import rules
 from mtask.model.status import RunStatus
-from mtask.store import pipelines, plain, setup
+from mtask.store import pipelines, plain
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
-from tests.mongo import Client
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, tasks
+from tests.parity.stored import inserted, stored_after
 
-_properties = settings(max_examples=50 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=80 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _values = st.sampled_from([None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]])
 #: What is no run, and has no run_id to be told by.
 _junk: st.SearchStrategy[Any] = st.sampled_from(
     [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
 )
-
-
-@pytest.fixture(scope="module")
-def store(mongo_session_client: Client) -> Iterator[SyncStore]:
-    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
-    made.run(setup.ensure())
-    yield made
-    mongo_session_client.drop_database(made.database.name)
 
 
 @st.composite
@@ -83,22 +73,9 @@ def held_run(run_id: str) -> Document:
 
 def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any]) -> list[Document]:
     """Return those of the documents that the filter matches."""
-    ids = [document["_id"] for document in documents]
-    store.tasks.insert_many(documents, bypass_document_validation=True)
-    found = {document["_id"] for document in store.tasks.find(criteria, {"_id": 1})}
-    store.tasks.delete_many({"_id": {"$in": ids}})
+    with inserted(store, documents):
+        found = {document["_id"] for document in store.tasks.find(criteria, {"_id": 1})}
     return [document for document in documents if document["_id"] in found]
-
-
-def made_of(
-    store: SyncStore, documents: list[Document], criteria: dict[str, Any], pipeline: pipelines.Pipeline
-) -> list[Document]:
-    ids = [document["_id"] for document in documents]
-    store.tasks.insert_many(documents, bypass_document_validation=True)
-    store.tasks.update_many(criteria, pipeline)
-    found = {document["_id"]: document for document in store.tasks.find({"_id": {"$in": ids}})}
-    store.tasks.delete_many({"_id": {"$in": ids}})
-    return [found[task_id] for task_id in ids]
 
 
 @_properties
@@ -108,7 +85,7 @@ def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], w
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
     guard = plain.unbegun(ids, NOW)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = made_of(store, documents, guard, plain.claim(worker, pipelines.run_id_in_group("token", ids), NOW))
+    made = stored_after(store, documents, plain.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
     for document, after in zip(documents, made, strict=True):
         if document["_id"] in plain_ids:
             assert rules.may_take(parsed(document), worker, NOW)
@@ -128,7 +105,7 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=data.draw(_values)))
     guard = plain.held_alone(ends, NOW)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = made_of(store, documents, guard, plain.succeed(ends, NOW))
+    made = stored_after(store, documents, plain.succeed(ends, NOW), guard)
     for document, after, end in zip(documents, made, ends, strict=True):
         if document["_id"] in plain_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
@@ -152,7 +129,7 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
 def test_plain_task_is_taken_as_one(store: SyncStore, is_held: bool) -> None:
     """The two properties above would hold of guards that match nothing, too."""
 
-    @settings(_properties, max_examples=120 * SCALE)
+    @settings(_properties, max_examples=200 * SCALE)
     @given(nearly_plain(is_held=is_held))
     def look(document: Document) -> None:
         option, state = document["task_option"], document["task_state"]
