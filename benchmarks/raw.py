@@ -4,8 +4,8 @@ Same documents, same guarantees, groups of 200 with four in flight. A claim is o
 the shortest pipeline that appends a RUNNING run and moves next_preempt_time, then the read-back; a finish is one
 `update_many` that closes the runs. No rules, no derived fields, no leases to look after, no discovery.
 
-Draining is measured a second time with the statements that the engine sends, rules and derived fields and all, but by
-bare calls still: what lies between the two the rules cost, what lies beyond it the worker process.
+Draining is measured a second time with the statements that the engine sends for plain tasks, guards, derived fields
+and all, but by bare calls still: what lies between the two these cost, what lies beyond it the worker process.
 """
 
 from __future__ import annotations

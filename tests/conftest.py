@@ -10,6 +10,8 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.local import ReplicaSet, temporary
+from mtask.store import setup
+from mtask.store.driver import SyncStore
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, Client, eventually, processes_of_session
 
 
@@ -42,6 +44,15 @@ def mongo_session_client(mongo_uri: str) -> Iterator[Client]:
     client: Client = MongoClient(mongo_uri, tz_aware=True)
     with client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def module_store(mongo_session_client: Client) -> Iterator[SyncStore]:
+    """Set up a database for the tests of one module; its validators refuse what the schema does not allow."""
+    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
+    made.run(setup.ensure())
+    yield made
+    mongo_session_client.drop_database(made.database.name)
 
 
 @pytest.fixture

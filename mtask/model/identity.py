@@ -17,8 +17,6 @@ _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
 def is_text(text: str) -> bool:
     """Whether UTF-8, and so BSON, can hold it: Python's text may have lone surrogates."""
-    if text.isascii():
-        return True
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -41,9 +39,10 @@ def check_key(key: object) -> str:
         raise InvalidKey(key, f"it is {type(key).__name__}, not text")
     if not key:
         raise InvalidKey(key, "it is empty")
-    if not is_text(key):
-        raise InvalidKey(key, "it holds a lone surrogate, which is not text")
-    size = len(key) if key.isascii() else len(key.encode("utf-8"))
+    try:
+        size = len(key.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidKey(key, "it holds a lone surrogate, which is not text") from None
     if size > MAX_KEY_BYTES:
         raise InvalidKey(key, f"it has {size} bytes")
     return str(key)

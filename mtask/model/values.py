@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+#: Of these, and not of their subclasses, BSON holds each value as it is.
+_STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def storable(value: Any) -> Any:
     """Return the value with pydantic models, dataclasses, enums, tuples and sets as what BSON holds."""
-    if type(value) in _PLAIN:
+    if type(value) in _STORED_AS_IT_IS:
         return value
     if isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum):
         return value

@@ -148,25 +148,29 @@ def claim(
     another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
-    guard, pipeline = filters.with_guards(filters.due_tasks(task_ids), also), pipelines.claim(worker_id, run_id)
     if are_plain:
-        short = filters.with_guards(plain.unbegun(task_ids), also), plain.claim(worker_id, run_id)
+        guard, pipeline = filters.with_guards(plain.unbegun(task_ids), also), plain.claim(worker_id, run_id)
+    else:
+        guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
     if len(task_ids) == 1:
-        asked = short if are_plain else (guard, pipeline)
-        one = tasks("find_one_and_update", *asked, return_document=ReturnDocument.AFTER, hint=_BY_ID)
+        one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER, hint=_BY_ID)
         document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
-    claimed_cnt = 0
-    if are_plain:
-        claimed_cnt = (yield tasks("update_many", *short, hint=_BY_ID).within(timeout)).modified_count
-        # What it took may be due again: this process may have stood still for longer than a lease.
+    claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)).modified_count
+    if are_plain and claimed_cnt < len(task_ids):
+        guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
+        # What the short one took may be due again: this process may have stood still for longer than a lease.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
-    if claimed_cnt < len(task_ids):
-        update = tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)
-        claimed_cnt += (yield update).modified_count
+        claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)).modified_count
     if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
+
+
+def _claim_by_all_rules(
+    task_ids: Sequence[str], worker_id: str, run_id: x.Expression, also: Sequence[filters.Filter]
+) -> tuple[filters.Filter, pipelines.Pipeline]:
+    return filters.with_guards(filters.due_tasks(task_ids), also), pipelines.claim(worker_id, run_id)
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:

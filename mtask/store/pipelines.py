@@ -29,14 +29,9 @@ NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
-def _encoded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Return what is sent again and again as it is sent: it is built and encoded once."""
-    return tuple(as_sent(stage) for stage in stages)
-
-
 @cache
 def _encoded_once(make: Callable[[x.Expression], Sequence[Stage]]) -> tuple[Stage, ...]:
-    return _encoded(make(x.NOW))
+    return tuple(as_sent(stage) for stage in make(x.NOW))
 
 
 def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
@@ -139,7 +134,7 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
 
 @lru_cache(maxsize=16)
 def _encoded_take(worker_id: str) -> Stage:
-    return _encoded([_take(worker_id, x.NOW)])[0]
+    return as_sent(_take(worker_id, x.NOW))
 
 
 def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:

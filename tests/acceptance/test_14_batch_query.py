@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from mtask.model.options import TaskOption
-from mtask.store import claims, filters, setup
+from mtask.store import claims, filters
 from mtask.store.driver import SyncStore
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
-from tests.mongo import Client
 
 Document = dict[str, Any]
 
@@ -73,9 +71,9 @@ def _fill(store: SyncStore, kind: str, count: int, state: Mapping[str, Any], wor
 
 
 @pytest.fixture(scope="module")
-def store(mongo_session_client: Client) -> Iterator[SyncStore]:
-    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
-    made.run(setup.ensure())
+def store(module_store: SyncStore) -> SyncStore:
+    """The module's database, filled."""
+    made = module_store
     ago = {"$multiply": [_NUMBER, -1]}
     ended = {"status": _some(["SUCCESS", "SUCCESS", "SUCCESS", "FAIL", "CANCELED"]), "finish_time": _later(-60_000)}
     _fill(made, "finished", FINISHED, ended | {"worker_states": [_run("SUCCESS", _later(-60_000))]})
@@ -91,8 +89,7 @@ def store(mongo_session_client: Client) -> Iterator[SyncStore]:
     lapsed = {"status": "RUNNING", "next_preempt_time": lapse, "worker_states": [_run("RUNNING", lapse)]}
     _fill(made, "lapsed", LAPSED, lapsed, ["gone"])
     _fill(made, "lost", LOST, {"status": "INIT"})
-    yield made
-    mongo_session_client.drop_database(made.database.name)
+    return made
 
 
 def explained(store: SyncStore, matched: Document, **options: Any) -> Document:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,10 +13,9 @@ from pydantic import ValidationError
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
-from mtask.store import claims, setup, tasks
+from mtask.store import claims, tasks
 from mtask.store.driver import SyncStore
 from tests.integration.stores import claim, parsed, publish
-from tests.mongo import Client
 
 Document = dict[str, Any]
 _MISSING = object()
@@ -33,19 +30,11 @@ _RUN = {
 }
 
 
-@pytest.fixture(scope="module")
-def database(mongo_session_client: Client) -> Iterator[SyncStore]:
-    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
-    made.run(setup.ensure())
-    yield made
-    mongo_session_client.drop_database(made.database.name)
-
-
 @pytest.fixture
-def store(database: SyncStore) -> SyncStore:
+def store(module_store: SyncStore) -> SyncStore:
     """The module's store, emptied."""
-    database.tasks.delete_many({})
-    return database
+    module_store.tasks.delete_many({})
+    return module_store
 
 
 def malformed(**changes: Any) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,8 @@ from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 
 Document = dict[str, Any]
 
+#: MTASK_TEST_FUZZ=50 takes fifty times as many examples as a usual run.
+SCALE = int(os.environ.get("MTASK_TEST_FUZZ", "1"))
 #: Far ahead, so that the TTL index leaves alone what the properties write.
 NOW = datetime(2100, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 WORKERS = ["w1", "w2", "$w3", "w4.5", "worker {6}"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,33 +14,14 @@ from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store import claims, pipelines, setup
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
-from tests.mongo import Client
 from tests.parity import changes
 from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, progress, tasks
+from tests.parity.stored import stored_after
 
 _properties = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 _batches = st.lists(tasks(), min_size=1, max_size=10).map(numbered)
 #: Read as expressions, these would be something else.
 _values = st.sampled_from([None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}], {}])
-
-
-@pytest.fixture(scope="module")
-def store(mongo_session_client: Client) -> Iterator[SyncStore]:
-    """A database with the validators on: it refuses what the schema does not allow, drawn or made."""
-    made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
-    made.run(setup.ensure())
-    yield made
-    mongo_session_client.drop_database(made.database.name)
-
-
-def stored_after(store: SyncStore, documents: list[Document], pipeline: pipelines.Pipeline) -> list[Document]:
-    """Return what the documents are after the server has applied the pipeline to all of them."""
-    ids = [document["_id"] for document in documents]
-    store.tasks.insert_many(documents)
-    store.tasks.update_many({"_id": {"$in": ids}}, pipeline)
-    found = {document["_id"]: document for document in store.tasks.find({"_id": {"$in": ids}})}
-    store.tasks.delete_many({"_id": {"$in": ids}})
-    return [found[task_id] for task_id in ids]
 
 
 def check(

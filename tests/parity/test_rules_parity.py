@@ -14,7 +14,7 @@ from mtask.model.documents import Task
 from mtask.model.options import TaskOption
 from mtask.store import expressions as x
 from tests.mongo import Client
-from tests.parity.cases import NOW, WORKERS, Document, instants, options, parsed, tasks
+from tests.parity.cases import NOW, SCALE, WORKERS, Document, instants, options, parsed, tasks
 
 _WORKER, _NOW = "$probe.worker_id", "$probe.now"
 #: The same rules on both sides: (of the task, worker_id and now; as an expression).
@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
     "kept_runs": (lambda t, w, now: rules.kept_runs(t), x.kept_runs()),
 }
 
-_batches = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+_batches = settings(max_examples=250 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def evaluated(client: Client, documents: list[Document], expressions: dict[str, Any]) -> list[Document]:
@@ -75,7 +75,7 @@ _jitters = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
 _failures = st.one_of(st.integers(0, 70), st.sampled_from([1000, 2**31, 2**40]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(options(is_ordinary=False), _failures, _jitters), min_size=1, max_size=20))
 def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
     mongo_session_client: Client, cases: list[tuple[Document, int, float]]
@@ -88,7 +88,7 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
         assert answer["delay"]["value"] == expected
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600 * SCALE, deadline=None)
 @given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
 def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
     option = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
@@ -100,7 +100,7 @@ def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: i
 _probes = st.lists(st.integers(0, 130_000).map(lambda ms: NOW + timedelta(milliseconds=ms)), max_size=5)
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=700 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tasks(), st.sampled_from([*WORKERS, "stranger"]), _probes)
 def test_preemptable_at_is_the_first_moment_at_which_a_claim_succeeds(
     document: Document, worker: str, moments: list[Any]
@@ -121,7 +121,7 @@ def test_preemptable_at_is_the_first_moment_at_which_a_claim_succeeds(
             assert first <= moment
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=700 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tasks(), st.sampled_from([*WORKERS, "stranger"]), instants.filter(lambda moment: moment >= NOW))
 def test_next_preempt_time_never_hides_a_task_that_someone_may_take(
     document: Document, worker: str, later: Any

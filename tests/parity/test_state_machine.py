@@ -6,7 +6,6 @@ that takes minutes, so a usual run shows it as it was found. What failed once is
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -25,10 +24,9 @@ from mtask.store.pipelines import Outcome
 from mtask.store.publishing import NewTask, Policy
 from mtask.store.schema import EXPIRY_INDEX
 from tests.mongo import Client
-from tests.parity.cases import WORKERS, Document, options
+from tests.parity.cases import SCALE, WORKERS, Document, options
 from tests.parity.machine import KEYS, QUEUES, World
 
-SCALE = int(os.environ.get("MTASK_TEST_FUZZ", "1"))
 #: Seconds in which sequences begin.
 _LIMIT = 60 * SCALE
 _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if SCALE > 1 else [])]
