@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import backlog, drain, idle, latency, payload, publish, report, scale
+from benchmarks import backlog, drain, idle, latency, payload, publish, purge, report, scale
 from benchmarks.figures import Result
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.place import Place, open_place
@@ -36,6 +36,7 @@ BENCHMARKS: dict[str, Measure] = {
     "idle": idle.measure,
     "payload": payload.measure,
     "backlog": backlog.measure,
+    "purge": purge.measure,
 }
 _USUAL_TASKS = {
     "publish": publish.TASKS,
@@ -45,6 +46,7 @@ _USUAL_TASKS = {
     "idle": idle.TASKS,
     "payload": payload.TASKS,
     "backlog": backlog.TASKS,
+    "purge": purge.TASKS,
 }
 _CACHE_MB = 1024
 _MOST_WORKERS = 100
@@ -111,6 +113,7 @@ def _workers(text: str) -> object:
 
 Finished = Annotated[int, typer.Option("--finished", metavar="NUMBER", help="Tasks in it that are done.", min=0)]
 Delayed = Annotated[int, typer.Option("--delayed", metavar="NUMBER", help="Tasks in it that are due tomorrow.", min=0)]
+Purged = Annotated[int, typer.Option("--purged", metavar="NUMBER", help="Tasks that the purge removes.", min=1)]
 Window = Annotated[
     float,
     typer.Option("--window", metavar="SECONDS", help="How long a waiting worker is watched, each run.", min=0.5),
@@ -196,6 +199,20 @@ def _backlog(
     _run({"backlog": options}, Shared(uri, folder, cache_mb))
 
 
+@app.command("purge")
+def _purge(
+    tasks: Annotated[int | None, _tasks(f"Tasks that are drained, each run. [{purge.TASKS:,}]")] = None,
+    purged: Purged = _USUAL.purged,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain beside a purge of many finished tasks, against the same while they lie still."""
+    _run({"purge": Options(runs, tasks, purged=purged)}, Shared(uri, folder, cache_mb))
+
+
 @app.command("idle")
 def _idle(
     tasks: Annotated[int | None, _tasks(f"Tasks a run, one at a time. [{idle.TASKS:,}]")] = None,
@@ -234,6 +251,7 @@ def _all(
     tasks: Annotated[int | None, _tasks("Of the tasks of each benchmark, no more than so many.")] = None,
     finished: Finished = _USUAL.finished,
     delayed: Delayed = _USUAL.delayed,
+    purged: Purged = _USUAL.purged,
     workers: Annotated[int | None, _workers(f"Idle workers, and the most for scale. [{idle.WORKERS}]")] = None,
     held: Held = _USUAL.held,
     window: Window = _USUAL.window,
@@ -245,7 +263,8 @@ def _all(
     debug: Debug = False,
 ) -> None:
     """All of them, one after the other, on one server."""
-    options = Options(runs, workers=workers, finished=finished, delayed=delayed, held=held, window=window, size=size)
+    sizes = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
+    options = Options(runs, workers=workers, window=window, **sizes)
     counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}
     _run({name: replace(options, tasks=count) for name, count in counts.items()}, Shared(uri, folder, cache_mb))
 

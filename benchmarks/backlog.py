@@ -73,22 +73,22 @@ def measure(place: Place, options: Options) -> Result:
     )
 
 
-def fill(ground: Ground, finished: int, delayed: int) -> None:
-    """Insert tasks that are done and tasks that wait for tomorrow."""
+def fill(ground: Ground, finished: int, delayed: int, name: str = "noop") -> None:
+    """Insert tasks of this name that are done, and tasks that wait for tomorrow."""
 
     def part(first: int) -> None:
-        raw.insert(ground.tasks, _old(ground, first, finished, delayed))
+        raw.insert(ground.tasks, _old(ground, first, finished, delayed, name))
 
     with ThreadPoolExecutor(_INSERTERS) as inserters:
         list(inserters.map(part, range(_INSERTERS)))
     ground.settle()
 
 
-def _old(ground: Ground, first: int, finished: int, delayed: int) -> Iterator[Document]:
+def _old(ground: Ground, first: int, finished: int, delayed: int, name: str) -> Iterator[Document]:
     for number in range(first, finished, _INSERTERS):
-        yield raw.finished_document("noop", f"finished/{number:08}", ground.now)
+        yield raw.finished_document(name, f"finished/{number:08}", ground.now)
     for number in range(first, delayed, _INSERTERS):
-        yield raw.document("noop", f"delayed/{number:08}", ground.now, delay=_DELAY)
+        yield raw.document(name, f"delayed/{number:08}", ground.now, delay=_DELAY)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,8 @@ from benchmarks.place import GUARANTEES, LOOK_INTERVAL, Ground, Meter, NotMeasur
 from mtask.model.rules import HORIZON
 
 Document = dict[str, Any]
+#: Gives what goes on while a backlog is drained.
+Beside = Callable[[], AbstractContextManager[None]]
 LABEL = "run"
 #: How long a drain may take, in seconds.
 _PATIENCE = 900.0
@@ -70,8 +73,9 @@ def drain_raw(
     backlog: Backlog,
     returned: raw.Returned | None = None,
     statements: raw.Statements = raw.SHORTEST,
+    beside: Beside = nullcontext,
 ) -> Cost:
-    """Drain it by the bare loop."""
+    """Drain it by the bare loop, inside of `beside`."""
 
     async def go() -> Cost:
         async with AsyncMongoClient[Document](ground.uri, tz_aware=True) as client:
@@ -79,18 +83,18 @@ def drain_raw(
             await asyncio.gather(*(client.admin.command("ping") for _ in range(raw.IN_FLIGHT)))
             gc.collect()
             gc.freeze()
-            with place.metered() as meter:
+            with beside(), place.metered() as meter:
                 await raw.drain(tasks, backlog.ids, returned, statements)
         return _cost(ground, backlog, meter)
 
     return asyncio.run(go())
 
 
-def drain_with(place: Place, ground: Ground, backlog: Backlog) -> Drained:
-    """Drain it by a worker process that is started, ready and then let go; its start is no part of it."""
+def drain_with(place: Place, ground: Ground, backlog: Backlog, beside: Beside = nullcontext) -> Drained:
+    """Drain it by a worker process that is started, ready and then, inside of `beside`, let go."""
     with Fleet(place, ground, is_held_back=True) as fleet:
         before = fleet.claims()
-        with place.metered(fleet.pids) as meter:
+        with beside(), place.metered(fleet.pids) as meter:
             fleet.release()
             _wait_drained(ground, fleet, meter, len(backlog.ids))
         return Drained(_cost(ground, backlog, meter), fleet.claims() - before)

@@ -19,6 +19,7 @@ class Options:
     workers: int | None = None
     finished: int = 1_000_000  #: tasks in the collection that are done
     delayed: int = 100_000  #: tasks in it that wait for tomorrow
+    purged: int = 200_000  #: tasks that a purge removes
     held: int = 1_000  #: tasks running at once
     window: float = 20.0  #: seconds for which an idle worker, or one that only pings, is watched
     size: int = 10_240  #: bytes of params, and of returns
