@@ -73,7 +73,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
-    revision: Annotated[int, Field(ge=1), WHOLE] = 1  #: counts all changes, firings among them
+    revision: Annotated[int, Field(ge=1), WHOLE]  #: counts all changes, firings among them
     schedule_state: ScheduleState
     schema_version: Literal[1]
 

@@ -51,6 +51,8 @@ class Scheduler:
         self._made: dict[str, datetime] = {}
         #: Schedules that are left alone, and until when (monotonic seconds).
         self._left_alone: dict[str, float] = {}
+        #: The revision at which a schedule could not be moved on last.
+        self._refused: dict[str, int] = {}
         self.fired_cnt = 0
 
     def wake(self) -> None:
@@ -157,6 +159,7 @@ class Scheduler:
             firings = [self._firing(schedule, self._pending(schedule, at)) for at in made.firings]
             published = await self._store.run(schedules.advance(schedule, made, firings))
             if published is None:
+                self._take_refusal(schedule)
                 return
             self._take_down(schedule, made, published)
             await self._store.run(schedules.publish(schedule.id, published))
@@ -165,6 +168,13 @@ class Scheduler:
             self._leave_alone_for(schedule.id, _ERROR_PAUSE)
         except Exception as error:
             self._leave_alone(schedule.id, error)
+
+    def _take_refusal(self, schedule: Schedule) -> None:
+        """Look again: another was first. But where nothing has changed since the last time, it was nobody's firing."""
+        if self._refused.pop(schedule.id, None) == schedule.revision:
+            self._leave_alone(schedule.id, "it cannot be moved on, and nothing else changes it: add it anew")
+        else:
+            self._refused[schedule.id] = schedule.revision
 
     def _pending(self, schedule: Schedule, at: datetime) -> Pending:
         return Pending(
@@ -188,8 +198,8 @@ class Scheduler:
                 len(made.firings),
             )
 
-    def _leave_alone(self, schedule_id: str, error: Exception) -> None:
-        logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, error)
+    def _leave_alone(self, schedule_id: str, reason: Exception | str) -> None:
+        logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, reason)
         self._leave_alone_for(schedule_id, _REFUSED_PAUSE)
 
     def _leave_alone_for(self, schedule_id: str, pause: float) -> None:

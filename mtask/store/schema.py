@@ -124,7 +124,7 @@ def worker_validator() -> dict[str, Any]:
 def schedule_validator() -> dict[str, Any]:
     """Return the validator of `schedules`."""
     required = ["_id", "name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state"]
-    return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "schema_version"]})}
+    return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "revision", "schema_version"]})}
 
 
 def control_validator() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pymongo.errors import WriteError
 
 from mtask import App, Client, Cron
 from mtask.client import scheduling
@@ -153,13 +154,16 @@ def test_what_cannot_be_scheduled_is_refused_at_once(client: Client, given: dict
     assert client.schedules() == []
 
 
+@pytest.mark.parametrize(
+    "change", [{"$set": {"trigger": {"kind": "cron", "minute": "x"}}}, {"$unset": {"revision": 1}}]
+)
 def test_malformed_document_is_told_of_and_disturbs_no_other(
-    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, change: dict[str, Any]
 ) -> None:
     client.add_schedule("good", "report", EVERY_SECOND)
     client.add_schedule("bad", "report", EVERY_SECOND)
     store.database.command("collMod", "schedules", validator={})
-    store.collections["schedules"].update_one({"_id": "bad"}, {"$set": {"trigger": {"kind": "cron", "minute": "x"}}})
+    store.collections["schedules"].update_one({"_id": "bad"}, change)
     assert [schedule.id for schedule in client.schedules()] == ["good"]
     with pytest.raises(SchemaMismatch, match="bad"):
         client.get_schedule("bad")
@@ -169,6 +173,48 @@ def test_malformed_document_is_told_of_and_disturbs_no_other(
             await until(lambda: len(keys(store)) >= 2, message="two firings")
 
     asyncio.run(scenario())
+    assert all(key.startswith("good/") for key in keys(store))
+
+
+def test_validator_wants_a_revision(client: Client, store: SyncStore) -> None:
+    client.add_schedule("s", "report", EVERY_SECOND)
+    with pytest.raises(WriteError, match="failed validation"):
+        store.collections["schedules"].update_one({"_id": "s"}, {"$unset": {"revision": 1}})
+
+
+class Refused:
+    """A store that moves one schedule on never, and counts how often that is tried."""
+
+    def __init__(self, store: AsyncStore, schedule_id: str) -> None:
+        self._store = store
+        self._schedule_id = schedule_id
+        self.tried_cnt = 0
+
+    async def run(self, operation: Any) -> Any:
+        if operation.__name__ == "advance" and operation.gi_frame.f_locals["schedule"].id == self._schedule_id:
+            self.tried_cnt += 1
+            operation.close()
+            return None
+        return await self._store.run(operation)
+
+
+def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.add_schedule("good", "report", EVERY_SECOND)
+    client.add_schedule("stuck", "report", EVERY_SECOND)
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 1) as (scheduler,):
+            place: Any = scheduler
+            place._store = refused = Refused(place._store, "stuck")
+            await until(lambda: refused.tried_cnt, message="it is due")
+            before = len(keys(store))
+            await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
+            assert refused.tried_cnt == 2
+
+    asyncio.run(scenario())
+    assert "stuck cannot be fired, left alone" in caplog.text
     assert all(key.startswith("good/") for key in keys(store))
 
 

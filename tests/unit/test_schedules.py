@@ -26,6 +26,7 @@ def schedule(trigger: Any = None, first: datetime | None = NOW, **given: Any) ->
             "create_time": NOW - timedelta(days=1),
             "update_time": NOW - timedelta(days=1),
             "schedule_state": {"next_fire_time": first},
+            "revision": 1,
             "schema_version": 1,
             **given,
         }
