@@ -398,7 +398,7 @@ class WorkerNotFound(WorkerError):
 
 
 class ControlUnconfirmed(WorkerError):
-    """A pause or a limit stands, and some live worker has not said in time that it goes by it."""
+    """A pause, a limit or what is kept stands, and some live worker has not said in time that it goes by it."""
 
     exit_code = 6
 

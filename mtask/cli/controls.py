@@ -94,14 +94,16 @@ def keep(
         int | None, typer.Option("--fail", metavar="NUMBER", help="Of those that ended as FAIL or CANCELED.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Keep all again.")] = False,
+    timeout: _Timeout = "60s",
 ) -> None:
     """Keep only the newest finished tasks of a queue; 0 keeps none.
 
-    What is not given is kept. Workers of the queue remove the others.
+    What is not given is kept. Workers of the queue remove the others. Returns when every live worker goes by it.
     """
     if everything == (success is not None or fail is not None):
         raise InvalidInput("say how many with --success or --fail, or --all.", field="success")
-    control = cli.client().keep(queue, success=success, fail=fail)
+    limit = values.duration(timeout, "timeout")
+    control = cli.client().keep(queue, success=success, fail=fail, timeout=limit)
     cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_kept(control) or 'keeps all'}")
 
 

@@ -1,4 +1,4 @@
-"""Pausing a queue or a task name, and limiting a queue: the control, and who does not go by it yet."""
+"""Pausing a queue or a task name, limiting a queue, and what it keeps: the control, and who does not go by it yet."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Change:
 
     def write(self) -> Operation[Control]:
         """Write it down; from then on it stands, and workers hear of it."""
+        if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
+            yield from retention.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
 
     def unconfirmed(self, control: Control) -> Operation[list[str]]:
@@ -97,21 +99,16 @@ def limit(
     return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
 
 
-def keep(queue: str, success: int | None, fail: int | None) -> Operation[Control]:
-    """Say how many finished tasks of a queue are kept; raise InvalidInput."""
-    _, target = check_target(queue, None)
+def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to keep so many finished tasks of a queue; raise InvalidInput."""
+    kind, target = check_target(queue, None)
     for field, value in (("success", success), ("fail", fail)):
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
         if value is not None and not is_count:
             raise InvalidInput(f"{field} {shown(value)}: use 0 to {MAX_KEPT}; None keeps all.", field=field)
-
-    def operation() -> Operation[Control]:
-        if success is not None or fail is not None:
-            yield from retention.prepare_keep()
-        fields = {"keep_success": success, "keep_fail": fail}
-        return control_of((yield from controls.put("queue", target, fields)))
-
-    return operation()
+    fields = {"keep_success": success, "keep_fail": fail}
+    done = "keeping all" if success is None and fail is None else "keeping only its newest"
+    return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
 
 
 def known() -> Operation[list[Control]]:

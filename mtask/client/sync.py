@@ -381,13 +381,22 @@ class Client:
         """
         return self._put_control(control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout))
 
-    def keep(self, queue: str, *, success: int | None = None, fail: int | None = None) -> Control:
+    def keep(
+        self,
+        queue: str,
+        *,
+        success: int | None = None,
+        fail: int | None = None,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
+    ) -> Control:
         """Keep only the newest so many finished tasks of a queue, 0: none, None: all.
 
         `success` is for those that ended as SUCCESS, `fail` for FAIL and CANCELED together. Workers remove the others
-        within a minute or so, beside what retain_success_ms and retain_fail_ms remove. Raises InvalidInput.
+        within a minute or so, beside what retain_success_ms and retain_fail_ms remove. Returns when every live worker
+        goes by it: what was called off removes nothing from then on. Raises ControlUnconfirmed as `pause` does, or
+        InvalidInput.
         """
-        return self._run(control_requests.keep(queue, success, fail))
+        return self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     def controls(self) -> list[Control]:
         """Return what holds for queues and task names, by id: those that were paused or limited once."""

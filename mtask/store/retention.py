@@ -50,8 +50,13 @@ def prepare_keep() -> Operation[None]:
     yield from setup.make_finished_index()
 
 
-def remove_older(queue: str, statuses: Sequence[TaskStatus], keep: int) -> Operation[int]:
-    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many were found."""
+def remove_older(
+    queue: str, statuses: Sequence[TaskStatus], keep: int, also: Sequence[filters.Filter] = ()
+) -> Operation[int]:
+    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many were found.
+
+    `also` is what must hold, too, when they are removed.
+    """
     assert set(statuses) <= FINAL_STATUSES
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
     order = [("task_state.finish_time", -1), ("_id", -1)]
@@ -64,7 +69,7 @@ def remove_older(queue: str, statuses: Sequence[TaskStatus], keep: int) -> Opera
     # One that has been run again since and finished anew is among the newest now.
     ids = [document["_id"] for document in found]
     guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
-    yield tasks("delete_many", guard)
+    yield tasks("delete_many", filters.with_guards(guard, also))
     return len(found)
 
 

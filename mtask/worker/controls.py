@@ -20,7 +20,7 @@ from mtask.model.controls import Control, Limit
 from mtask.model.documents import describe_validation
 from mtask.store import controls
 from mtask.store.driver import AsyncStore
-from mtask.store.filters import Filter, claimable_now
+from mtask.store.filters import Filter, claimable_now, in_time
 from mtask.worker.clock import ServerClock
 from mtask.worker.log import fields, logger
 
@@ -94,7 +94,7 @@ class Controls:
     async def run_confirming(
         self, until_landed: Callable[[], Awaitable[None]], on_confirmed: Callable[[], None]
     ) -> None:
-        """Say what this worker goes by, once the claims that were begun before have landed, until `stop`."""
+        """Say what this worker goes by, once what was begun before has landed, until `stop`."""
         while not self._is_stopping:
             await self._changed.wait()
             self._changed.clear()
@@ -132,6 +132,10 @@ class Controls:
     def guard(self) -> Filter:
         """Return what a claim asks for beside the task's own state."""
         return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
+
+    def validity(self) -> list[Filter]:
+        """Return what asks for nothing but that this worker's heartbeat has not run out."""
+        return [] if self._valid_until is None else [in_time(self._valid_until)]
 
     def is_out_of_touch(self) -> bool:
         """Whether no claim would be valid now."""

@@ -28,6 +28,8 @@ class Upkeep:
         self._controls = controls
         self._wake = asyncio.Event()
         self._is_stopping = False
+        #: Held while a batch is removed.
+        self._removing = asyncio.Lock()
 
     def wake(self) -> None:
         """Look now: what is to be kept has changed."""
@@ -53,16 +55,31 @@ class Upkeep:
                 async with asyncio.timeout(pause if self._controls.keeps else None):
                     await self._wake.wait()
 
-    async def _look(self) -> None:
-        for control in list(self._controls.keeps.values()):
-            for statuses, keep in ((_SUCCESS, control.keep_success), (_FAIL, control.keep_fail)):
-                if keep is not None:
-                    await self._remove(control.target, statuses, keep)
+    async def until_landed(self) -> None:
+        """Wait until the batch that is under way has ended; the next one goes by what holds then."""
+        async with self._removing:
+            pass
 
-    async def _remove(self, queue: str, statuses: tuple[TaskStatus, ...], keep: int) -> None:
+    async def _look(self) -> None:
+        for queue in list(self._controls.keeps):
+            for statuses in (_SUCCESS, _FAIL):
+                await self._remove(queue, statuses)
+
+    async def _remove(self, queue: str, statuses: tuple[TaskStatus, ...]) -> None:
         while not self._is_stopping:
             begun = monotonic()
-            found = await self._store.run(retention.remove_older(queue, statuses, keep))
+            async with self._removing:
+                found = await self._remove_batch(queue, statuses)
             if found < retention.BATCH:
                 return
             await asyncio.sleep(monotonic() - begun)  # half of the time is left to others
+
+    async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
+        """Remove a batch by what holds now: it may have been called off since the last. Return how many were found."""
+        control = self._controls.keeps.get(queue)
+        if control is None or self._controls.is_out_of_touch():
+            return 0
+        keep = control.keep_success if statuses == _SUCCESS else control.keep_fail
+        if keep is None:
+            return 0
+        return await self._store.run(retention.remove_older(queue, statuses, keep, self._controls.validity()))

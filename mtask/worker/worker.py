@@ -235,6 +235,10 @@ class Worker:
         self._discovery.ask_full_scan()
         self._upkeep.wake()
 
+    async def _until_landed(self) -> None:
+        await self._claimer.until_landed()
+        await self._upkeep.until_landed()
+
     def _look_again(self, task_ids: Iterable[str]) -> None:
         self._hints.look_again(task_ids)
 
@@ -259,7 +263,7 @@ class Worker:
             # Whoever pauses a queue waits for every worker that lives: so one that stops goes on answering to the end.
             async with asyncio.TaskGroup() as to_the_end:
                 to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan, self._controls_changed))
-                to_the_end.create_task(self._controls.run_confirming(self._claimer.until_landed, self._pinger.beat_now))
+                to_the_end.create_task(self._controls.run_confirming(self._until_landed, self._pinger.beat_now))
                 to_the_end.create_task(self._limits.run_giving_back())
                 try:
                     await self._work()

@@ -61,6 +61,8 @@ def test_a_worker_that_does_not_answer_is_named_and_the_pause_stands(mtask: Comm
     ended = mtask("pause", "--queue", "mail", "--timeout", "100ms", "--json")
     assert (ended.code, ended.error["error"], ended.error["worker_ids"]) == (6, "ControlUnconfirmed", ["w1"])
     assert control(mtask).paused
+    assert mtask("keep", "mail", "--success", "5", "--timeout", "100ms").code == 6
+    assert control(mtask).keep_success == 5
 
 
 def test_limits_are_set_listed_and_removed(mtask: Commands) -> None:

@@ -1,0 +1,87 @@
+"""What a queue keeps of its finished tasks: what is called off removes nothing once the call has returned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from mtask import App, Client, TaskSpec
+from mtask.errors import ControlUnconfirmed
+from mtask.model.status import TaskStatus
+from mtask.store import filters, retention, setup
+from mtask.store.driver import SyncStore
+from mtask.store.retention import BATCH
+from tests.integration.stores import server_time
+from tests.integration.worker_harness import between, register, until, working
+from tests.mongo import Client as Mongo
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    with Client(mongo_uri, database=database_name) as made:
+        yield made
+
+
+@pytest.fixture
+def store(mongo: Mongo, database_name: str) -> SyncStore:
+    made = SyncStore(mongo, database_name)
+    made.run(setup.ensure())
+    return made
+
+
+def finished(client: Client, store: SyncStore, count: int) -> None:
+    """Leave so many tasks that have succeeded."""
+    client.publish_many(TaskSpec("done", key=str(number)) for number in range(count))
+    ended = {"task_state.status": "SUCCESS", "task_state.finish_time": "$$NOW"}
+    store.tasks.update_many({}, [{"$set": ended}, {"$unset": "task_state.next_preempt_time"}])
+
+
+def test_what_is_called_off_amid_its_batches_removes_no_further_one(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+) -> None:
+    app = App()
+
+    @app.task
+    async def work() -> None: ...
+
+    finished(client, store, 3 * BATCH)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            opened = asyncio.Event()
+
+            async def wait() -> None:
+                await opened.wait()
+
+            removing = between(bench.worker._upkeep, "remove_older", before=wait)
+            keeping_none = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
+            await until(lambda: removing.seen_cnt, message="the first batch is under way")
+            calling_off = asyncio.create_task(asyncio.to_thread(client.keep, "default"))
+            await until(lambda: not bench.worker._controls.keeps, message="heard of it")
+            opened.set()
+            await calling_off
+            await keeping_none
+            assert bench.count("SUCCESS") == 2 * BATCH
+            await asyncio.to_thread(client.keep, "default", success=2 * BATCH - 1)
+            await until(lambda: bench.count("SUCCESS") < 2 * BATCH, message="looked again")
+            assert bench.count("SUCCESS") == 2 * BATCH - 1
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_removed_when_the_heartbeat_has_run_out(client: Client, store: SyncStore) -> None:
+    finished(client, store, 2)
+    now = server_time(store)
+    for until_when, left in ((now, 2), (now + timedelta(minutes=1), 0)):
+        store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 0, [filters.in_time(until_when)]))
+        assert client.count() == left
+
+
+def test_a_live_worker_that_does_not_answer_is_named(client: Client, store: SyncStore) -> None:
+    register(store, "silent", ["done"])
+    with pytest.raises(ControlUnconfirmed, match="silent"):
+        client.keep("default", success=5, timeout=0.2)
+    assert [control.keep_success for control in client.controls()] == [5]
