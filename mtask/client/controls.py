@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mtask.client import requests
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
-from mtask.model.controls import MAX_KEPT, Control, Kind, Limit, check_target
+from mtask.model.controls import MAX_KEPT, MENDING, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
 from mtask.store import controls, retention, workers
 from mtask.store.operation import Operation
@@ -30,7 +30,7 @@ def control_of(document: Mapping[str, Any]) -> Control:
         return Control.model_validate(document)
     except ValidationError as error:
         reason = f"control {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("controls", reason, "Remove it, then pause anew.") from None
+        raise SchemaMismatch("controls", reason, f"{MENDING[0].upper()}{MENDING[1:]}.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.client import backlog
+from mtask.client import backlog, scheduling
+from mtask.client.controls import control_of
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
-from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable
+from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, SchemaMismatch
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.store import diagnosis, setup
+from mtask.store import controls, diagnosis, schedules, setup
 from mtask.store.operation import Operation
 from mtask.store.schema import schema_title
 
@@ -27,6 +28,12 @@ TTL_GRACE = timedelta(minutes=5)
 NEEDED_ACTIONS = frozenset({"find", "insert", "update", "remove", "changeStream"})
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
+#: What holds for queues and names, and what is published again and again: all of them are looked at.
+_RULES = (
+    ("schedules", schedules.every, scheduling.schedule_of),
+    ("controls", controls.every, control_of),
+)
+Document = dict[str, Any]
 Findings = Operation[list[Finding]]
 
 
@@ -39,6 +46,9 @@ def examine(database: str, patience: timedelta) -> Findings:
     found += yield from _guarded("rights", _rights(database))
     found += yield from _guarded("collections", _collections(collections))
     found += yield from _guarded("server status", _status())
+    for name, every, parsed in _RULES:
+        if name in collections:
+            found += yield from _guarded(name, _readable(name, every, parsed))
     if "tasks" in collections:
         found += yield from _guarded("documents", _documents())
         found += yield from _guarded("retention", _retention())
@@ -225,6 +235,21 @@ def _documents() -> Findings:
     if marked == len(documents):
         return [warn("documents", f"{many}; workers have marked them FAIL", remedy, task_ids=ids)]
     return [fail("documents", many, remedy, task_ids=ids)]
+
+
+def _readable(
+    check: str, every: Callable[[], Operation[list[Document]]], parsed: Callable[[Document], Any]
+) -> Findings:
+    malformed: list[SchemaMismatch] = []
+    documents = yield from every()
+    for document in documents:
+        try:
+            parsed(document)
+        except SchemaMismatch as error:
+            malformed.append(error)
+    if not malformed:
+        return [ok(check, "all can be read")]
+    return [fail(check, f"{len(malformed)} malformed, such as {malformed[0].reason}", malformed[0].remedy)]
 
 
 def _retention() -> Findings:

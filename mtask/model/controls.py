@@ -16,6 +16,11 @@ Kind = Literal["queue", "name"]
 MAX_PLACES = 1_000
 MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
+#: What to do about a control that cannot be read.
+MENDING = (
+    "set what is malformed anew (mtask pause, resume, limit or keep), or mend the document by hand, or remove it: "
+    "then nothing holds"
+)
 
 
 class Limit(BaseModel):

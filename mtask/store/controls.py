@@ -22,17 +22,18 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
     """Change a control, or make it; return it as it is then. What stands already is left, its revision too."""
     yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
+    revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
+    wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
     change = {
-        "kind": kind,
-        "target": x.literal(target),
         "paused": {"$ifNull": ["$paused", False]},
         # Beyond any that a control of this id had before it was removed, by hand: workers say which they go by.
-        "revision": {"$add": [{"$ifNull": ["$revision", {"$toLong": x.NOW}]}, 1]},
+        "revision": {"$add": [{"$cond": [{"$gt": [revision, 0]}, revision, {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
-        "schema_version": SCHEMA_VERSION,
-        **given,
+        **wanted,
     }
-    is_so = {"$and": [{"$gt": ["$revision", 0]}, *({"$eq": [f"${name}", value]} for name, value in given.items())]}
+    # What else is malformed is mended by any change, so that workers can read what they are to go by.
+    is_sound = [{"$gt": [revision, 0]}, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
+    is_so = {"$and": [*is_sound, *({"$eq": [f"${name}", value]} for name, value in wanted.items())]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
     for _ in range(_RACES):
         try:

@@ -25,6 +25,13 @@ FIRING_INDEX = "mtask_firing"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
+_NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
+#: A limit bounds something, and starts go with their window.
+_BOUNDS = [
+    {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
+    {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
+]
+
 
 def schema_title(collection: str) -> str:
     """Return the title by which a validator tells its version and revision."""
@@ -130,7 +137,10 @@ def schedule_validator() -> dict[str, Any]:
 def control_validator() -> dict[str, Any]:
     """Return the validator of `controls`."""
     required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
-    return {"$jsonSchema": _model_schema(Control, "controls", {"": required})}
+    made = _model_schema(Control, "controls", {"": required})
+    for name in ("limit", "key_limit"):
+        made["properties"][name]["anyOf"] = _BOUNDS
+    return {"$jsonSchema": made}
 
 
 def place_validator() -> dict[str, Any]:

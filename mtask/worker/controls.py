@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
-from mtask.model.controls import Control, Limit
+from mtask.model.controls import MENDING, Control, Limit, control_id
 from mtask.model.documents import describe_validation
 from mtask.store import controls
 from mtask.store.driver import AsyncStore
@@ -40,6 +40,8 @@ class Controls:
         self._names = list(names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
+        #: By id, those that could be read last.
+        self._good: dict[str, Control] = {}
         #: By queue, what bounds it.
         self.limits: dict[str, Control] = {}
         #: By queue, how much of what has finished is kept.
@@ -159,12 +161,17 @@ class Controls:
         """Read what holds and go by it, from the next claim on; return whether something was resumed."""
         valid_then = self._valid_then
         documents = await self._store.run(controls.of(self._queues, self._names))
-        found = [control for document in documents if (control := _parsed(document)) is not None]
+        sound, malformed = self._parsed(documents)
+        # Of what cannot be read the last that could be holds on, but that nothing is removed by it. Where there was
+        # none, nothing is claimed: it may have been a pause.
+        found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]
+        self._good = {control.id: control for control in found}
+        paused = {c.id for c in found if c.paused} | {id_ for id_ in malformed if id_ not in self._good}
         before = self._paused()
-        self.paused_queues = frozenset(c.target for c in found if c.kind == "queue" and c.paused)
-        self.paused_names = frozenset(c.target for c in found if c.kind == "name" and c.paused)
+        self.paused_queues = frozenset(q for q in self._queues if control_id("queue", q) in paused)
+        self.paused_names = frozenset(n for n in self._names if control_id("name", n) in paused)
         self.limits = {c.target: c for c in found if c.limit is not None or c.key_limit is not None}
-        self.keeps = {c.target: c for c in found if c.keep_success is not None or c.keep_fail is not None}
+        self.keeps = {c.target: c for c in sound if c.keep_success is not None or c.keep_fail is not None}
         after = self._paused()
         if before != after:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
@@ -173,6 +180,24 @@ class Controls:
             # The heartbeat that made it live again came before this read: who pauses since waits for it.
             self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)
+
+    def _parsed(self, documents: Sequence[dict[str, Any]]) -> tuple[list[Control], list[str]]:
+        """Return the controls that can be read, and the ids of those that cannot."""
+        sound: list[Control] = []
+        malformed: list[str] = []
+        for document in documents:
+            id_ = document["_id"]
+            try:
+                sound.append(Control.model_validate(document))
+            except ValidationError as error:
+                malformed.append(id_)
+                logger.error(
+                    "malformed control: what it last said holds"
+                    if id_ in self._good
+                    else "malformed control: nothing of it is claimed until it is mended",
+                    extra=fields(control=id_, reason=describe_validation(error), remedy=MENDING),
+                )
+        return sound, malformed
 
     def _paused(self) -> frozenset[str]:
         return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
@@ -186,14 +211,3 @@ class Controls:
         except DatabaseError as error:
             logger.error("controls cannot be read: pauses do not hold here", extra=fields(reason=str(error)))
         self._seen = self._found
-
-
-def _parsed(document: dict[str, Any]) -> Control | None:
-    try:
-        return Control.model_validate(document)
-    except ValidationError as error:
-        logger.error(
-            "malformed control left out",
-            extra=fields(control=str(document.get("_id")), reason=describe_validation(error)),
-        )
-        return None

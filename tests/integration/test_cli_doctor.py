@@ -141,6 +141,25 @@ def test_malformed_newer_and_undiscoverable_documents_fail(mtask: Commands, stor
     assert "written by a newer mtask" in findings(mtask("doctor", "--json"), "documents")[0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("collection", "change", "remedy"),
+    [("schedules", {"$unset": {"revision": 1}}, "Mend it"), ("controls", {"$set": {"limit.starts": 5}}, "mtask pause")],
+)
+def test_malformed_schedules_and_controls_fail(
+    mtask: Commands, store: SyncStore, collection: str, change: dict[str, Any], remedy: str
+) -> None:
+    healthy(mtask, store)
+    mtask.ok("limit", "mail", "--concurrency", "1")
+    mtask.ok("schedule", "add", "nightly", "send", "--cron", "0 3 * * *")
+    assert levels(mtask("doctor", "--json"), collection) == ["OK"]
+    found = store.database.get_collection(collection)
+    found.update_one({}, change, bypass_document_validation=True)
+    (finding,) = findings(mtask("doctor", "--json"), collection)
+    assert (finding["level"], remedy in finding["remedy"]) == ("FAIL", True)
+    assert "1 malformed" in finding["message"]
+    assert str(found.distinct("_id")[0]) in finding["message"]
+
+
 def test_a_document_that_workers_marked_is_only_worth_knowing(mtask: Commands, store: SyncStore) -> None:
     healthy(mtask, store)
     insert_malformed(store, task_state={"status": "FAIL"})

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pymongo.errors import WriteError
 
 from mtask import App, Client
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch
@@ -249,18 +250,99 @@ def test_nonsense_is_refused(client: Client, given: dict[str, Any]) -> None:
     assert client.controls() == []
 
 
-def test_malformed_control_is_told_of_and_stops_no_worker(
+def write(mongo: Mongo, database: str, change: dict[str, Any]) -> None:
+    """Change the control of the queue "mail" by hand, past the validator."""
+    mongo[database].command("collMod", "controls", validator={})
+    assert mongo[database]["controls"].update_one({"_id": "queue:mail"}, change).modified_count == 1
+
+
+def test_where_no_good_one_is_known_what_a_malformed_control_is_for_is_paused(
     mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
 ) -> None:
-    client.pause(queue="mail")
-    mongo[database_name].command("collMod", "controls", validator={})
-    mongo[database_name]["controls"].update_one({"_id": "queue:mail"}, {"$set": {"paused": "yes"}})
+    client.resume(queue="mail")
+    write(mongo, database_name, {"$set": {"paused": "no"}})
     with pytest.raises(SchemaMismatch, match="queue:mail"):
         client.controls()
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("send", key="1", queue="mail")
             await bench.client.publish("other", key="1")
             await bench.status("other:1", "SUCCESS")
+            assert bench.state("send:1")["status"] == "INIT"
+            await asyncio.to_thread(client.resume, queue="mail")  # mends it
+            await bench.status("send:1", "SUCCESS", 5.0)
 
     asyncio.run(scenario())
+
+
+def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.pause(queue="mail")
+    client.limit("mail", concurrency=1)
+    client.keep("mail", fail=0)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            controls = bench.worker._controls
+            assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
+            write(mongo, database_name, {"$set": {"limit.starts": 5}})
+            await until(lambda: "what it last said holds" in caplog.text, message="it was read")
+            await until(lambda: not controls.keeps, message="taken up")
+            assert (list(controls.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
+            await bench.client.publish("send", key="1", queue="mail")
+            await bench.client.publish("other", key="1")
+            await bench.status("other:1", "SUCCESS")
+            assert bench.state("send:1")["status"] == "INIT"
+            with pytest.raises(SchemaMismatch, match=r"mtask .*limit"):
+                await asyncio.to_thread(client.resume, queue="mail")
+            await asyncio.to_thread(client.limit, "mail")  # mends it, and now it is resumed
+            await bench.status("send:1", "SUCCESS", 5.0)
+            assert (controls.limits, list(controls.keeps)) == ({}, ["mail"])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"revision": "x"}, {"revision": 0}, {"update_time": 5}, {"kind": "name"}, {"target": "other"}, {"paused": 1}],
+    ids=str,
+)
+def test_what_a_client_sets_anew_mends_a_malformed_control(
+    mongo: Mongo, database_name: str, client: Client, change: dict[str, Any]
+) -> None:
+    former = client.pause(queue="mail")
+    write(mongo, database_name, {"$set": change})
+    mended = client.pause(queue="mail")
+    assert (mended.kind, mended.target, mended.paused) == ("queue", "mail", True)
+    assert mended.revision > former.revision
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_taken"),
+    [
+        ({"starts": 5}, False),
+        ({"window_ms": 500}, False),
+        ({"starts": 5, "window_ms": None}, False),
+        ({"concurrency": 1, "starts": 5}, False),
+        ({"concurrency": None}, False),
+        ({}, False),
+        ({"starts": 5, "window_ms": 500}, True),
+        ({"concurrency": 1}, True),
+        ({"concurrency": 1, "starts": 5, "window_ms": 500}, True),
+        (None, True),
+    ],
+)
+@pytest.mark.parametrize("field", ["limit", "key_limit"])
+def test_validator_takes_a_limit_that_bounds_something_and_no_other(
+    mongo: Mongo, database_name: str, client: Client, field: str, limit: dict[str, Any] | None, is_taken: bool
+) -> None:
+    client.resume(queue="mail")
+    controls = mongo[database_name]["controls"]
+    if is_taken:
+        controls.update_one({"_id": "queue:mail"}, {"$set": {field: limit}})
+        assert len(client.controls()) == 1
+    else:
+        with pytest.raises(WriteError, match="failed validation"):
+            controls.update_one({"_id": "queue:mail"}, {"$set": {field: limit}})
