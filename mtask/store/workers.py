@@ -117,7 +117,7 @@ class Heartbeat:
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
-    """Tell that this worker lives; return its `control` and heartbeat_expire_time, or None if its place is gone.
+    """Tell that this worker lives; return its `control` and the heartbeat's times, or None if its place is gone.
 
     `was_silent` says that its heartbeat had run out: others took it for dead meanwhile.
     """
@@ -136,7 +136,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         {"_id": me.worker_id, "incarnation": me.incarnation},
         [{"$set": change}],
         return_document=ReturnDocument.AFTER,
-        projection={"control": 1, "heartbeat_expire_time": 1, "was_silent": 1},
+        projection={"control": 1, "heartbeat_time": 1, "heartbeat_expire_time": 1, "was_silent": 1},
     )
     return document
 

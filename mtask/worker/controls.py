@@ -50,6 +50,9 @@ class Controls:
         self._valid_until: datetime | None = None
         #: The same, once what holds has been read: it was out of touch, and nobody waited for it.
         self._valid_then: datetime | None = None
+        #: When the last heartbeat runs out that was answered.
+        self._heard_until: datetime | None = None
+        self._silence_cnt = 0
         self._found: list[dict[str, Any]] = []
         self._seen: list[dict[str, Any]] = []
         self._wake = asyncio.Event()
@@ -143,23 +146,30 @@ class Controls:
         """Whether no claim would be valid now."""
         return self._valid_until is not None and self._clock.now() >= self._valid_until
 
-    def heard(self, valid_until: datetime, *, was_silent: bool) -> None:
-        """Take down until when the heartbeat holds that was sent; where it had run out, read what holds first."""
-        if was_silent or self._valid_then is not None:
+    def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:
+        """Take down until when the heartbeat holds that was sent `at` a time of the server's clock.
+
+        Where the one before had run out, what holds is read first. The server says so (`was_silent`); but where the
+        reply was lost that did, only the times tell.
+        """
+        was_silent |= self._heard_until is not None and at >= self._heard_until
+        self._heard_until = valid_until
+        if was_silent:
+            self._silence_cnt += 1
+            self._valid_until, self._valid_then = _LONG_AGO, valid_until
+            self.wake()
+        elif self._valid_then is not None:
             self._valid_then = valid_until
-            if was_silent:
-                self._valid_until = _LONG_AGO
-                self.wake()
         else:
             self._valid_until = valid_until
 
     def is_gone(self) -> None:
         """Claim nothing until `heard`: this worker's place in the registry is gone."""
-        self._valid_until = _LONG_AGO
+        self._valid_until = self._heard_until = _LONG_AGO
 
     async def refresh(self) -> bool:
         """Read what holds and go by it, from the next claim on; return whether something was resumed."""
-        valid_then = self._valid_then
+        silence_cnt = self._silence_cnt
         documents = await self._store.run(controls.of(self._queues, self._names))
         sound, malformed = self._parsed(documents)
         # Of what cannot be read the last that could be holds on, but that nothing is removed by it. Where there was
@@ -176,7 +186,7 @@ class Controls:
         if before != after:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
-        if valid_then is not None and self._valid_then is not None:
+        if self._valid_then is not None and silence_cnt == self._silence_cnt:
             # The heartbeat that made it live again came before this read: who pauses since waits for it.
             self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)

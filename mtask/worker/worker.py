@@ -151,7 +151,7 @@ class Worker:
             )
             await self._registrar.register()
             self._controls = Controls(store, clock, self.queues, sorted(self._handlers))
-            self._controls.heard(self._registrar.document["heartbeat_expire_time"], was_silent=False)
+            self._heard(self._registrar.document, was_silent=False)
             await self._controls.begin()
             self._build(store, stream_store, ping_store, clock)
             await self._serve()
@@ -386,7 +386,7 @@ class Worker:
     def _take_registered(self, document: dict[str, Any] | None) -> None:
         """Do as our document in the registry says; None: our place in it is gone."""
         if document is not None:
-            self._controls.heard(document["heartbeat_expire_time"], was_silent=document.get("was_silent") is True)
+            self._heard(document, was_silent=document.get("was_silent") is True)
             control = document.get("control")
             self._take_control(control if isinstance(control, dict) else {})
         elif not self._stopping.is_set():
@@ -394,7 +394,10 @@ class Worker:
             self._registrar.register_again(self._registered_again, self._taken_over)
 
     def _registered_again(self, document: dict[str, Any]) -> None:
-        self._controls.heard(document["heartbeat_expire_time"], was_silent=True)
+        self._heard(document, was_silent=True)
+
+    def _heard(self, document: dict[str, Any], *, was_silent: bool) -> None:
+        self._controls.heard(document["heartbeat_expire_time"], at=document["heartbeat_time"], was_silent=was_silent)
 
     def _take_control(self, control: dict[str, Any]) -> None:
         """Do what the registry asks."""
