@@ -83,14 +83,14 @@ def scan(
     worker_id: str,
     horizon_ms: int,
     limit: int,
-    left_out: Mapping[str, Sequence[str]] | None = None,
+    left_out: Sequence[str] = (),
 ) -> Operation[Scan]:
     """Return what this worker could take within the horizon, highest priority first, then longest due.
 
-    `left_out`: by queue, the limit_keys that are not looked for.
+    `left_out`: limit_keys that are not looked for.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
-    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out or {})
+    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
     return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX))
 
 
@@ -100,11 +100,11 @@ def scan_begun(
     worker_id: str,
     horizon_ms: int,
     limit: int,
-    left_out: Mapping[str, Sequence[str]] | None = None,
+    left_out: Sequence[str] = (),
 ) -> Operation[Scan]:
     """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
-    begun |= filters.without_keys(left_out or {})
+    begun |= filters.without_keys(left_out)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 

@@ -120,11 +120,9 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
     }
 
 
-def without_keys(keys: Mapping[str, Sequence[str]]) -> Filter:
-    """Leave out, by queue, the tasks of these limit_keys: added to another filter."""
-    if not keys:
-        return {}
-    return {"$nor": [{"queue": queue, "task_option.limit_key": {"$in": list(of)}} for queue, of in keys.items()]}
+def without_keys(keys: Sequence[str]) -> Filter:
+    """Leave out the tasks of these limit_keys: added to another filter."""
+    return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
 def lapsed(grace_ms: int) -> Filter:

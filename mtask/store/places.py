@@ -12,22 +12,23 @@ from `claim_by`, the latest instant at which it can be, until the claim has land
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import DuplicateKey
+from mtask.errors import DatabaseError, DuplicateKey
 from mtask.model.controls import MAX_WINDOW_MS, Limit
 from mtask.model.documents import SCHEMA_VERSION
-from mtask.model.status import RunStatus
+from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store import claims, filters
 from mtask.store import expressions as x
 from mtask.store.operation import Operation, places, tasks
 
 Document = dict[str, Any]
+_FINAL = tuple(status.value for status in FINAL_STATUSES)
 #: How long a place waits for its claim, in ms.
 CLAIM_MS = 2_000
 #: A claim that was begun in time may be written so much later; then what is not there will not come.
@@ -37,6 +38,8 @@ _LATEST = timedelta(seconds=15)
 _WAY, _MAX_WAY_MS = 0.02, 100
 #: How long a document is kept that nobody uses, in ms.
 _KEPT_MS = 3_600_000
+#: What lies so far ahead, in ms, no claim has written, however far the clocks of two servers are apart.
+_ABSURD_MS = 60_000
 _RACES = 5
 
 
@@ -98,8 +101,18 @@ class Taken:
 NONE = Taken(frozenset(), None)
 
 
-def _array(path: str) -> x.Expression:
-    return {"$cond": [{"$isArray": [path]}, path, []]}
+def _sound(path: str, instant: str) -> x.Expression:
+    """Return the entries of an array as they are meant to be: what is malformed there would be counted for ever."""
+    entry = "$$entry"
+    is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
+    types = [("task_id", "string"), ("token", "string"), (instant, "date")]
+    conditions = [*({"$eq": [{"$type": f"{entry}.{field}"}, name]} for field, name in types), is_near]
+    array = {"$cond": [{"$isArray": [path]}, path, []]}
+    return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
+
+
+#: The two arrays of a document.
+_STARTS, _RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
 
 
 def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expression:
@@ -114,7 +127,7 @@ def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
     in_window = {
         "$filter": {
-            "input": _array("$starts"),
+            "input": _STARTS,
             "as": "start",
             "cond": {"$gt": ["$$start.time", {"$subtract": [x.NOW, "$_wish.window_ms"]}]},
         }
@@ -133,7 +146,7 @@ def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
 
     return [
         {"$set": {"_wish": mine}},
-        {"$set": {"starts": in_window, "running": _array("$running")}},
+        {"$set": {"starts": in_window, "running": _RUNNING}},
         {"$set": {"_free": free}},
         {"$set": {"_got": got}},
         {
@@ -217,15 +230,15 @@ def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], 
     ids, given_back = list(claimed), x.literal(list(lost))
     is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
 
-    def kept(path: str) -> x.Expression:
-        return {"$filter": {"input": _array(path), "as": "entry", "cond": {"$not": [is_lost]}}}
+    def kept(entries: x.Expression) -> x.Expression:
+        return {"$filter": {"input": entries, "as": "entry", "cond": {"$not": [is_lost]}}}
 
     index = {"$indexOfArray": [x.literal(ids), "$$entry.task_id"]}
     timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal(list(claimed.values())), "$$index"]}}]}
     is_claimed = {"$and": [{"$eq": ["$$entry.token", token]}, {"$gte": ["$$index", 0]}]}
     starts = {
         "$map": {
-            "input": kept("$starts"),
+            "input": kept(_STARTS),
             "as": "entry",
             "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [is_claimed, timed, "$$entry"]}}},
         }
@@ -234,7 +247,7 @@ def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], 
         "update_many",
         {"_id": {"$in": [place.id for place in taken]}},
         [
-            {"$set": {"starts": starts, "running": kept("$running")}},
+            {"$set": {"starts": starts, "running": kept(_RUNNING)}},
             {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
         ],
     )
@@ -257,7 +270,7 @@ def give_back(held: Sequence[Held]) -> Operation[None]:
 def _give_back(place_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Operation[None]:
     gone = x.literal([f"{token} {task_id}" for task_id, token in runs])
     name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
-    running = {"$filter": {"input": _array("$running"), "as": "entry", "cond": {"$not": [{"$in": [name, gone]}]}}}
+    running = {"$filter": {"input": _RUNNING, "as": "entry", "cond": {"$not": [{"$in": [name, gone]}]}}}
     yield places(
         "update_many",
         {"_id": {"$in": sorted(set(place_ids))}},
@@ -265,37 +278,51 @@ def _give_back(place_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Ope
     )
 
 
-def give_back_dead(crowded: Sequence[Place]) -> Operation[bool]:
-    """Give back the places of runs that are over and whose worker did not say so; return whether there were any.
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """What came of a look for the dead."""
+
+    has_found: bool
+    #: How long until the first of the other leases lapses; None: there is none.
+    next_lapse: timedelta | None
+
+
+def give_back_dead(crowded: Sequence[Place]) -> Operation[Burial]:
+    """Give back the places of runs that are over and whose worker did not say so.
 
     A lapsed run is closed first, so that no ping that is under way can revive it.
     """
-    found = yield places("find", {"_id": {"$in": [place.id for place in crowded]}}, {"running": 1, "now": x.NOW})
-    entries = [(document["_id"], entry) for document in found for entry in document.get("running", [])]
+    view = {"running": _RUNNING, "now": x.NOW}
+    found = yield places("find", {"_id": {"$in": [place.id for place in crowded]}}, view)
+    entries = [(document["_id"], entry) for document in found for entry in document["running"]]
     if not entries:
-        return False
+        return Burial(has_found=False, next_lapse=None)
     now: datetime = found[0]["now"]
     runs = yield from _runs_of({entry["task_id"] for _, entry in entries})
-    lapsed = {
-        entry["task_id"]
-        for _, entry in entries
-        if (run := runs.get((entry["task_id"], entry["token"]))) is not None
-        and run.get("status") == RunStatus.RUNNING.value
-        and isinstance(expiry := run.get("ping_expire_time"), datetime)
-        and expiry <= now
-    }
+    held = [run for _, entry in entries if (run := runs.get((entry["task_id"], entry["token"]))) is not None]
+    lapsed = {run.task_id for run in held if run.is_running and run.lapses is not None and run.lapses <= now}
     if lapsed:
-        yield from claims.settle(list(lapsed))
+        yield from _settle_each(lapsed)
         runs |= yield from _runs_of(lapsed)
     dead = []
     for place_id, entry in entries:
         run = runs.get((entry["task_id"], entry["token"]))
-        is_over = entry["claim_by"] + _LATEST < now if run is None else run.get("status") != RunStatus.RUNNING.value
-        if is_over:
+        if entry["claim_by"] + _LATEST < now if run is None else run.is_over:
             dead.append((place_id, (entry["task_id"], entry["token"])))
     if dead:
         yield from _give_back([place_id for place_id, _ in dead], [run for _, run in dead])
-    return bool(dead)
+    later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
+    return Burial(bool(dead), min(later, default=None))
+
+
+def _settle_each(task_ids: Collection[str]) -> Operation[None]:
+    """Close their lapsed runs; what is malformed, or held up by an open transaction, keeps no other from it."""
+    try:
+        yield from claims.settle(sorted(task_ids))
+    except DatabaseError:
+        if len(task_ids) > 1:
+            for task_id in task_ids:
+                yield from _settle_each([task_id])
 
 
 def token_of(run_id: str) -> str:
@@ -303,12 +330,36 @@ def token_of(run_id: str) -> str:
     return run_id.partition("-")[0]
 
 
-def _runs_of(task_ids: Iterable[str]) -> Operation[dict[tuple[str, str], Document]]:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a task's document says of a run that has a place."""
+
+    task_id: str
+    is_running: bool
+    lapses: datetime | None
+    #: Its task has ended: a run without a lease that can be read is not live there.
+    is_task_final: bool
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_running or (self.lapses is None and self.is_task_final)
+
+
+def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]]:
     """Return the runs of these tasks by task and token: the part of a run_id that a claim's group shares."""
-    view = {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "ping_expire_time")}
+    view = {"task_state.status": 1}
+    view |= {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "ping_expire_time")}
     found = yield tasks("find", filters.by_ids(sorted(task_ids)), view)
-    return {
-        (document["_id"], token_of(str(run.get("run_id")))): run
-        for document in found
-        for run in claims.runs_in(document)
-    }
+    runs = {}
+    for document in found:
+        state = document.get("task_state")
+        is_final = isinstance(state, dict) and state.get("status") in _FINAL
+        for run in claims.runs_in(document):
+            lapses = run.get("ping_expire_time")
+            runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(
+                document["_id"],
+                run.get("status") == RunStatus.RUNNING.value,
+                lapses if isinstance(lapses, datetime) else None,
+                is_final,
+            )
+    return runs

@@ -184,7 +184,7 @@ class Claimer:
                 return _MAX_GATHER - waited  # the next group gathers; the one under way wakes us
             entries = self._queue.take(min(free, MAX_GROUP), now)
             if is_limited:
-                entries = [entry for entry in entries if not self._limits.park(entry.queue, entry.task_id)]
+                entries = [entry for entry in entries if not self._limits.park(entry)]
                 if not entries:
                     continue
             if entries:

@@ -17,7 +17,7 @@ from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.hints import MAX_UNSERVED, Hints
-from mtask.worker.limits import Limits
+from mtask.worker.limits import Limits, Part
 from mtask.worker.log import fields, logger
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner
@@ -30,6 +30,8 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 _MALFORMED_LIMIT = 1000
 #: Between scans that were asked for because the queue had drained, in seconds at least.
 _REFILL_PAUSE = 0.05
+#: The batch of a queue of which some wait for limits is so many times smaller than that of all others.
+_APART = 4
 
 
 class Discovery:
@@ -226,13 +228,24 @@ class Discovery:
         self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
 
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
+        """Scan, apart for queues of which some has to wait for the limits' places."""
+        is_complete, has_future = True, False
+        for part in self._limits.parts(self._controls.queues):
+            found = await self._scan_part(part, horizon, begun_only=begun_only)
+            if not part.is_apart:
+                is_complete, has_future = found.is_complete, found.has_future
+            elif not found.is_complete:
+                self._limits.note_more(part)
+                if found.has_future:
+                    await self._scan_part(part, timedelta(0), begun_only=begun_only)
+        return claims.Scan([], None, is_complete, has_future)
+
+    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
         sent = monotonic()
         scan = claims.scan_begun if begun_only else claims.scan
-        full, keys = self._limits.left_out()
-        queues = [queue for queue in self._controls.queues if queue not in full]
-        found = await self._store.run(
-            scan(queues, self._controls.names, self._worker_id, _ms(horizon), self._queue.capacity, keys)
-        )
+        limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
+        names, worker_id = self._controls.names, self._worker_id
+        found = await self._store.run(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))
         self.scan_cnt += 1
         if found.server_time is not None:
             self._clock.observe(found.server_time, sent, monotonic())

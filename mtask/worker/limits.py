@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
+from operator import itemgetter
 from time import monotonic
 
 from mtask.errors import DatabaseError
@@ -20,35 +23,81 @@ from mtask.store.places import Held, Place, Taken, Wish
 from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.log import fields, logger
+from mtask.worker.queue import Entry
 
-#: How long what found its place crowded waits, in seconds: at random, that not all workers ask at once.
-_CROWDED = 0.25
+#: What tasks are ordered by: the highest priority first, then what has been due longest.
+Rank = tuple[int, float]
+#: How long what found its place crowded waits, in seconds: at random, that not all workers ask at once; and at most,
+#: when it has found it so again and again.
+_CROWDED, _MAX_CROWDED = 0.25, 1.0
 #: How long after a place was found crowded the dead are looked for among those that take it up, and again, in seconds.
-_DEAD = 0.5
-#: Between two scans for what waits beyond what is known here, in seconds.
-_MORE = 0.25
-#: How many tasks wait here for each place at least; beyond, a scan finds them again.
-_MIN_PARKED = 20
-#: Blocked keys that are left out of scans, at most.
-_MAX_LEFT_OUT = 500
+_DEAD, _MAX_DEAD = 0.5, 5.0
+#: Places that are looked through for the dead at once.
+_MAX_LOOK = 200
+#: Between two scans for what waits beyond what is known here, in seconds: after one that was of use, and one that was
+#: not, since few of the tasks that it found could start.
+_MORE, _MORE_OF_LITTLE, _OF_USE = 0.25, 1.0, 100
+#: What waits for a place that opens within this, in seconds, is looked for if little of it is known.
+_SOON = 2.0
+#: How many tasks wait here for each place at least, for a queue's and for a key's; beyond, a scan finds them again.
+_PARKED, _PARKED_OF_KEY = 1_000, 10
+#: Keys that are left out of scans, at most. Beyond that, tasks of other keys of the same queue may have to wait.
+_MAX_LEFT_OUT = 5_000
 
 
 @dataclass(slots=True)
-class _Blocked:
-    """A place that had none free: until when nothing is asked of it, and what waits for it."""
+class _Waiting:
+    """What waits here for a place: because it had none free when asked, or behind others that ask for one now."""
 
-    until: float  #: monotonic seconds
-    most: int
-    parked: dict[str, None] = field(default_factory=dict)
+    width: int  #: no more than so many places can be free
+    most: int  #: so many are kept at least
+    is_blocked: bool = True
+    #: When some are let go, if nothing was heard of the place before (monotonic seconds).
+    until: float = inf
+    #: When the dead are to be looked for among those that take it up; None: nobody found it crowded.
+    dead_at: float | None = None
+    #: How often in a row it had none free.
+    refusals: int = 0
+    #: Tasks, with what they are ordered by.
+    parked: dict[str, Rank] = field(default_factory=dict)
     #: More wait than are known here.
     has_more: bool = False
 
-    def park(self, task_id: str) -> None:
-        """Have a task wait."""
-        if len(self.parked) < self.most:
-            self.parked[task_id] = None
-        else:
+    @property
+    def is_hungry(self) -> bool:
+        """Whether a scan should look for more of them, since those that are known may soon be too few."""
+        is_soon = not self.is_blocked or self.until < monotonic() + _SOON
+        return self.has_more and is_soon and len(self.parked) < self.width
+
+    def park(self, task_id: str, rank: Rank) -> None:
+        """Have a task wait; of too many the most urgent are kept."""
+        self.parked[task_id] = rank
+        if len(self.parked) > 2 * self.most:
+            self.parked = dict(self._most_urgent(self.most))
             self.has_more = True
+
+    def let_go(self) -> list[str]:
+        """Return the most urgent, and keep them no longer: one more than there can be places, so that it is seen when
+        all are taken.
+        """
+        gone = [task_id for task_id, _ in self._most_urgent(self.width + 1)]
+        for task_id in gone:
+            del self.parked[task_id]
+        return gone
+
+    def _most_urgent(self, count: int) -> list[tuple[str, Rank]]:
+        return heapq.nsmallest(count, self.parked.items(), key=itemgetter(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one scan is to look for."""
+
+    queues: list[str]
+    #: limit_keys that need not be looked for.
+    left_out: Sequence[str] = ()
+    #: Some of this queue has to wait: what is beyond the batch `note_more` is told.
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +106,9 @@ class Admitted:
 
     task_ids: list[str]
     token: str
-    #: By task, the places that its run takes up; and all of them that were asked.
+    #: By task, the places that its run takes up, and all that it was granted; and all places that were asked.
     held: Mapping[str, Sequence[Held]]
+    granted: Mapping[str, Sequence[Place]]
     asked: frozenset[Place]
     #: The tasks that got a place, and lacked another.
     refused: Sequence[str]
@@ -90,9 +140,9 @@ class Limits:
         self._clock = clock
         #: Look at these tasks again; and look for more than are known here.
         self._on_free, self._on_more = on_free, on_more
-        self._blocked: dict[Place, _Blocked] = {}
-        #: Places that were found crowded, and when the dead are to be looked for there (monotonic seconds).
-        self._crowded: dict[Place, float] = {}
+        self._waiting: dict[Place, _Waiting] = {}
+        #: Places granted since the last scan for more, when that was, and the next.
+        self._granted_cnt = 0
         self._more_at = 0.0
         self._more: asyncio.TimerHandle | None = None
         self._held: dict[tuple[str, str], Sequence[Held]] = {}
@@ -114,38 +164,66 @@ class Limits:
         """Return what a claim of tasks asks for that need no place: one may have moved to a limited queue."""
         return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []
 
-    def park(self, queue: str | None, task_id: str) -> bool:
+    def park(self, entry: Entry) -> bool:
         """Have a task wait where nothing of its queue can be claimed now; return whether it does."""
-        if queue is None or self._blocked_until(Place(queue)) is None:
-            return False
-        self._blocked[Place(queue)].park(task_id)
-        return True
+        waiting = None if entry.queue is None else self._blocked(Place(entry.queue))
+        if waiting is not None:
+            waiting.park(entry.task_id, (-entry.priority, entry.due))
+        return waiting is not None
 
     def changed(self) -> None:
         """Try all that waits again: the limits may be others now."""
-        self._open(list(self._blocked))
+        waiting, self._waiting = self._waiting, {}
+        parked = [task_id for one in waiting.values() for task_id in one.parked]
+        if parked and not self._tries_no_more:
+            self._on_free(parked)
+        if any(one.has_more for one in waiting.values()):
+            self._ask_for_more()
 
-    def _blocked_until(self, place: Place) -> float | None:
-        blocked = self._blocked.get(place)
-        return blocked.until if blocked is not None and blocked.until > monotonic() else None
+    def _blocked(self, place: Place) -> _Waiting | None:
+        waiting = self._waiting.get(place)
+        return waiting if waiting is not None and waiting.is_blocked else None
 
-    def left_out(self) -> tuple[list[str], dict[str, list[str]]]:
-        """Return the queues, and by queue the keys, that a scan need not look for now: their places are taken."""
-        queues = [place.queue for place in self._blocked if place.key is None]
-        keys: dict[str, list[str]] = {}
-        for place, blocked in list(self._blocked.items())[:_MAX_LEFT_OUT]:
-            if place.key is not None:
-                keys.setdefault(place.queue, []).append(place.key)
-            blocked.has_more = True
-        return queues, keys
+    def parts(self, queues: Sequence[str]) -> list[Part]:
+        """Return what is to be scanned for. What has to wait for its place is left out.
+
+        A queue of which anything waits is scanned apart: what has to wait there never fills the batch of the others.
+        """
+        apart: dict[str, list[str]] = {}
+        full: set[str] = set()
+        for place, waiting in self._waiting.items():
+            keys = apart.setdefault(place.queue, [])
+            if waiting.is_hungry:
+                waiting.has_more = False
+            else:
+                waiting.has_more = True
+                if place.key is None:
+                    full.add(place.queue)
+                else:
+                    keys.append(place.key)
+        together = [queue for queue in queues if queue not in apart]
+        found = [Part(together)] if together else []
+        for queue in queues:
+            if queue in apart and queue not in full:
+                keys = apart[queue]
+                if len(keys) > _MAX_LEFT_OUT:
+                    keys = random.sample(keys, _MAX_LEFT_OUT)
+                found.append(Part([queue], keys, is_apart=True))
+        return found
+
+    def note_more(self, part: Part) -> None:
+        """Take down that a scan of a queue that is looked for apart found more than it could bring."""
+        for place, waiting in self._waiting.items():
+            waiting.has_more |= place.queue in part.queues
+        self._ask_for_more()
 
     async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
         """Take places for these tasks, the most urgent first; what gets none waits here."""
         wanted = {task.id: task for task in tasks if not self._has_to_wait(task)}
         asked: set[Place] = set()
         held: dict[str, list[Held]] = {}
+        granted: dict[str, list[Place]] = {}
         claim_by: datetime | None = None
-        granted: set[str] = set()
         try:
             # Keys first: they are the narrower, and what they refuse takes up no place of the queue.
             for of_key in (True, False):
@@ -156,20 +234,18 @@ class Limits:
                 answers = await self._store.run(places.take(wishes, token))
                 for wish in wishes:
                     answer = answers.get(wish.place, places.NONE)
-                    granted |= answer.task_ids
                     claim_by = min(filter(None, (claim_by, answer.claim_by)), default=None)
-                    for task_id in wish.task_ids:
-                        if task_id not in answer.task_ids:
-                            del wanted[task_id]
-                            self._refused(wish, task_id, answer)
-                        elif wish.limit.concurrency is not None:
+                    for task_id in answer.task_ids:
+                        granted.setdefault(task_id, []).append(wish.place)
+                        if wish.limit.concurrency is not None:
                             held.setdefault(task_id, []).append(Held(wish.place, task_id, token))
+                    self._take(wish, answer, [wanted.pop(t) for t in wish.task_ids if t not in answer.task_ids])
         except DatabaseError:
-            await self.settle(Admitted([], token, {}, frozenset(asked), [], None, frozenset()), {}, list(granted))
+            await self.settle(Admitted([], token, {}, granted, frozenset(asked), [], None, frozenset()), {}, [*granted])
             raise
         refused = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset((task.queue, task.task_option.limit_key) for task in wanted.values())
-        admitted = Admitted(list(wanted), token, held, frozenset(asked), refused, claim_by, of)
+        admitted = Admitted(list(wanted), token, held, granted, frozenset(asked), refused, claim_by, of)
         if refused and not wanted:
             await self.settle(admitted, {}, ())
         return admitted
@@ -178,10 +254,15 @@ class Limits:
         """Whether a place that this task needs is known to be blocked: then it waits, and nobody is asked."""
         key = task.task_option.limit_key
         for place in (Place(task.queue), *(() if key is None else (Place(task.queue, key),))):
-            if self._blocked_until(place) is not None:
-                self._blocked[place].park(task.id)
+            waiting = self._blocked(place)
+            if waiting is not None:
+                waiting.park(task.id, self._rank(task))
                 return True
         return False
+
+    def _rank(self, task: StoredTask) -> Rank:
+        moment = task.task_state.next_preempt_time
+        return (-task.task_option.priority, 0.0 if moment is None else self._clock.monotonic_of(moment))
 
     def _wishes(self, tasks: Iterable[StoredTask], *, of_key: bool) -> list[Wish]:
         found: dict[Place, tuple[Limit, list[str]]] = {}
@@ -193,20 +274,35 @@ class Limits:
                 found.setdefault(place, (limit, []))[1].append(task.id)
         return [Wish(place, limit, task_ids) for place, (limit, task_ids) in found.items()]
 
-    def _refused(self, wish: Wish, task_id: str, answer: Taken) -> None:
-        blocked = self._blocked.get(wish.place)
-        if blocked is None or blocked.until <= monotonic():
-            until = monotonic() + _CROWDED * (0.5 + random.random())
-            next_time = answer.next_time(self._clock.now())
-            if next_time is not None:
-                until = self._clock.monotonic_of(next_time)
-            most = max(_MIN_PARKED, 2 * max(filter(None, (wish.limit.concurrency, wish.limit.starts))))
-            if blocked is None:
-                blocked = self._blocked[wish.place] = _Blocked(until, most)
-            blocked.until, blocked.most = until, most
-        blocked.park(task_id)
-        if answer.is_crowded:
-            self._crowded.setdefault(wish.place, monotonic() + _DEAD)
+    def _take(self, wish: Wish, answer: Taken, refused: Sequence[StoredTask]) -> None:
+        """Take the answer of one place: have what got none wait, or let more of what waits go."""
+        waiting = self._waiting.get(wish.place)
+        self._granted_cnt += len(answer.task_ids)
+        if not refused:
+            if waiting is not None:
+                waiting.refusals = 0
+                self._open([wish.place])
+            return
+        now = monotonic()
+        width = max(filter(None, (wish.limit.concurrency, wish.limit.starts)))
+        most = max(_PARKED if wish.place.key is None else _PARKED_OF_KEY, 2 * width)
+        if waiting is None:
+            waiting = self._waiting[wish.place] = _Waiting(width, most)
+        waiting.width, waiting.most = width, most
+        waiting.is_blocked = True
+        waiting.refusals = 0 if answer.task_ids else waiting.refusals + 1
+        next_time = answer.next_time(self._clock.now())
+        if next_time is not None:
+            waiting.until = self._clock.monotonic_of(next_time)
+        else:
+            pause = min(_CROWDED * 2 ** min(waiting.refusals, 8), _MAX_CROWDED)
+            waiting.until = now + pause * (0.5 + random.random())
+        if answer.is_crowded and waiting.dead_at is None:
+            waiting.dead_at = now + _DEAD
+        for task in refused:
+            waiting.park(task.id, self._rank(task))
+        if waiting.is_hungry:
+            self._ask_for_more()
         self._wake.set()
 
     def hold(self, admitted: Admitted, task_ids: Iterable[str]) -> None:
@@ -225,8 +321,7 @@ class Limits:
             await self._store.run(places.settle(admitted.asked, admitted.token, claimed, gone))
         except DatabaseError as error:
             logger.warning("places not settled", extra=fields(tasks=len(gone), reason=str(error)))
-        if gone:
-            self._open(admitted.asked)
+        self._open({place for task_id in gone for place in admitted.granted.get(task_id, ())})
 
     def over(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
         """Let go of what a run took up, and give it back where the run is closed in its document, or the task gone."""
@@ -239,7 +334,12 @@ class Limits:
         """Have what waits tried again when it may get its place, until `stop_trying`."""
         while not self._tries_no_more:
             self._wake.clear()
-            moments = [*(blocked.until for blocked in self._blocked.values()), *self._crowded.values()]
+            moments = [
+                moment
+                for waiting in self._waiting.values()
+                for moment in (waiting.until, waiting.dead_at)
+                if moment is not None
+            ]
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(moments) - monotonic()) if moments else None):
                     await self._wake.wait()
@@ -250,7 +350,7 @@ class Limits:
             except Exception:
                 logger.exception("places not looked through")
             now = monotonic()
-            self._open([place for place, blocked in self._blocked.items() if blocked.until <= now])
+            self._open([place for place, waiting in self._waiting.items() if waiting.until <= now])
 
     async def run_giving_back(self) -> None:
         """Give places back whose runs are closed, until `stop`, and then what is left."""
@@ -279,34 +379,49 @@ class Limits:
         self._giving.set()
 
     def _open(self, asked: Iterable[Place]) -> None:
-        parked: list[str] = []
-        has_more = False
+        """Let some go of what waits for these places: there may be free ones."""
+        gone: list[str] = []
         for place in asked:
-            blocked = self._blocked.pop(place, None)
-            if blocked is not None:
-                parked += blocked.parked
-                has_more |= blocked.has_more
-        if self._tries_no_more:
-            return
-        if parked:
-            self._on_free(parked)
-        if has_more and self._more is None:
-            pause = max(0.0, self._more_at + _MORE - monotonic())
+            waiting = self._waiting.get(place)
+            if waiting is None or self._tries_no_more:
+                continue
+            waiting.is_blocked = False
+            gone += waiting.let_go()
+            # If nothing is heard of those, as they are done elsewhere, the next are let go all the same.
+            waiting.until = monotonic() + _CROWDED
+            if waiting.is_hungry:
+                self._ask_for_more()
+            if not waiting.parked:
+                del self._waiting[place]
+        if gone:
+            self._wake.set()
+            self._on_free(gone)
+
+    def _ask_for_more(self) -> None:
+        if self._more is None and not self._tries_no_more:
+            least = _MORE if self._granted_cnt >= _OF_USE else _MORE_OF_LITTLE
+            pause = max(0.0, self._more_at + least - monotonic())
             self._more = asyncio.get_running_loop().call_later(pause, self._look_for_more)
 
     def _look_for_more(self) -> None:
-        self._more, self._more_at = None, monotonic()
+        self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
         if not self._tries_no_more:
             self._on_more()
 
     async def _bury_dead(self) -> None:
         """Give back what the dead take up, in places that were found crowded a while ago."""
         now = monotonic()
-        asked = [place for place, when in self._crowded.items() if when <= now]
+        crowded = {place: waiting for place, waiting in self._waiting.items() if (waiting.dead_at or inf) <= now}
+        asked = list(crowded)[:_MAX_LOOK]
         for place in asked:
-            del self._crowded[place]
+            crowded[place].dead_at = now + _DEAD
         if not asked:
             return
-        has_found = await self._store.run(places.give_back_dead(asked))
-        if has_found:
+        burial = await self._store.run(places.give_back_dead(asked))
+        if burial.has_found:
             self._open(asked)
+            return
+        # A live run cannot be over before its lease is; whose worker died after it ended is found later.
+        lapse = _MAX_DEAD if burial.next_lapse is None else burial.next_lapse.total_seconds()
+        for place in asked:
+            crowded[place].dead_at = now + min(max(_DEAD, lapse), _MAX_DEAD)

@@ -6,9 +6,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import partial
 
 from mtask import Client, TaskSpec
+from mtask.model.options import TaskOptions
 from mtask.store.events import EventKind, TaskEvent
 from tests.mongo import eventually
 from tests.workers import PATIENCE, Stage, runs_of
@@ -80,12 +80,13 @@ def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(
     reader = Reader(stage)
     reader.start()
     # Short for all of them: the worker that is killed may hold any.
-    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
-    spec = partial(TaskSpec, **lease)  # type: ignore[arg-type]
-    specs = [spec("noop", key=str(n)) for n in range(_TASKS - 120)]
-    specs += [spec("fail", key=str(n), max_unexpected_retries=1) for n in range(100)]
-    specs += [spec("sleep", {"seconds": 1.0}, key=str(n)) for n in range(10)]
-    specs += [spec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
+    lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+    specs = [TaskSpec("noop", key=str(n)) for n in range(_TASKS - 120)]
+    specs += [TaskSpec("fail", key=str(n), max_unexpected_retries=1) for n in range(100)]
+    specs += [TaskSpec("sleep", {"seconds": 1.0}, key=str(n)) for n in range(10)]
+    specs += [TaskSpec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
+    for spec in specs:
+        spec.options.update(lease)
     for start in range(0, len(specs), 100):
         stage.client.publish_many(specs[start : start + 100])
         reader.stop()

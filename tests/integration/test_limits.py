@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from mtask import App, Client, Context, Fail, Retry
+from mtask import App, Client, Context, Fail, Retry, TaskSpec
 from mtask.model.controls import Limit
+from mtask.model.documents import StoredTask
 from mtask.store import claims, places, setup
 from mtask.store.driver import SyncStore
 from mtask.store.places import Place, Wish
@@ -85,11 +86,14 @@ def test_never_more_at_once_than_the_limit_over_two_workers(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
+    gauge.gate.clear()
     client.limit("default", concurrency=3)
 
     async def scenario() -> None:
         async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
             await publish(bench, 25)
+            await until(lambda: gauge.running["all"] == 3, message="three run")
+            gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 25, message="all done")
             await until(lambda: is_free(bench), message="every place given back")
 
@@ -252,5 +256,95 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
             assert places_of == {Place("narrow").id}  # the other is never asked about
             gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 10, message="all done")
+
+    asyncio.run(scenario())
+
+
+def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
+    """Take down what the worker's limits let go from now on; else it is lost."""
+    limits: Any = bench.worker._limits
+    on_free, freed = limits._on_free, list[list[str]]()
+
+    def free(task_ids: Iterable[str]) -> None:
+        freed.append(list(task_ids))
+        if goes_on:
+            on_free(freed[-1])
+
+    limits._on_free = free
+    return freed
+
+
+def test_of_many_that_wait_for_one_place_a_few_are_tried_at_a_time_the_most_urgent_first(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 1)
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
+            await bench.client.publish_many(specs)
+            waiting = bench.worker._limits._waiting
+            await until(lambda: len(waiting[QUEUE].parked) >= 118 if QUEUE in waiting else False, message="all wait")
+            freed = recorded(bench, goes_on=True)
+            await until(lambda: len(freed) >= 3, message="some were tried")
+            assert max(map(len, freed)) <= 2
+            urgent = {f"work:many {n}" for n in range(120) if n % 3 == 2}
+            assert {task_id for group in freed for task_id in group} <= urgent
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 121, message="all done")
+
+    asyncio.run(scenario())
+    assert gauge.most["all"] == 1
+
+
+def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1, key_concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 1, limit_key="first")
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            bench.worker._limits._tries_no_more = True  # what waits stays where it is
+            await publish(bench, 3, prefix="next ", limit_key="second")
+            waiting = [StoredTask.model_validate(d) for d in bench.tasks.find({"task_option.limit_key": "second"})]
+            bench.worker._limits._waiting.clear()
+            bench.worker._limits._tries_no_more = False
+            freed = recorded(bench, goes_on=False)
+            admitted = await bench.worker._limits.admit(waiting[:1], "token")
+            assert (admitted.task_ids, freed) == ([], [])
+            assert is_free(bench, Place("default", "second"))
+
+    asyncio.run(scenario())
+
+
+def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_served(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    client.limit("narrow", key_rate=(1, timedelta(days=1)))
+    keys, each = 800, 7  # more wait for long than a batch brings, and more keys than are easily counted up
+    specs = [
+        TaskSpec("work", key=f"{key} {n}", queue="narrow", limit_key=f"k{key}")
+        for key in range(keys)
+        for n in range(each)
+    ]
+    client.publish_many(specs)
+
+    async def scenario() -> None:
+        queues = ["narrow", "default"]
+        async with working(mongo_uri, database_name, mongo, gauge.app, queues=queues, concurrency=200) as bench:
+            await until(lambda: bench.count("SUCCESS") == keys, message="one of each key")
+            bench.stop_stream()
+            await publish(bench, 10)
+            await publish(bench, 1, prefix="late ", queue="narrow", limit_key="late")
+            await until(lambda: bench.count("SUCCESS") == keys + 11, message="what nothing keeps from it")
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mtask.errors import DatabaseError
 from mtask.model.controls import Limit
 from mtask.model.status import RunStatus
 from mtask.store import claims, places, setup
@@ -113,7 +114,7 @@ def test_what_is_in_doubt_keeps_its_place(store: SyncStore) -> None:
     take(store, Limit(concurrency=1), ["task:a"], "1")
     store.run(places.settle([QUEUE], "1", {}, []))
     assert len(stored(store)["running"]) == 1
-    assert not store.run(places.give_back_dead([QUEUE]))  # its claim may come true yet
+    assert not store.run(places.give_back_dead([QUEUE])).has_found  # its claim may come true yet
 
 
 def test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(store: SyncStore) -> None:
@@ -121,10 +122,10 @@ def test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(st
     for key in "abc":
         take(store, limit, [f"task:{key}"], f"t{key}")
         claimed(store, key, f"t{key}")
-    assert not store.run(places.give_back_dead([QUEUE]))
+    assert not store.run(places.give_back_dead([QUEUE])).has_found
     store.run(claims.finish([Outcome("task:a", "ta-0", RunStatus.SUCCESS)]))
     lapse(store, "task:b")
-    assert store.run(places.give_back_dead([QUEUE]))
+    assert store.run(places.give_back_dead([QUEUE])).has_found
     assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:c"]
     # A ping that was under way when the lapse was seen cannot bring the run back: it is closed.
     assert claims.runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
@@ -134,8 +135,61 @@ def test_a_place_whose_claim_never_came_is_given_back_after_a_while(store: SyncS
     take(store, Limit(concurrency=1), ["task:a"], "1")
     long_ago = store.run(setup.check_server()) - timedelta(seconds=30)
     store.collections["places"].update_one({}, {"$set": {"running.0.claim_by": long_ago}})
-    assert store.run(places.give_back_dead([QUEUE]))
+    assert store.run(places.give_back_dead([QUEUE])).has_found
     assert stored(store)["running"] == []
+
+
+def test_the_look_says_when_the_next_lease_lapses(store: SyncStore) -> None:
+    take(store, Limit(concurrency=2), ["task:a", "task:b"], "1")
+    publish(store, "a", worker_timeout_ms=60_000)
+    publish(store, "b", worker_timeout_ms=90_000)
+    assert store.run(places.give_back_dead([QUEUE])).next_lapse is None
+    store.run(claims.claim(["task:a", "task:b"], "w", "1"))
+    lapse = store.run(places.give_back_dead([QUEUE])).next_lapse
+    assert lapse is not None
+    assert timedelta(0) < lapse <= timedelta(seconds=60)
+
+
+def test_a_run_without_a_lease_whose_task_has_ended_keeps_no_place(store: SyncStore) -> None:
+    take(store, Limit(concurrency=1), ["task:a"], "ta")
+    claimed(store, "a", "ta")
+    no_lease = {"$unset": {"task_state.worker_states.0.ping_expire_time": ""}}
+    store.tasks.update_one({}, no_lease, bypass_document_validation=True)
+    assert not store.run(places.give_back_dead([QUEUE])).has_found  # somebody will see to it first
+    store.tasks.update_one({}, {"$set": {"task_state.status": "FAIL"}}, bypass_document_validation=True)
+    assert store.run(places.give_back_dead([QUEUE])).has_found
+    assert stored(store)["running"] == []
+
+
+def test_one_that_cannot_be_settled_keeps_no_other_from_it(store: SyncStore) -> None:
+    for key in "ab":
+        take(store, Limit(concurrency=2), [f"task:{key}"], f"t{key}")
+        claimed(store, key, f"t{key}")
+        lapse(store, f"task:{key}")
+    spoiled = {"$set": {"task_option.specific_worker_ids": 3}}
+    store.tasks.update_one({"_id": "task:a"}, spoiled, bypass_document_validation=True)
+    with pytest.raises(DatabaseError):
+        store.run(claims.settle(["task:a", "task:b"]))
+    assert store.run(places.give_back_dead([QUEUE])).has_found
+    assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:a"]
+
+
+@pytest.mark.parametrize("limit", [Limit(concurrency=1), Limit(starts=1, window_ms=86_400_000)])
+@pytest.mark.parametrize(
+    "spoiled", [{}, {"task_id": "x"}, {"task_id": 1, "token": 2}, "text", {"task_id": "x", "token": "y"}]
+)
+def test_what_is_malformed_in_a_document_or_lies_in_an_absurd_future_takes_up_nothing(
+    store: SyncStore, limit: Limit, spoiled: Any
+) -> None:
+    far = store.run(setup.check_server()) + timedelta(days=3)
+    entry = {**spoiled, "time": far, "claim_by": far} if isinstance(spoiled, dict) and "token" in spoiled else spoiled
+    store.collections["places"].database.command("collMod", "places", validator={})
+    store.collections["places"].insert_one({"_id": QUEUE.id, "running": [entry], "starts": [entry]})
+    store.run(places.give_back([Held(QUEUE, "task:a", "1")]))
+    store.run(places.settle([QUEUE], "1", {}, ["task:a"]))
+    assert not store.run(places.give_back_dead([QUEUE])).has_found
+    assert take(store, limit, ["a"], "1").task_ids == {"a"}
+    assert [len(stored(store)[kind]) for kind in ("running", "starts")] in ([1, 0], [0, 1])
 
 
 def test_a_document_in_use_does_not_expire(store: SyncStore) -> None:

@@ -88,6 +88,10 @@ class Bench:
         await until(lambda: not (self.worker._runner.runs or claimer._in_flight or claimer._running), message="at rest")
         assert (claimer._running, claimer._claiming, claimer.busy) == (0, 0, set())
 
+    def stop_stream(self) -> None:
+        """From now on only scans bring news."""
+        self.worker._discovery._take = lambda event: True  # type: ignore[method-assign]
+
     def stop_scans(self) -> None:
         """From now on only the change stream brings news: what it lost, a scan would bring five seconds later."""
         discovery: Any = self.worker._discovery
