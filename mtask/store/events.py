@@ -1,27 +1,27 @@
 """Events: what happens to tasks, told by what each change of a document says; pure.
 
-Each change that the engine makes names exactly the fields that it changed, so what has happened follows from the change
-alone, in the order of the changes, once. Which run it was, and of which queue, tells the document as it is when the
-event is read.
+Each change that the engine makes names exactly the fields that it changed, so what has happened, and how many events
+that makes, follows from the change alone, in the order of the changes, once. Which run it was, and of which queue,
+tells the document as it is when the event is read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from bson.timestamp import Timestamp
 
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.store.changes import END_TIMES, changed_runs
 from mtask.store.claims import runs_in
+from mtask.store.filters import RUNS
 
 Document = Mapping[str, Any]
-_RUN_FIELD = re.compile(r"^task_state\.worker_states\.(\d+)(?:\.(\w+))?(?:\.\w+)*$")
-_RUNS = "task_state.worker_states"
 _STATUS = "task_state.status"
 _FINAL = frozenset(status.value for status in FINAL_STATUSES)
 
@@ -52,8 +52,6 @@ _OF_TASK = {
     TaskStatus.FAIL.value: EventKind.FAILED,
     TaskStatus.CANCELED.value: EventKind.CANCELED,
 }
-#: An update is written about when its own clock says.
-_AT_ONCE = timedelta(seconds=1)
 _RUN_FIELDS = (
     "run_id",
     "worker_id",
@@ -65,7 +63,6 @@ _RUN_FIELDS = (
     "fail_reason",
     "progress",
 )
-_TIMES = ("success_time", "fail_time", "claim_time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,7 @@ class TaskEvent:
     task_id: str
     time: datetime  #: by the server's clock
     queue: str | None = None  #: None where the task was gone when the event was read
+    #: None where the run had been left out of the document, or the task was gone, when the event was read.
     run_id: str | None = None
     worker_id: str | None = None
     attempt: int | None = None
@@ -118,8 +116,9 @@ def events_of(change: Document) -> list[TaskEvent]:
         return [TaskEvent(EventKind.REMOVED, task_id, time)]
     if kind != "update":
         return []
-    updated: Document = change["updateDescription"].get("updatedFields", {})
-    return _with_status(list(_of_runs(updated, task_id, time, queue, document)), updated, task_id, time, queue)
+    description = change["updateDescription"]
+    found = list(_of_runs(changed_runs(description, runs_in(dict(document))), task_id, time, queue))
+    return _with_status(found, description.get("updatedFields", {}), task_id, time, queue)
 
 
 def _with_status(
@@ -140,11 +139,11 @@ def _with_status(
 
 
 def _of_runs(
-    updated: Document, task_id: str, time: datetime, queue: str | None, document: Document
+    touched: Iterable[tuple[Document, Document]], task_id: str, time: datetime, queue: str | None
 ) -> Iterator[TaskEvent]:
-    for run, changed in _changed_runs(updated, runs_in(dict(document)), time):
-        status, progress = changed.get("status"), run.get("progress")
-        if "progress" in changed and isinstance(progress, Mapping):
+    for run, changed in touched:
+        status, progress = changed.get("status"), changed.get("progress")
+        if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
         if status in _OF_RUN:
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
@@ -153,93 +152,29 @@ def _of_runs(
 def _event(
     kind: EventKind, run: Document, progress: Document, task_id: str, time: datetime, queue: str | None
 ) -> TaskEvent:
-    own = next((run[name] for name in _TIMES if isinstance(run.get(name), datetime)), time)
+    # Today's document may know of an end that this event did not.
+    is_end = kind not in (EventKind.PROGRESS, EventKind.CLAIMED)
+    times = END_TIMES if is_end else ("claim_time",) if kind is EventKind.CLAIMED else ()
+    if kind is EventKind.PROGRESS and isinstance(stored := run.get("progress"), Mapping):
+        progress = {**stored, **progress}  # the change names what is new of it
     fraction = progress.get("fraction")
     return TaskEvent(
         kind,
         task_id,
-        time if kind is EventKind.PROGRESS else own,
+        next((run[name] for name in times if isinstance(run.get(name), datetime)), time),
         queue,
         run_id=run.get("run_id"),
         worker_id=run.get("worker_id"),
         attempt=run.get("attempt"),
-        reason=run.get("fail_reason") if kind is not EventKind.PROGRESS else None,
+        reason=run.get("fail_reason") if is_end else None,
         progress=float(fraction) if isinstance(fraction, int | float) else None,
         message=progress.get("message"),
     )
 
 
-def _changed_runs(updated: Document, runs: Sequence[Document], time: datetime) -> Iterator[tuple[Document, Document]]:
-    """Yield each run that the change touched, as far as it is known, and what was changed of it; the oldest first."""
-    changed: dict[int, dict[str, Any]] = {}
-    added: set[int] = set()
-    for path, value in updated.items():
-        matched = _RUN_FIELD.match(path)
-        if matched is None:
-            continue
-        place, field = int(matched[1]), matched[2]
-        if field is None and isinstance(value, Mapping):
-            changed.setdefault(place, {}).update(value)
-            added.add(place)
-        elif field == "progress":
-            changed.setdefault(place, {})[field] = None  # it may be a part of it: the document tells the whole
-        elif field is not None:
-            changed.setdefault(place, {})[field] = value
-    # Where old runs were left out, others stand in their places: told field by field, or as a whole array.
-    moved = [fields for place, fields in sorted(changed.items()) if "run_id" in fields and place not in added]
-    whole = updated.get(_RUNS)
-    if moved or isinstance(whole, list):
-        known = {run.get("run_id"): run for run in runs}
-        stand = [{**known.get(fields["run_id"], {}), **fields} for fields in moved] or whole
-        yield from _just_claimed([run for run in stand or () if isinstance(run, Mapping)], updated, time)
-        return
-    for place in sorted(changed):
-        yield _run_at(place, changed[place], runs), changed[place]
-
-
-def _run_at(place: int, changed: Document, runs: Sequence[Document]) -> Document:
-    """Return the run that stood there when it was changed: runs may have been left out since."""
-    if "run_id" in changed:
-        return changed
-    for name in ("success_time", "fail_time"):
-        if name in changed:
-            same = [r for r in runs if r.get(name) == changed[name] and r.get("status") == changed.get("status")]
-            at_place = runs[place] if place < len(runs) else {}
-            return at_place if at_place in same or not same else same[0]
-    return runs[place] if place < len(runs) else {}
-
-
-def _just_claimed(runs: Sequence[Document], updated: Document, time: datetime) -> Iterator[tuple[Document, Document]]:
-    """Yield the run that a claim has added to an array that was written whole, after those that it closed."""
-    running = [run for run in runs if run.get("status") == RunStatus.RUNNING.value and "claim_time" in run]
-    newest = max(running, key=lambda run: run["claim_time"], default=None)
-    if newest is None:
-        return
-    claimed_at = newest["claim_time"]
-    if not _is_claim(updated, newest, time):
-        return  # claimed before: it was something else that rewrote the array
-    for run in runs:
-        if run.get("status") == RunStatus.TIMEOUT.value and run.get("fail_time") == claimed_at:
-            yield run, run
-    yield newest, newest
-
-
 def in_oplog(instant: datetime) -> Timestamp:
     """Return an instant as the oplog counts; raise ValueError or OverflowError."""
     return Timestamp(instant, 0)
-
-
-def _is_claim(updated: Document, run: Document, time: datetime) -> bool:
-    """Whether the change that rewrote the runs is the one that claimed this."""
-    if "params" in updated or updated.get("task_state.failed_cnt") == 0:
-        return False  # published again, and cleaned
-    says = (
-        updated.get("quiet_time") == run["claim_time"],
-        updated.get("task_state.next_preempt_time") == run.get("ping_expire_time"),
-        updated.get(_STATUS) == TaskStatus.RUNNING.value,
-        time - run["claim_time"] <= _AT_ONCE,
-    )
-    return any(says)
 
 
 def pipeline(
@@ -258,7 +193,7 @@ def pipeline(
     if queues is not None:
         stages.append({"$match": {"fullDocument.queue": {"$in": list(queues)}}})
     kept = ("operationType", "ns", "documentKey", "wallTime", "updateDescription", "fullDocument.queue")
-    runs = {f"fullDocument.{_RUNS}.{field}": 1 for field in _RUN_FIELDS}
+    runs = {f"fullDocument.{RUNS}.{field}": 1 for field in _RUN_FIELDS}
     return [*stages, {"$project": {**dict.fromkeys(kept, 1), **runs}}]
 
 

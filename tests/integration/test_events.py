@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from mtask.store import claims, setup
 from mtask.store.driver import SyncStore
 from mtask.store.events import EventKind, TaskEvent
 from mtask.store.pipelines import Outcome
+from mtask.store.publishing import Policy
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
-from tests.integration.stores import lapse, parsed
+from tests.integration.stores import lapse, parsed, server_time
 from tests.integration.stores import publish as publish_task
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
@@ -27,6 +29,8 @@ from tests.mongo import fail_command
 #: How long an event may take to come, in seconds.
 SOON = 20.0
 Told = list[tuple[str, str]]
+#: The kind of event, and the run.
+Transition = tuple[str, str | None]
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +142,137 @@ def test_a_token_of_one_kind_of_client_serves_the_others(mongo_uri: str, databas
     for kind in (*KINDS, *KINDS):
         found += reading_by(kind, after=found[-1].token)
     assert told(found) == expected[: len(found)]
+
+
+LAPSE = "lapse"
+MIXED = ("FAIL", "CANCELED", LAPSE)
+TOLD_BY = {"FAIL": "failed", "CANCELED": "canceled", LAPSE: "timed_out"}
+
+
+def tries(store: SyncStore, ends: list[str]) -> Iterator[list[Transition]]:
+    """Publish a task and let a try end in each of these ways; yield after each write what it is to tell."""
+    publish_task(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0)
+    yield [("published", None)]
+    lapsed: list[Transition] = []
+    for place, end in enumerate(ends):
+        run_id = claim(store, "task:k", f"of {end}")
+        yield [*lapsed, ("claimed", run_id)]
+        ended: list[Transition] = [(TOLD_BY[end], run_id)]
+        lapsed = []
+        if end != LAPSE:
+            finish(store, run_id, RunStatus(end), reason=f"{end} {place}")
+            yield ended
+            continue
+        lapse(store, "k")
+        if place % 2:
+            store.run(claims.settle(["task:k"]))
+            yield ended
+        else:
+            lapsed = ended  # the next claim closes it
+
+
+def finish(store: SyncStore, run_id: str, status: Any, **given: Any) -> None:
+    outcome = Outcome("task:k", run_id, status, **{"delay_ms": 0, **given})
+    assert store.run(claims.finish([outcome])) == {run_id}
+
+
+def transition(event: TaskEvent | None) -> Transition:
+    assert event is not None
+    return event.kind.value, event.run_id
+
+
+def read_now(client: Client, store: SyncStore, after: str | None) -> list[Transition]:
+    """Return all that has happened to the task until now."""
+    publish_task(store, after_all := f"read {server_time(store)}")
+    found: list[Transition] = []
+    with client.events(after=after) as happening:
+        for event in happening:
+            if event.key == after_all:
+                break
+            if event.key == "k":
+                found.append(transition(event))
+    return found
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        *(Random(seed).choices(MIXED, k=60) for seed in range(3)),
+        ["FAIL", "CANCELED"] * 30,
+        ["FAIL"] * 59 + [LAPSE],
+    ],
+    ids=["mixed", "mixed too", "mixed again", "in turn", "failing"],
+)
+def test_of_many_tries_each_is_told_however_late_it_is_read(
+    mongo_uri: str, database_name: str, store: SyncStore, ends: list[str]
+) -> None:
+    wanted: list[Transition] = []
+    with Client(mongo_uri, database=database_name) as client:
+        with client.events().open() as happening:
+            begin = happening.token
+            for told_now in tries(store, ends):
+                assert [transition(happening.poll(SOON)) for _ in told_now] == told_now
+                wanted += told_now
+        assert len(parsed(store, "k").task_state.worker_states) < len(ends), "old runs are left out"
+        late = read_now(client, store, begin)
+        store.tasks.delete_one({"_id": "task:k"})
+        of_the_gone = read_now(client, store, begin)
+    assert of_the_gone.pop() == ("removed", None)
+    for found in (late, of_the_gone):
+        assert [kind for kind, _ in found] == [kind for kind, _ in wanted]
+        assert all(run in (None, right) for (_, run), (_, right) in zip(found, wanted, strict=True))
+    assert late[-2:] == wanted[-2:]
+
+
+def test_a_run_that_is_left_out_as_soon_as_it_lapsed_is_told(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    publish_task(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0, concurrent_worker_cnt=2)
+    with Client(mongo_uri, database=database_name) as client, client.events().open() as happening:
+        begin = happening.token
+        wanted: list[Transition] = [("claimed", claim(store, "task:k", "w1"))]
+        for _ in range(21):
+            run_id = claim(store, "task:k", "w2")
+            finish(store, run_id, RunStatus.FAIL)
+            wanted += [("claimed", run_id), ("failed", run_id)]
+        lapse(store, "k")
+        wanted += [("timed_out", None), ("claimed", claim(store, "task:k", "w2"))]
+        found = read_now(client, store, begin)
+    assert [kind for kind, _ in found] == [kind for kind, _ in wanted]
+    assert found[-2:] == wanted[-2:]
+
+
+def test_what_a_publish_cleaned_at_once_after_a_claim_is_not_claimed_again(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    publish_task(store, "k")
+    with Client(mongo_uri, database=database_name) as client, client.events().open() as happening:
+        begin = happening.token
+        wanted: list[Transition] = []
+        for _ in range(3):
+            run_id = claim(store, "task:k", "w1")
+            finish(store, run_id, RunStatus.CANCELED)
+            wanted += [("claimed", run_id), ("canceled", run_id)]
+        wanted.append(("claimed", claim(store, "task:k", "w1")))
+        publish_task(store, "k", policy=Policy(clean_failed=True))
+        assert len(parsed(store, "k").task_state.worker_states) == 1
+        assert [kind for kind, _ in read_now(client, store, begin)] == [kind for kind, _ in wanted]
+
+
+def test_a_token_in_the_middle_of_a_change_serves_when_the_task_is_gone(client: AnyClient, store: SyncStore) -> None:
+    with Reading(client) as reading:
+        publish_task(store, "k")
+        run_id = claim(store, "task:k", "w1")
+        finish(store, run_id, RunStatus.SUCCESS, progress={"fraction": 1.0, "message": "done"})
+        found = reading.take(3)
+        assert [event.kind for event in found] == [EventKind.PUBLISHED, EventKind.CLAIMED, EventKind.PROGRESS]
+    store.tasks.delete_one({"_id": "task:k"})
+    with Reading(client, after=found[1].token) as reading:
+        (progress,) = reading.take(1)
+        assert (progress.progress, progress.message, progress.run_id) == (1.0, "done", None)
+        assert progress.token == found[2].token
+    with Reading(client, after=found[2].token) as reading:
+        assert told(reading.take(2)) == [("succeeded", "task:k"), ("removed", "task:k")]
 
 
 @pytest.mark.parametrize(
