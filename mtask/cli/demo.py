@@ -21,6 +21,7 @@ from mtask.demo.play import Plan, Play
 from mtask.demo.scene import Scene
 from mtask.demo.summary import printable
 from mtask.errors import InvalidInput
+from mtask.store.driver import unbound
 
 PANEL = "Start here"
 MOST_WORKERS = 50
@@ -114,6 +115,7 @@ def _interruptible() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
+        unbound()
         raise KeyboardInterrupt
 
     former = {number: signal.signal(number, interrupt) for number in numbers}

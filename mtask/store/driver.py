@@ -73,6 +73,15 @@ def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[Non
         raise translated(error) from error
 
 
+def unbound() -> None:
+    """Bound nothing any more, whatever block this was interrupted in: for what is called in a signal handler.
+
+    A bound is several variables of the driver; set by half, as an exception out of a handler may leave them, they let
+    no operation follow, not even a client's close.
+    """
+    pymongo.timeout(None).__enter__()
+
+
 def _duplicates(error: BulkWriteError) -> set[int]:
     failed = error.details.get("writeErrors", [])
     if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE_KEY for item in failed):

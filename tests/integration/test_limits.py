@@ -18,6 +18,7 @@ from mtask.model.documents import StoredTask
 from mtask.store import claims, places, setup
 from mtask.store.driver import SyncStore
 from mtask.store.places import Place, Wish
+from mtask.worker import limits as limits_module
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client as Mongo
 
@@ -302,25 +303,25 @@ def test_of_many_that_wait_for_one_place_a_few_are_tried_at_a_time_the_most_urge
 
 
 def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1, key_concurrency=1)
+    monkeypatch.setattr(limits_module, "_CROWDED", 600.0)
+    monkeypatch.setattr(limits_module, "_MAX_CROWDED", 600.0)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
             await publish(bench, 1, limit_key="first")
             await until(lambda: gauge.running["all"] == 1, message="one runs")
-            bench.worker._limits._tries_no_more = True  # what waits stays where it is
-            await publish(bench, 3, prefix="next ", limit_key="second")
-            waiting = [StoredTask.model_validate(d) for d in bench.tasks.find({"task_option.limit_key": "second"})]
-            bench.worker._limits._waiting.clear()
-            bench.worker._limits._tries_no_more = False
-            freed = recorded(bench, goes_on=False)
-            admitted = await bench.worker._limits.admit(waiting[:1], "token")
-            assert (admitted.task_ids, freed) == ([], [])
-            assert is_free(bench, Place("default", "second"))
+            with bench.backed_up():
+                await publish(bench, 1, prefix="next ", limit_key="second")
+                waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
+                freed = recorded(bench, goes_on=False)
+                admitted = await bench.worker._limits.admit([waiting], "token")
+                assert (admitted.task_ids, freed) == ([], [])
+                assert is_free(bench, Place("default", "second"))
 
     asyncio.run(scenario())
 

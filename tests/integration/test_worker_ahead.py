@@ -174,10 +174,12 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, s
             bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
             bench.stop_scans()
             leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
-            await _publish(bench, "blocking", BLOCKING, is_blocking=True, **leases)
-            await _first_waiting(bench)
+            # What runs keeps its lease: with it, it would lose its slot to what waits.
+            await _publish(bench, "blocking", SLOTS, is_blocking=True)
+            await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
+            await _publish(bench, "late", BLOCKING, is_blocking=True, **leases)
+            run = await _first_waiting(bench)
             waiting = bench.worker._claimer._waiting
-            run = waiting[-1][1]
             await until(lambda: not run.is_lease_valid, message="its lease is lost")
             stage.gate.set()
             await until(lambda: run not in [held for _, held in waiting], message="it waits no longer")
