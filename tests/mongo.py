@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeVar
 
 from pymongo import MongoClient
@@ -22,30 +23,41 @@ TEST_COMMANDS = {"enableTestCommands": "1"}
 SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
-def eventually(condition: Callable[[], T], timeout: float = 40.0, message: str = "", *, interval: float = 0.02) -> T:
-    """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come."""
+def eventually(
+    condition: Callable[[], T], timeout: float = 40.0, message: str = "", *, interval: float | None = None
+) -> T:
+    """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come.
+
+    `interval`: seconds between two looks; None: as `pauses` has it.
+    """
     end = time.monotonic() + timeout
-    while True:
+    for pause in pauses():
         value = condition()
         if value:
             return value
         if time.monotonic() >= end:
-            raise AssertionError(unfulfilled(message, timeout, value))
-        time.sleep(interval)
+            break
+        time.sleep(pause if interval is None else interval)
+    raise AssertionError(unfulfilled(message, timeout, value))
 
 
-async def eventually_async(
-    condition: Callable[[], Awaitable[T]], timeout: float = 40.0, message: str = "", *, interval: float = 0.02
-) -> T:
+async def eventually_async(condition: Callable[[], Awaitable[T]], timeout: float = 40.0, message: str = "") -> T:
     """Do as `eventually` does for a condition that is awaited."""
     end = time.monotonic() + timeout
-    while True:
+    for pause in pauses():
         value = await condition()
         if value:
             return value
         if time.monotonic() >= end:
-            raise AssertionError(unfulfilled(message, timeout, value))
-        await asyncio.sleep(interval)
+            break
+        await asyncio.sleep(pause)
+    raise AssertionError(unfulfilled(message, timeout, value))
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between looks: from 10 ms on up to 60, as looks cost those time that are waited for."""
+    for look in count():
+        yield min(0.01 + look * 0.002, 0.06)
 
 
 def unfulfilled(message: str, timeout: float, value: object) -> str:

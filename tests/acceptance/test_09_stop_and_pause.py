@@ -33,8 +33,7 @@ def assert_handed_back(document: Document, worker_ids: tuple[str, str]) -> None:
     assert document["task_state"]["failed_cnt"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("handler", ["hold", "hold_plain"])
+@pytest.mark.parametrize(("handler", "number"), [("hold", signal.SIGTERM), ("hold_plain", signal.SIGINT)])
 def test_stopped_worker_hands_its_long_task_back_and_another_claims_it_at_once_not_counted(
     stage: Stage, report: Report, handler: str, number: signal.Signals
 ) -> None:

@@ -168,8 +168,7 @@ def test_kept_documents_can_be_looked_into_with_the_lines_shown_until_they_are_r
     machine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("keep", [[], ["--keep"]], ids=["temporary", "kept"])
+@pytest.mark.parametrize(("number", "keep"), [(signal.SIGINT, ["--keep"]), (signal.SIGTERM, [])])
 def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal.Signals, keep: list[str]) -> None:
     with machine.start("demo", str(FOLDER), *keep) as process:
         assert process.stdout is not None

@@ -15,7 +15,7 @@ from mtask.store import workers
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.worker.worker import Worker, WorkerOptions
 from tests.clients import with_options
-from tests.mongo import Client, unfulfilled
+from tests.mongo import Client, pauses, unfulfilled
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -29,11 +29,14 @@ PATIENCE = 40.0
 async def until(condition: Callable[[], T], timeout: float = PATIENCE, message: str = "") -> T:
     """Wait until the condition is true, and return what it is then; fail at the timeout (seconds)."""
     end = time.monotonic() + timeout
-    while not (value := condition()):
+    for pause in pauses():
+        value = condition()
+        if value:
+            return value
         if time.monotonic() >= end:
-            raise AssertionError(unfulfilled(message, timeout, value))
-        await asyncio.sleep(0.01)
-    return value
+            break
+        await asyncio.sleep(pause)
+    raise AssertionError(unfulfilled(message, timeout, value))
 
 
 class Bench:
