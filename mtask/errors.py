@@ -171,7 +171,7 @@ class TaskExists(TaskError):
     def __init__(self, task_id: str) -> None:
         super().__init__(
             task_id,
-            f"task {task_id} exists already. Choose another key, or if_exists='keep' or 'update'.",
+            f"task {task_id} exists already. Choose another key, or keep or update what is there (if_exists).",
         )
 
 
@@ -257,7 +257,8 @@ class ScheduleExists(ScheduleError):
 
     def __init__(self, schedule_id: str) -> None:
         super().__init__(
-            schedule_id, f"schedule {schedule_id!r} exists already. Choose another id, or if_exists='keep' or 'update'."
+            schedule_id,
+            f"schedule {schedule_id!r} exists already. Choose another id, or keep or update it (if_exists).",
         )
 
 

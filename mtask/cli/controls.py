@@ -68,11 +68,12 @@ def limit(
 ) -> None:
     """Bound what all workers together run of a queue.
 
-    What is not given is not bounded. Returns when every live worker goes by it.
+    This takes the place of what was bounded before: what is not given is not bounded. Returns when every live worker
+    goes by it.
     """
     given = (concurrency, rate, key_concurrency, key_rate)
     if none == any(value is not None for value in given):
-        raise InvalidInput("say what to bound, or --none.", field="rate")
+        raise InvalidInput("say what to bound, or --none, and not both.", field="rate")
     control = cli.client().limit(
         queue,
         concurrency=concurrency,
@@ -98,10 +99,11 @@ def keep(
 ) -> None:
     """Keep only the newest finished tasks of a queue; 0 keeps none.
 
-    What is not given is kept. Workers of the queue remove the others. Returns when every live worker goes by it.
+    This takes the place of what was said before: what is not given is kept. Workers of the queue remove the others.
+    Returns when every live worker goes by it.
     """
     if everything == (success is not None or fail is not None):
-        raise InvalidInput("say how many with --success or --fail, or --all.", field="success")
+        raise InvalidInput("say how many with --success or --fail, or --all, and not both.", field="success")
     limit = values.duration(timeout, "timeout")
     control = cli.client().keep(queue, success=success, fail=fail, timeout=limit)
     cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_kept(control) or 'keeps all'}")
@@ -117,7 +119,7 @@ def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
     if text is None:
         return None
     starts, slash, window = text.partition("/")
-    if not slash or not starts.strip().isdecimal():
+    if not slash or not starts.strip().isdecimal() or not window.strip():
         raise InvalidInput(f"{field} {text!r}: use STARTS/WINDOW, such as 100/1s.", field=field)
     return int(starts), values.duration(window.strip(), field)
 

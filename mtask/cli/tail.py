@@ -73,8 +73,8 @@ def tail(
 
 def _document(event: TaskEvent) -> dict[str, object]:
     fields = ("run_id", "worker_id", "attempt", "reason", "progress", "message")
-    document: dict[str, object] = {"event": event.kind.value, "task_id": event.task_id, "time": event.time}
-    document |= {"queue": event.queue, "task_status": event.task_status}
+    document: dict[str, object] = {"kind": event.kind.value, "task_id": event.task_id, "time": event.time}
+    document |= {"name": event.name, "key": event.key, "queue": event.queue, "task_status": event.task_status}
     document |= {field: getattr(event, field) for field in fields if getattr(event, field) is not None}
     return {**document, "token": event.token}
 

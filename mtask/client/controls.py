@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mtask.client import requests
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
-from mtask.model.controls import MAX_KEPT, MENDING, Control, Kind, Limit, check_target
+from mtask.model.controls import MAX_KEPT, MAX_PLACES, MENDING, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
 from mtask.store import controls, retention, workers
 from mtask.store.operation import Operation
@@ -105,7 +105,9 @@ def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta |
     for field, value in (("success", success), ("fail", fail)):
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
         if value is not None and not is_count:
-            raise InvalidInput(f"{field} {shown(value)}: use 0 to {MAX_KEPT}; None keeps all.", field=field)
+            raise InvalidInput(
+                f"{field} {shown(value)}: use 0 to {MAX_KEPT:,}; what is not given is kept.", field=field
+            )
     fields = {"keep_success": success, "keep_fail": fail}
     done = "keeping all" if success is None and fail is None else "keeping only its newest"
     return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
@@ -136,7 +138,11 @@ def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str,
     try:
         return Limit(concurrency=concurrency, starts=starts, window_ms=window_ms).model_dump()
     except ValidationError as error:
-        raise InvalidInput(f"{prefix}limit: {describe_validation(error)}.", field=f"{prefix}rate") from None
+        if error.errors()[0]["loc"][:1] == ("concurrency",):
+            field = f"{prefix}concurrency"
+            raise InvalidInput(f"{field} {shown(concurrency)}: use 1 to {MAX_PLACES:,}.", field=field) from None
+        field = f"{prefix}rate"
+        raise InvalidInput(f"{field}: use 1 to {MAX_PLACES:,} starts in 100 ms to a day.", field=field) from None
 
 
 def every() -> Operation[list[Control]]:

@@ -120,7 +120,10 @@ def _parsed(after: str | None) -> tuple[str | None, int]:
     except ValueError:
         token, count = "", 0
     if not token or count < 0:
-        raise InvalidInput(f"after {shown(after)} is no event's token.", field="after")
+        raise InvalidInput(
+            f"after {shown(after)} is no token: use that of an event (`event.token`, or mtask tail --json).",
+            field="after",
+        )
     return token, count
 
 

@@ -33,18 +33,20 @@ logger = logging.getLogger("mtask.client")
 def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
     """Return the trigger; raise InvalidInput."""
     if timezone is not None and not isinstance(when, str):
-        raise InvalidInput("timezone goes with a crontab; Cron(...) takes its own.", field="timezone")
+        raise InvalidInput("timezone goes with a crontab such as '30 2 * * *'; a Cron holds its own.", field="timezone")
     try:
         if isinstance(when, Cron | Every | Once):
             return when
         if isinstance(when, str):
             return Cron.parse(when, "UTC" if timezone is None else timezone)
         if isinstance(when, timedelta):
-            return Every(interval_ms=round(when / MILLISECOND))
+            return _every(when)
         if isinstance(when, datetime):
             return Once(time=whole(when, "when"))
     except ValidationError as error:
-        raise InvalidInput(f"when {shown(when)}: {describe_validation(error)}.", field="when") from None
+        # What is wrong of the whole is its time zone.
+        what = describe_validation(error).removeprefix("document: ")
+        raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidInput):
             raise
@@ -53,6 +55,14 @@ def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
         f"when {shown(when)}: use a crontab such as '*/5 * * * *', a timedelta, an aware datetime, or Cron(...).",
         field="when",
     )
+
+
+def _every(interval: timedelta) -> Every:
+    try:
+        return Every(interval_ms=round(interval / MILLISECOND))
+    except ValidationError:
+        seconds = interval.total_seconds()
+        raise InvalidInput(f"an interval of {seconds:g} s: use 1 s to 3,660 days.", field="when") from None
 
 
 def whole(moment: object, field: str) -> datetime:
@@ -210,7 +220,7 @@ def _jitter_ms(jitter: timedelta | float | None, trigger: Cron | Every | Once) -
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"jitter {shown(jitter)} is no length of time.", field="jitter") from None
     if isinstance(jitter, bool) or not 0 <= milliseconds <= MAX_JITTER_MS:
-        raise InvalidInput(f"jitter {shown(jitter)}: use 0 s to a day.", field="jitter")
+        raise InvalidInput(f"jitter of {length.total_seconds():g} s: use 0 s to a day.", field="jitter")
     return milliseconds
 
 

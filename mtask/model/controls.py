@@ -112,5 +112,5 @@ def control_id(kind: Kind, target: str) -> str:
 def check_target(queue: object, name: object) -> tuple[Kind, str]:
     """Return what is meant, a queue or a task name; raise InvalidInput."""
     if (queue is None) == (name is None):
-        raise InvalidInput("say which: a queue, or the name of a task.", field="queue")
+        raise InvalidInput("say which: a queue, or the name of a task, and not both.", field="queue")
     return ("queue", check_text("queue", queue)) if name is None else ("name", check_name(name))

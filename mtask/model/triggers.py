@@ -92,7 +92,11 @@ class Cron(BaseModel):
             raise ValueError(str(error)) from None
 
     def __str__(self) -> str:
-        return f"{' '.join(f'{name}={value}' for name, value in self.fields().items())} {self.timezone}"
+        fields = self.fields()
+        # Numbers of weekdays count from another day in a crontab; `parse` makes names of them.
+        if fields.keys() == set(_CRONTAB) and not any(c.isdigit() for c in fields["day_of_week"]):
+            return f"{' '.join(fields[name] for name in _CRONTAB)} {self.timezone}"
+        return f"{' '.join(f'{name}={value}' for name, value in fields.items())} {self.timezone}"
 
 
 class Every(BaseModel):
@@ -111,7 +115,11 @@ class Every(BaseModel):
         )
 
     def __str__(self) -> str:
-        return f"every {timedelta(milliseconds=self.interval_ms)}"
+        left, parts = self.interval_ms, []
+        for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+            count, left = divmod(left, length)
+            parts += [f"{count}{unit}"] if count else []
+        return " ".join(["every", *parts, *([f"{left / 1000:g}s"] if left else [])])
 
 
 class Once(BaseModel):
@@ -123,7 +131,7 @@ class Once(BaseModel):
     time: Annotated[Instant, AfterValidator(_whole)]
 
     def __str__(self) -> str:
-        return f"once at {self.time.isoformat()}"
+        return f"once at {self.time.replace(tzinfo=None).isoformat(' ')} UTC"
 
 
 Trigger = Annotated[Cron | Every | Once, Field(discriminator="kind")]

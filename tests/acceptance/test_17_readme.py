@@ -132,7 +132,7 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             run(shell_block("mtask limit"), folder, **settings)
             held = {control.id: control for control in client.controls()}
             assert not held["queue:reports"].paused
-            assert str(held["queue:mail"].key_limit) == "1 at once, 3 starts in 10 s"
+            assert str(held["queue:mail"].key_limit) == "3 starts in 10 s"
             assert (held["queue:mail"].keep_success, held["queue:mail"].keep_fail) == (1_000, 10_000)
         finally:
             worker.terminate()

@@ -110,7 +110,7 @@ def test_tail_prints_what_happens_and_ends_after_so_many(mtask: Commands, store:
     fail(store, "send:1", claim(store, "send:1", "w7"), "no luck", final=True)
     ended = mtask.ok("tail", "--after", token, "--count", "3", "--json")
     published, claimed, failed = [json.loads(line) for line in ended.out.splitlines()]
-    assert [event["event"] for event in (published, claimed, failed)] == ["published", "claimed", "failed"]
+    assert [event["kind"] for event in (published, claimed, failed)] == ["published", "claimed", "failed"]
     assert {event["task_id"] for event in (published, claimed, failed)} == {"send:1"}
     assert (published["queue"], published["task_status"]) == ("mail", "INIT")
     assert (claimed["worker_id"], claimed["attempt"]) == ("w7", 1)

@@ -127,7 +127,7 @@ def test_paused_resumed_removed(client: Client, store: SyncStore) -> None:
         ({"when": "* * *"}, "3 fields"),
         ({"when": "0 0 30 2 *"}, "never fire"),
         ({"when": 5}, "use a crontab"),
-        ({"when": timedelta(milliseconds=5)}, "1000"),
+        ({"when": timedelta(milliseconds=5)}, "use 1 s to"),
         ({"when": datetime(2030, 1, 1)}, "aware datetime"),  # noqa: DTZ001
         ({"when": HOUR, "timezone": "UTC"}, "timezone goes with a crontab"),
         ({"when": "* * * * *", "timezone": "Mars/Olympus"}, "no time zone"),

@@ -129,3 +129,13 @@ def test_what_cannot_be_computed_is_refused(make: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told) as caught:
         make()
     assert isinstance(caught.value, ValidationError | ValueError)
+
+
+def test_a_trigger_is_shown_as_it_was_given() -> None:
+    assert str(Cron.parse("30 2 * * 1-5", "Europe/Berlin")) == "30 2 * * mon,tue,wed,thu,fri Europe/Berlin"
+    assert str(Cron(hour="3")) == "hour=3 UTC"
+    numbered = Cron(minute="1", hour="3", day="*", month="*", day_of_week="0")  # Monday here, Sunday in a crontab
+    assert "day_of_week=0" in str(numbered)
+    assert str(Every(interval_ms=6 * 3_600_000)) == "every 6h"
+    assert str(Every(interval_ms=93_784_500)) == "every 1d 2h 3m 4.5s"
+    assert str(Once(time=datetime(2026, 1, 2, 3, 4, tzinfo=UTC))) == "once at 2026-01-02 03:04:00 UTC"
