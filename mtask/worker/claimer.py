@@ -342,6 +342,9 @@ class Claimer:
             are_plain &= run.is_plain and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
+                if task.task_state.status.is_final:  # marked as malformed since, by whoever looked at it
+                    self._runner.hand_back(run)
+                    continue
                 self._waiting.append((now, run))
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._hints.look_at_holder(task_id)

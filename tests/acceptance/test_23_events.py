@@ -75,6 +75,15 @@ def told(events: Iterable[TaskEvent]) -> dict[str, list[tuple[EventKind, str | N
     return dict(found)
 
 
+def holder_of(stage: Stage, name: str) -> str | None:
+    """Return a worker that holds a task of this name now."""
+    for task in stage.client.find(name=name, status="RUNNING"):
+        for run in task.runs:
+            if run.status == "RUNNING":
+                return run.worker_id
+    return None
+
+
 def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(stage: Stage) -> None:
     workers = stage.start_all(["w1", "w2"])
     reader = Reader(stage)
@@ -83,7 +92,7 @@ def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(
     lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
     specs = [TaskSpec("noop", key=str(n)) for n in range(_TASKS - 120)]
     specs += [TaskSpec("fail", key=str(n), max_unexpected_retries=1) for n in range(100)]
-    specs += [TaskSpec("sleep", {"seconds": 1.0}, key=str(n)) for n in range(10)]
+    specs += [TaskSpec("sleep", {"seconds": 2.0}, key=str(n)) for n in range(10)]
     specs += [TaskSpec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
     for spec in specs:
         spec.options.update(lease)
@@ -93,8 +102,8 @@ def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(
         reader.start()
     for n in range(10):
         stage.client.cancel("noop", f"late {n}")
-    eventually(lambda: stage.client.count(name="sleep", status="RUNNING") > 0, PATIENCE, "a sleeper runs")
-    workers[0].kill()
+    holder = eventually(lambda: holder_of(stage, "sleep"), PATIENCE, "a sleeper runs")
+    next(worker for worker in workers if worker.worker_id == holder).kill()
     open_tasks = ("INIT", "RUNNING")
     eventually(lambda: stage.client.count(status=open_tasks) == 0, PATIENCE, "all have ended")
     wanted = expected(stage)

@@ -164,6 +164,31 @@ def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_f
     asyncio.run(scenario())
 
 
+def test_document_marked_as_malformed_between_its_claim_and_the_reading_of_it_is_not_started(
+    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+
+            async def mark() -> None:
+                assert store.run(claims.quarantine("work:1", "w1", "by whoever looked at it"))
+
+            with bench.backed_up():
+                insert(bench, foreign("1", task_state__failed_cnt=-1))
+                await bench.client.publish("work", {}, key="2")
+                await until(lambda: len(bench.worker._claimer._queue) == 2)
+                bench.worker._claimer._are_plain = False  # the long statement takes no offence at it
+                stepped = between(bench.worker._claimer, "claim", amid=mark)
+            bench.worker._claimer.wake()
+            await bench.status("work:2", "SUCCESS")
+            await until(lambda: stepped.seen_cnt)
+            await bench.at_rest()
+            runs = bench.tasks.find_one({"_id": "work:1"})["task_state"]["worker_states"]
+            assert [run["status"] for run in runs] == ["CANCELED", "FAIL"]
+
+    asyncio.run(scenario())
+
+
 def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_before_it_was_read_back(
     mongo_uri: str, database_name: str, mongo: Client, long_app: App
 ) -> None:
