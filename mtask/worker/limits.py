@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from math import inf
-from operator import itemgetter
 from time import monotonic
 
 from mtask.errors import DatabaseError
@@ -24,9 +22,8 @@ from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.log import fields, logger
 from mtask.worker.queue import Entry
+from mtask.worker.waiting import Rank, Waiting
 
-#: What tasks are ordered by: the highest priority first, then what has been due longest.
-Rank = tuple[int, float]
 #: How long what found its place crowded waits, in seconds: at random, that not all workers ask at once; and at most,
 #: when it has found it so again and again.
 _CROWDED, _MAX_CROWDED = 0.25, 1.0
@@ -37,56 +34,10 @@ _MAX_LOOK = 200
 #: Between two scans for what waits beyond what is known here, in seconds: after one that was of use, and one that was
 #: not, since few of the tasks that it found could start.
 _MORE, _MORE_OF_LITTLE, _OF_USE = 0.25, 1.0, 100
-#: What waits for a place that opens within this, in seconds, is looked for if little of it is known.
-_SOON = 2.0
 #: How many tasks wait here for each place at least, for a queue's and for a key's; beyond, a scan finds them again.
 _PARKED, _PARKED_OF_KEY = 1_000, 10
 #: Keys that are left out of scans, at most. Beyond that, tasks of other keys of the same queue may have to wait.
 _MAX_LEFT_OUT = 5_000
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """What waits here for a place: because it had none free when asked, or behind others that ask for one now."""
-
-    width: int  #: no more than so many places can be free
-    most: int  #: so many are kept at least
-    is_blocked: bool = True
-    #: When some are let go, if nothing was heard of the place before (monotonic seconds).
-    until: float = inf
-    #: When the dead are to be looked for among those that take it up; None: nobody found it crowded.
-    dead_at: float | None = None
-    #: How often in a row it had none free.
-    refusals: int = 0
-    #: Tasks, with what they are ordered by.
-    parked: dict[str, Rank] = field(default_factory=dict)
-    #: More wait than are known here.
-    has_more: bool = False
-
-    @property
-    def is_hungry(self) -> bool:
-        """Whether a scan should look for more of them, since those that are known may soon be too few."""
-        is_soon = not self.is_blocked or self.until < monotonic() + _SOON
-        return self.has_more and is_soon and len(self.parked) < self.width
-
-    def park(self, task_id: str, rank: Rank) -> None:
-        """Have a task wait; of too many the most urgent are kept."""
-        self.parked[task_id] = rank
-        if len(self.parked) > 2 * self.most:
-            self.parked = dict(self._most_urgent(self.most))
-            self.has_more = True
-
-    def let_go(self) -> list[str]:
-        """Return the most urgent, and keep them no longer: one more than there can be places, so that it is seen when
-        all are taken.
-        """
-        gone = [task_id for task_id, _ in self._most_urgent(self.width + 1)]
-        for task_id in gone:
-            del self.parked[task_id]
-        return gone
-
-    def _most_urgent(self, count: int) -> list[tuple[str, Rank]]:
-        return heapq.nsmallest(count, self.parked.items(), key=itemgetter(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +91,7 @@ class Limits:
         self._clock = clock
         #: Look at these tasks again; and look for more than are known here.
         self._on_free, self._on_more = on_free, on_more
-        self._waiting: dict[Place, _Waiting] = {}
+        self._waiting: dict[Place, Waiting] = {}
         #: Places granted since the last scan for more, when that was, and the next.
         self._granted_cnt = 0
         self._more_at = 0.0
@@ -180,7 +131,7 @@ class Limits:
         if any(one.has_more for one in waiting.values()):
             self._ask_for_more()
 
-    def _blocked(self, place: Place) -> _Waiting | None:
+    def _blocked(self, place: Place) -> Waiting | None:
         waiting = self._waiting.get(place)
         return waiting if waiting is not None and waiting.is_blocked else None
 
@@ -287,7 +238,7 @@ class Limits:
         width = max(filter(None, (wish.limit.concurrency, wish.limit.starts)))
         most = max(_PARKED if wish.place.key is None else _PARKED_OF_KEY, 2 * width)
         if waiting is None:
-            waiting = self._waiting[wish.place] = _Waiting(width, most)
+            waiting = self._waiting[wish.place] = Waiting(width, most)
         waiting.width, waiting.most = width, most
         waiting.is_blocked = True
         waiting.refusals = 0 if answer.task_ids else waiting.refusals + 1

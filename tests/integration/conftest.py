@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures of several modules: the command line, a store, a client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mtask import Client
 from mtask.settings import Settings
 from mtask.store.driver import SyncStore
 from tests.clients import open_store
@@ -41,3 +42,10 @@ def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
     """Connect to the test's database as the engine does."""
     with open_store(mongo_uri, database_name) as opened:
         yield opened
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    """Give a client of the test's database."""
+    with Client(mongo_uri, database=database_name) as made:
+        yield made

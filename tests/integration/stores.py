@@ -8,11 +8,19 @@ from typing import Any
 from mtask.model.documents import Task
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
-from mtask.store import claims, publishing
+from mtask.store import claims, publishing, setup
 from mtask.store.driver import CODEC, SyncStore
 from mtask.store.publishing import NewTask, Policy, Published
+from tests.mongo import Client
 
 Document = dict[str, Any]
+
+
+def ready_store(mongo: Client, database_name: str) -> SyncStore:
+    """Return a store on a database that is set up."""
+    made = SyncStore(mongo, database_name)
+    made.run(setup.ensure())
+    return made
 
 
 def new_task(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -12,12 +11,6 @@ from mtask import Client
 from tests.integration.cli import Commands
 
 NIGHTLY = ("add", "nightly", "report", '{"kind": "sales"}', "--cron", "30 2 * * 1", "--timezone", "Europe/Berlin")
-
-
-@pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
 
 
 def test_a_schedule_lives_and_ends(mtask: Commands, client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -11,25 +10,17 @@ import pytest
 from mtask import App, Client, TaskSpec
 from mtask.errors import ControlUnconfirmed
 from mtask.model.status import TaskStatus
-from mtask.store import filters, retention, setup
+from mtask.store import filters, retention
 from mtask.store.driver import SyncStore
 from mtask.store.retention import BATCH
-from tests.integration.stores import server_time
+from tests.integration.stores import ready_store, server_time
 from tests.integration.worker_harness import between, register, until, working
 from tests.mongo import Client as Mongo
 
 
 @pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
-
-
-@pytest.fixture
 def store(mongo: Mongo, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def finished(client: Client, store: SyncStore, count: int) -> None:

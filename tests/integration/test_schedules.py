@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -17,8 +17,9 @@ from mtask.client import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
 from mtask.model.schedules import GRACE
 from mtask.schedule.scheduler import Scheduler
-from mtask.store import connect, setup
+from mtask.store import connect
 from mtask.store.driver import AsyncStore, SyncStore
+from tests.integration.stores import ready_store
 from tests.integration.worker_harness import until, working
 from tests.mongo import Client as Mongo
 
@@ -28,16 +29,8 @@ LATER = datetime(2099, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
-
-
-@pytest.fixture
 def store(mongo: Mongo, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 @asynccontextmanager

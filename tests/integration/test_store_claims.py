@@ -11,10 +11,10 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.model.status import RunStatus
-from mtask.store import claims, setup, tasks
+from mtask.store import claims, tasks
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import LAPSED_REASON, Outcome
-from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, server_time, stored
+from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, ready_store, server_time, stored
 from tests.mongo import Client
 
 SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
@@ -22,9 +22,7 @@ SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
 
 @pytest.fixture
 def store(mongo: Client, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def run_id_of(store: SyncStore, key: str, worker_id: str = "w") -> str:

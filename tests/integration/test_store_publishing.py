@@ -12,11 +12,11 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.errors import TaskExists, TaskRunning
-from mtask.store import publishing, setup
+from mtask.store import publishing
 from mtask.store.driver import SyncStore
 from mtask.store.publishing import Policy, Published
 from tests.integration import stores
-from tests.integration.stores import claim, new_task, parsed, publish, stored
+from tests.integration.stores import claim, new_task, parsed, publish, ready_store, stored
 from tests.mongo import Client
 
 #: Read as expressions, these would be something else.
@@ -33,9 +33,7 @@ EXPRESSION_LIKE: list[Any] = [
 
 @pytest.fixture
 def store(mongo: Client, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def test_fifty_threads_publish_one_key_and_one_of_them_creates_it(mongo_uri: str, store: SyncStore) -> None:

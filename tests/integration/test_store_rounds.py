@@ -11,11 +11,11 @@ import pytest
 from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound, UnknownOption
 from mtask.model.documents import Task
 from mtask.model.status import RunStatus
-from mtask.store import claims, setup, tasks
+from mtask.store import claims, tasks
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
 from mtask.store.publishing import Policy
-from tests.integration.stores import claim, lapse, make_due, parsed, publish, stored
+from tests.integration.stores import claim, lapse, make_due, parsed, publish, ready_store, stored
 from tests.mongo import Client
 
 SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
@@ -23,9 +23,7 @@ SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
 
 @pytest.fixture
 def store(mongo: Client, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def finish(store: SyncStore, key: str, status: Any = SUCCESS, worker_id: str = "w", **given: Any) -> None:

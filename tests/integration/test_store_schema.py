@@ -16,12 +16,13 @@ from pymongo.errors import WriteError
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
 from mtask.model.options import STORED_OPTIONS, TaskOption
-from mtask.store import publishing, setup
+from mtask.store import publishing
 from mtask.store.driver import SyncStore
 from mtask.store.operation import Operation, tasks
 from mtask.store.publishing import Policy
 from mtask.store.schema import task_schema
 from tests.integration import stores
+from tests.integration.stores import ready_store
 from tests.mongo import Client
 
 Document = dict[str, Any]
@@ -31,9 +32,7 @@ _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def store(mongo: Client, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def document() -> Document:

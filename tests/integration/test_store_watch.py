@@ -10,10 +10,10 @@ import pytest
 
 from mtask.model.rules import HORIZON
 from mtask.model.status import RunStatus
-from mtask.store import claims, setup, tasks, watch
+from mtask.store import claims, tasks, watch
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
-from tests.integration.stores import claim, parsed, publish, server_time, stored
+from tests.integration.stores import claim, parsed, publish, ready_store, server_time, stored
 from tests.mongo import Client
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
@@ -24,9 +24,7 @@ _ID = {"_id": "task:k"}
 
 @pytest.fixture
 def store(mongo: Client, database_name: str) -> SyncStore:
-    made = SyncStore(mongo, database_name)
-    made.run(setup.ensure())
-    return made
+    return ready_store(mongo, database_name)
 
 
 def heard(store: SyncStore, change: Callable[[], object]) -> list[dict[str, Any]]:
