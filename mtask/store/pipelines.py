@@ -268,8 +268,10 @@ def _progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -
     """Return what is merged into `$$run` of the progress that is told of it."""
     place = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
     told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$place"]}
-    found = {"$cond": [{"$lt": ["$$place", 0]}, {}, {"progress": {"$mergeObjects": [told, {"time": now}]}}]}
-    return {"$let": {"vars": {"place": place}, "in": found}}
+    # What is there already stays as it is, its time too: its writer may not have heard yet that it was written.
+    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", told))
+    is_known = {"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}
+    return {"$let": {"vars": {"place": place}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:

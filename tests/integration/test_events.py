@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -257,6 +257,31 @@ def test_what_a_publish_cleaned_at_once_after_a_claim_is_not_claimed_again(
         publish_task(store, "k", policy=Policy(clean_failed=True))
         assert len(parsed(store, "k").task_state.worker_states) == 1
         assert [kind for kind, _ in read_now(client, store, begin)] == [kind for kind, _ in wanted]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_plain"),
+    [(RunStatus.SUCCESS, True), (RunStatus.SUCCESS, False), (RunStatus.FAIL, False)],
+)
+def test_progress_that_is_sent_again_is_told_once(
+    client: AnyClient, store: SyncStore, status: Literal[RunStatus.SUCCESS, RunStatus.FAIL], is_plain: bool
+) -> None:
+    """As when the finish is sent before the ping's reply is read, and when a ping's reply was lost."""
+    half = {"fraction": 0.5, "message": "half"}
+    with Reading(client) as reading:
+        publish_task(store, "k")
+        run_id = claim(store, "task:k", "w1")
+        for _ in range(2):
+            store.run(claims.ping({run_id: "task:k"}, 60_000, {run_id: half}))
+            written = parsed(store, "k").task_state.worker_states[0].progress
+            assert written is not None
+            while server_time(store) <= written.time:
+                pass
+        outcome = Outcome("task:k", run_id, status, progress=half)
+        assert store.run(claims.finish([outcome], is_plain=is_plain)) == {run_id}
+        assert parsed(store, "k").task_state.worker_states[0].progress == written
+        kinds = [event.kind.value for event in reading.take(4)]
+        assert kinds == ["published", "claimed", "progress", "succeeded" if status is RunStatus.SUCCESS else "failed"]
 
 
 def test_a_token_in_the_middle_of_a_change_serves_when_the_task_is_gone(client: AnyClient, store: SyncStore) -> None:

@@ -76,6 +76,9 @@ def runs(draw: st.DrawFn, number: int) -> Document:
             drawn["retry_time"] = retry_time
         if status is not RunStatus.TIMEOUT and draw(st.sampled_from([False, False, False, True])):
             drawn["final"] = True
+    told = draw(progress)
+    if told is not None:
+        drawn["progress"] = {**told, "time": draw(earlier)}
     # No live run is ever of an earlier round: run_again leaves it in the round.
     past = draw(st.sampled_from([None, None, False, True]))
     if past is not None:

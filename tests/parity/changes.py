@@ -107,13 +107,19 @@ def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
     return Routine(change)
 
 
+def _tell(run: Document, progress: Mapping[str, Any], now: datetime) -> None:
+    stored = run.get("progress", {})
+    if {**progress, "time": stored.get("time")} != stored:
+        run["progress"] = {**progress, "time": now}
+
+
 def ping(run_ids: list[str], lease_ms: int, progress: Mapping[str, Mapping[str, Any]] | None = None) -> Change:
     def change(document: Document, now: datetime) -> None:
         for run in document["task_state"]["worker_states"]:
             if run["run_id"] in run_ids and run["status"] == "RUNNING" and run["ping_expire_time"] > now:
                 run["ping_expire_time"] = max(run["ping_expire_time"], now + timedelta(milliseconds=lease_ms))
                 if progress and run["run_id"] in progress:
-                    run["progress"] = {**progress[run["run_id"]], "time": now}
+                    _tell(run, progress[run["run_id"]], now)
 
     return Routine(change)
 
@@ -125,7 +131,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
         task = parsed(document)
         run["status"] = outcome.status.value
         if outcome.progress is not None:
-            run["progress"] = {**outcome.progress, "time": now}
+            _tell(run, outcome.progress, now)
         if outcome.status is RunStatus.SUCCESS:
             run |= {"success_time": now, "returns": outcome.returns}
             return
