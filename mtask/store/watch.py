@@ -3,28 +3,40 @@
 One stream per worker process, over the database, on a client of its own. Its filter compares an event's own
 server time (`wallTime`) with what the event says, so it holds no instant that would age. No `updateLookup`:
 inserts carry what the queue needs, updates are hints that one batched read resolves.
+
+Who waits in a stream is woken, on the server, by each single write to it, to find that it is no news: 30 us and more.
+So where writes are dense it is not waited for: what came is read every 20 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from time import monotonic
 from typing import Any
 
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
+from pymongo.asynchronous.client_session import AsyncClientSession
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
 from mtask.store import plain
 from mtask.store.driver import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
+from mtask.store.traffic import Traffic
 
 Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
+#: How long the server waits for an event before it answers that there is none, in ms: not a part of a second, so that
+#: its answers fall into ever other parts of one. Where writes are dense it answers at once.
+_MAX_AWAIT_MS, _MIN_AWAIT_MS = 700, 1
+#: Between two reads where writes are dense, in seconds.
+_REST = 0.02
 
 
 class EventKind(Enum):
@@ -182,21 +194,36 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 class Stream:
     """An open change stream. Any error means: close it, drop it, open a new one and scan again."""
 
-    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:
-        self._cursor = cursor
+    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._traffic = Traffic(monotonic())
+        self._is_polled = self._traffic.is_dense
+        #: It takes down what the server says of its last write.
+        self._session: AsyncClientSession
+        self._cursor: AsyncDatabaseChangeStream[Document]
 
     @classmethod
-    async def open(
-        cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int, max_await: timedelta
-    ) -> Stream:
+    async def open(cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int) -> Stream:
         """Open the stream from now on. Raises errors of DatabaseError."""
+        stream = cls(store, pipeline(worker_id, queues, horizon_ms))
         with bounded(_OPEN_TIMEOUT):
-            cursor = await store.database.watch(
-                pipeline(worker_id, queues, horizon_ms),
-                max_await_time_ms=int(max_await / timedelta(milliseconds=1)),
-                batch_size=_BATCH,
-            )
-        return cls(cursor)
+            stream._session = store.client.start_session(causal_consistency=False)
+            try:
+                await stream._watch()
+            except BaseException:
+                await stream._session.end_session()
+                raise
+        return stream
+
+    async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
+        self._cursor = await self._store.database.watch(
+            self._wanted,
+            resume_after=token,
+            max_await_time_ms=_MIN_AWAIT_MS if self._is_polled else _MAX_AWAIT_MS,
+            batch_size=_BATCH,
+            session=self._session,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -204,15 +231,34 @@ class Stream:
         return self._cursor.alive
 
     async def next(self) -> Event | None:
-        """Return the next event, or None where none came within the stream's max_await. Raises DatabaseError."""
-        with bounded(None):  # the stream's client has a socket timeout beyond max_await
+        """Return the next event, or None where none came for a while. Raises DatabaseError."""
+        with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
             change = await self._cursor.try_next()
-        return None if change is None else _event(change)
+        written = self._session.operation_time
+        if written is not None:
+            self._traffic.note(written.time, written.inc, monotonic())
+        if change is not None:
+            return _event(change)
+        if self._traffic.is_dense != self._is_polled and self.is_open:
+            await self._turn()
+        elif self._is_polled:
+            await asyncio.sleep(_REST)
+        return None
+
+    async def _turn(self) -> None:
+        """Go on where it is, the other way: how long the server waits is said when a stream is opened."""
+        token = self._cursor.resume_token
+        if token is not None:  # else there would be a gap
+            self._is_polled = self._traffic.is_dense
+            with bounded(_OPEN_TIMEOUT):
+                await self._cursor.close()
+                await self._watch(token)
 
     async def close(self) -> None:
         """Close the cursor."""
         with bounded(timedelta(seconds=2)):
             await self._cursor.close()
+            await self._session.end_session()
 
 
 def _event(change: Any) -> Event:
