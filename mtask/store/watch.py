@@ -34,7 +34,7 @@ _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
 #: How long the server waits for an event before it answers that there is none, in ms: not a part of a second, so that
 #: its answers fall into ever other parts of one. Where writes are dense it answers at once.
-_MAX_AWAIT_MS, _MIN_AWAIT_MS = 700, 1
+MAX_AWAIT_MS, MIN_AWAIT_MS = 700, 1
 #: Between two reads where writes are dense, in seconds.
 _REST = 0.02
 
@@ -220,7 +220,7 @@ class Stream:
         self._cursor = await self._store.database.watch(
             self._wanted,
             resume_after=token,
-            max_await_time_ms=_MIN_AWAIT_MS if self._is_polled else _MAX_AWAIT_MS,
+            max_await_time_ms=MIN_AWAIT_MS if self._is_polled else MAX_AWAIT_MS,
             batch_size=_BATCH,
             session=self._session,
         )
@@ -232,6 +232,8 @@ class Stream:
 
     async def next(self) -> Event | None:
         """Return the next event, or None where none came for a while. Raises DatabaseError."""
+        if self._traffic.is_dense != self._is_polled and self.is_open:
+            await self._turn()
         with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
             change = await self._cursor.try_next()
         written = self._session.operation_time
@@ -239,9 +241,7 @@ class Stream:
             self._traffic.note(written.time, written.inc, monotonic())
         if change is not None:
             return _event(change)
-        if self._traffic.is_dense != self._is_polled and self.is_open:
-            await self._turn()
-        elif self._is_polled:
+        if self._is_polled:
             await asyncio.sleep(_REST)
         return None
 

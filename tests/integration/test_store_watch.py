@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
+from pymongo.write_concern import WriteConcern
 
 from mtask.model.rules import HORIZON
 from mtask.model.status import RunStatus
@@ -112,10 +113,10 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
 # --- how it is read ---------------------------------------------------------------------------------------
 
 
-def commands_of(mongo: Client, app_name: str) -> dict[str, Any] | None:
-    """Return the getMore that a client's stream waits in, or nothing while there is none."""
-    ops = mongo.admin.aggregate([{"$currentOp": {}}, {"$match": {"appName": app_name, "command.getMore": {"$gt": 0}}}])
-    return next(iter(ops), None)
+def is_waited_in(mongo: Client, app_name: str) -> bool:
+    """Whether a client's stream waits on the server for what comes."""
+    waits = {"appName": app_name, "command.getMore": {"$gt": 0}, "command.maxTimeMS": watch.MAX_AWAIT_MS}
+    return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
 
 
 def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
@@ -123,7 +124,7 @@ def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_onc
 ) -> None:
     """Others write all the while, first much, then nothing, then much; what concerns this stream comes in between."""
     name, app_name = store.database.name, f"stream-{store.database.name}"
-    others = mongo[name]["others"]
+    unhurried = mongo[name].get_collection("others", write_concern=WriteConcern(w=1, j=False))
     told: list[str] = []
 
     async def scenario() -> None:
@@ -137,7 +138,7 @@ def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_onc
                     told.append(event.task_id)
 
         async def waits() -> bool:
-            return bool(await asyncio.to_thread(commands_of, mongo, app_name))
+            return await asyncio.to_thread(is_waited_in, mongo, app_name)
 
         async def publish_and_hear(key: str) -> None:
             await asyncio.to_thread(publish, store, key)
@@ -148,12 +149,12 @@ def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_onc
         for _ in range(2):
             await eventually_async(waits, message="it waits for what comes")
             await publish_and_hear(f"calm-{published}")
-            end = monotonic() + 1.5
-            while monotonic() < end:
-                await asyncio.to_thread(others.insert_many, [{} for _ in range(500)])
+            end = monotonic() + 20
+            while not stream._is_polled:
+                assert monotonic() < end, "it is waited in, though writes are dense"
+                await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
                 published += 1
                 await asyncio.to_thread(publish, store, f"dense-{published}")
-            assert stream._is_polled
             await publish_and_hear(f"last-{published}")
         reading.cancel()
         with suppress(asyncio.CancelledError):
