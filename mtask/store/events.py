@@ -80,8 +80,9 @@ class TaskEvent:
     #: What the task is from then on, where that changed with it; a final status is its end.
     task_status: TaskStatus | None = None
     reason: str | None = None  #: of a run that did not succeed
-    progress: float | None = None  #: 0 to 1
-    message: str | None = None  #: beside the progress
+    #: 0 to 1, and the message beside it. Of either that stayed as it was: None where more was told before it was read.
+    progress: float | None = None
+    message: str | None = None
     #: Give it to `events(after=...)` to go on right after this event.
     token: str = ""
 
@@ -155,8 +156,10 @@ def _event(
     # Today's document may know of an end that this event did not.
     is_end = kind not in (EventKind.PROGRESS, EventKind.CLAIMED)
     times = END_TIMES if is_end else ("claim_time",) if kind is EventKind.CLAIMED else ()
-    if kind is EventKind.PROGRESS and isinstance(stored := run.get("progress"), Mapping):
-        progress = {**stored, **progress}  # the change names what is new of it
+    stored = run.get("progress")
+    # The change names what is new of it. The rest is known from the document as long as nothing was told since.
+    if kind is EventKind.PROGRESS and isinstance(stored, Mapping) and stored.get("time") == progress.get("time"):
+        progress = {**stored, **progress}
     fraction = progress.get("fraction")
     return TaskEvent(
         kind,

@@ -27,12 +27,21 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
+from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
 from tests.processes import kill_marked, marked
 
-MUTATIONS: tuple[Mutation, ...] = (*STORE_MUTATIONS, *WORKER_MUTATIONS)
+MUTATIONS: tuple[Mutation, ...] = (
+    *STORE_MUTATIONS,
+    *WORKER_MUTATIONS,
+    *CONTROL_MUTATIONS,
+    *SCHEDULE_MUTATIONS,
+    *EVENT_MUTATIONS,
+)
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
 #: In the environment of all that a copy's tests start, so that its end can tell what is left.

@@ -284,6 +284,19 @@ def test_progress_that_is_sent_again_is_told_once(
         assert kinds == ["published", "claimed", "progress", "succeeded" if status is RunStatus.SUCCESS else "failed"]
 
 
+def test_progress_that_is_read_late_is_told_as_it_was(client: AnyClient, store: SyncStore) -> None:
+    with Reading(client) as reading:
+        begin = reading.token
+    publish_task(store, "k")
+    run_id = claim(store, "task:k", "w1")
+    for fraction, message in ((0.25, "sales"), (0.5, "sales"), (0.75, "costs")):
+        store.run(claims.ping({run_id: "task:k"}, 60_000, {run_id: {"fraction": fraction, "message": message}}))
+    with Reading(client, after=begin) as reading:
+        found = reading.take(5)
+    # A change names what is new; what was the same is not known any more, and not told as what came later.
+    assert [(event.progress, event.message) for event in found[2:]] == [(0.25, "sales"), (0.5, None), (0.75, "costs")]
+
+
 def test_a_token_in_the_middle_of_a_change_serves_when_the_task_is_gone(client: AnyClient, store: SyncStore) -> None:
     with Reading(client) as reading:
         publish_task(store, "k")
@@ -291,22 +304,25 @@ def test_a_token_in_the_middle_of_a_change_serves_when_the_task_is_gone(client: 
         finish(store, run_id, RunStatus.SUCCESS, progress={"fraction": 1.0, "message": "done"})
         found = reading.take(3)
         assert [event.kind for event in found] == [EventKind.PUBLISHED, EventKind.CLAIMED, EventKind.PROGRESS]
+        assert not any(event.is_end for event in found)
     store.tasks.delete_one({"_id": "task:k"})
     with Reading(client, after=found[1].token) as reading:
         (progress,) = reading.take(1)
         assert (progress.progress, progress.message, progress.run_id) == (1.0, "done", None)
         assert progress.token == found[2].token
     with Reading(client, after=found[2].token) as reading:
-        assert told(reading.take(2)) == [("succeeded", "task:k"), ("removed", "task:k")]
+        ended, removed = reading.take(2)
+        assert told([ended, removed]) == [("succeeded", "task:k"), ("removed", "task:k")]
+        assert ended.is_end
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"task:a", "task:b:1", "other:a", "task.b:a"}),
+        ({}, {"task:a", "task:b:1", "other:a", "task.b:a", "sub/task:a"}),
         ({"name": "task"}, {"task:a", "task:b:1"}),
         ({"name": ["other", "task.b"]}, {"other:a", "task.b:a"}),
-        ({"key": "a"}, {"task:a", "other:a", "task.b:a"}),
+        ({"key": "a"}, {"task:a", "other:a", "task.b:a", "sub/task:a"}),
         ({"key": "b:1"}, {"task:b:1"}),
         ({"queue": "mail"}, {"other:a"}),
         ({"queue": ["mail", "default"], "key": ["a", "b:1"], "name": "task"}, {"task:a", "task:b:1"}),
@@ -321,7 +337,8 @@ def test_only_what_was_asked_for_is_told(
         for name, key, queue in (("task", "a", None), ("task", "b:1", None), ("other", "a", "mail")):
             client.publish(name, key=key, queue=queue)
         client.publish("task.b", key="a")
-        for name, key in (("task", "a"), ("task", "b:1"), ("other", "a"), ("task.b", "a")):
+        client.publish("sub/task", key="a")
+        for name, key in (("task", "a"), ("task", "b:1"), ("other", "a"), ("task.b", "a"), ("sub/task", "a")):
             client.cancel(name, key)
         found: list[TaskEvent] = []
         while len(found) < 2 * len(expected):

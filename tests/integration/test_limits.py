@@ -19,7 +19,8 @@ from mtask.store import claims, places, setup
 from mtask.store.driver import SyncStore
 from mtask.store.places import Place, Wish
 from mtask.worker import limits as limits_module
-from tests.integration.worker_harness import Bench, until, working
+from mtask.worker.run import EndReason
+from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client as Mongo
 
 QUEUE = Place("default")
@@ -347,5 +348,84 @@ def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_serv
             await publish(bench, 10)
             await publish(bench, 1, prefix="late ", queue="narrow", limit_key="late")
             await until(lambda: bench.count("SUCCESS") == keys + 11, message="what nothing keeps from it")
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_that_comes_too_late_for_its_place_is_not_valid(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            claimer = bench.worker._claimer
+
+            async def wait() -> None:
+                if claiming.seen_cnt == 1:
+                    (entry,) = (bench.mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {})["running"]
+                    await until(lambda: client.server_time() > entry["claim_by"], message="too late")
+
+            claiming = between(claimer, "claim", before=wait)
+            await publish(bench, 1)
+            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="landed")
+            assert claimer.lost_cnt == 1
+            await bench.status("work:0", "SUCCESS")
+            assert len(claim_times(bench)) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("limits", "change", "place"),
+    [
+        ({"queue": "narrow", "concurrency": 1}, {"queue": "narrow"}, Place("narrow")),
+        ({"queue": "default", "key_concurrency": 1}, {"task_option.limit_key": "b"}, Place("default", "b")),
+    ],
+    ids=["queue", "key"],
+)
+def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, limits: Any, change: Any, place: Place
+) -> None:
+    gauge = Gauge()
+    client.limit(**limits)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app, queues=["default", "narrow"]) as bench:
+
+            async def move() -> None:
+                if claiming.seen_cnt == 1:
+                    bench.tasks.update_one({"_id": "work:0"}, {"$set": change})
+
+            claiming = between(bench.worker._claimer, "claim", before=move)
+            await publish(bench, 1, limit_key="a")
+            await bench.status("work:0", "SUCCESS")
+            await until(lambda: is_free(bench, place), 5.0, "it was taken, and given back")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    """A lease is trusted no longer some time before it lapses: until then the run is live for all others."""
+    gauge = Gauge()
+    gauge.gate.clear()
+    for queue in ("default", "other"):
+        client.limit(queue, concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app, queues=["default", "other"]) as bench:
+            await publish(bench, 1)
+            await until(lambda: gauge.running["all"] == 1, message="it runs")
+            (run,) = bench.worker._runner.runs
+            run.end(EndReason.LEASE_LOST)
+            await until(lambda: not bench.worker._runner.runs, message="let go")
+            gauge.gate.set()
+            await publish(bench, 1, prefix="later ", queue="other")
+            await bench.status("work:later 0", "SUCCESS")
+            await until(lambda: is_free(bench, Place("other")), message="what comes after it is given back")
+            assert not is_free(bench)
 
     asyncio.run(scenario())

@@ -174,6 +174,39 @@ def test_a_ping_that_fails_loses_nothing(mongo_uri: str, database_name: str, mon
     asyncio.run(scenario())
 
 
+def test_what_is_told_while_a_ping_is_under_way_is_written_too(
+    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, gate = App(), asyncio.Event()
+    contexts: list[Context] = []
+
+    @app.task
+    async def work(context: Context) -> None:
+        contexts.append(context)
+        context.progress(0.25, "begun")
+        await gate.wait()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            store = bench.worker._pinger._store
+            run = store.run
+
+            def run_and_tell(operation: Any) -> Any:
+                result = run(operation)
+                if operation.__name__ == "ping" and contexts:
+                    contexts.pop().progress(0.5, "half")  # the reply has not been read yet
+                return result
+
+            monkeypatch.setattr(store, "run", run_and_tell)
+            await bench.client.publish("work", key="1")  # it is pinged every 30 s
+            await until(lambda: told(bench, "work:1") == HALF, 10.0, "written")
+            assert bench.state("work:1")["status"] == "RUNNING"
+            gate.set()
+            await bench.status("work:1", "SUCCESS")
+
+    asyncio.run(scenario())
+
+
 def test_what_is_no_progress_is_refused_and_nothing_stored(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
     app = App()
     nonsense: list[tuple[Any, Any]] = [

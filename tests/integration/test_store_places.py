@@ -131,11 +131,25 @@ def test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(st
     assert claims.runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
 
 
+def test_a_place_is_given_back_by_nobody_but_its_own_claim(store: SyncStore) -> None:
+    """Several may claim one task at once, and it is claimed anew while its last run is still to be taken down."""
+    limit = Limit(concurrency=3, starts=3, window_ms=60_000)
+    for token in ("lost", "over", "live"):
+        take(store, limit, ["task:a"], token)
+    store.run(places.settle([QUEUE], "lost", {}, ["task:a"]))
+    for kind in ("running", "starts"):
+        assert [entry["token"] for entry in stored(store)[kind]] == ["over", "live"]
+    store.run(places.give_back([Held(QUEUE, "task:a", "over")]))
+    assert [entry["token"] for entry in stored(store)["running"]] == ["live"]
+
+
 def test_a_place_whose_claim_never_came_is_given_back_after_a_while(store: SyncStore) -> None:
     take(store, Limit(concurrency=1), ["task:a"], "1")
-    long_ago = store.run(setup.check_server()) - timedelta(seconds=30)
-    store.collections["places"].update_one({}, {"$set": {"running.0.claim_by": long_ago}})
-    assert store.run(places.give_back_dead([QUEUE])).has_found
+    now = store.run(setup.check_server())
+    for ago, is_over in ((10, False), (30, True)):  # a claim that was begun in time is written that much later at most
+        was_until = {"$set": {"running.0.claim_by": now - timedelta(seconds=ago)}}
+        store.collections["places"].update_one({}, was_until)
+        assert store.run(places.give_back_dead([QUEUE])).has_found is is_over
     assert stored(store)["running"] == []
 
 

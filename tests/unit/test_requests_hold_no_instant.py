@@ -9,12 +9,14 @@ from typing import Any
 import bson
 import pytest
 
+from mtask.model.controls import Limit
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, WorkerStatus
-from mtask.store import claims, publishing, tasks, watch, workers
+from mtask.store import claims, places, publishing, retention, schedules, tasks, watch, workers
 from mtask.store.filters import LAST_TIME
 from mtask.store.operation import Operation
 from mtask.store.pipelines import Outcome
+from mtask.store.places import Held, Place, Wish
 from mtask.store.publishing import NewTask, Policy
 
 _ME = workers.Registration(
@@ -30,6 +32,7 @@ _ME = workers.Registration(
     heartbeat_timeout=timedelta(seconds=30),
 )
 _TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().stored(), timedelta(minutes=1))
+_LIMIT = Limit(concurrency=1, starts=1, window_ms=1_000)
 _REQUESTS: dict[str, Operation[Any]] = {
     "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
@@ -52,6 +55,11 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "register": workers.register(_ME),
     "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
     "live workers": workers.live(),
+    "take of a place": places.take([Wish(Place("default"), _LIMIT, ["task:k"])], "token"),
+    "take of places": places.take([Wish(Place("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"),
+    "places given back": places.give_back([Held(Place("default"), "task:k", "token")]),
+    "coming schedules": schedules.coming(60_000, 10),
+    "purge": retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10),
 }
 
 
@@ -69,7 +77,9 @@ def instants_in(value: Any) -> Iterator[datetime]:
 
 @pytest.mark.parametrize("name", list(_REQUESTS))
 def test_request_of_the_engine_holds_no_instant_of_this_process(name: str) -> None:
-    call = next(_REQUESTS[name])
+    operation = _REQUESTS[name]
+    call = next(operation)
+    operation.close()
     assert list(instants_in([call.args, call.kwargs])) == []
     assert "$$NOW" in repr(call)
 

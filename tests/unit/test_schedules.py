@@ -122,3 +122,9 @@ def test_keys_are_told_apart_by_the_instant_alone() -> None:
     berlin = NOW.astimezone(Cron.parse("* * * * *", "Europe/Berlin").computed().timezone)
     assert schedule().key_of(berlin) == schedule().key_of(NOW)
     assert schedule().key_of(NOW + timedelta(milliseconds=5)) == "s/2026-03-02T12:00:00.005Z"
+
+
+def test_both_firings_of_a_time_that_comes_twice_have_their_own_keys() -> None:
+    nightly = schedule(Cron.parse("30 2 * * *", "Europe/Berlin"))
+    twice = nightly.next_firings(datetime(2026, 10, 24, 12, tzinfo=UTC), 2)
+    assert [nightly.key_of(firing) for firing in twice] == ["s/2026-10-25T00:30:00Z", "s/2026-10-25T01:30:00Z"]

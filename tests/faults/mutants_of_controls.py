@@ -1,0 +1,104 @@
+"""Mutations of what controls ask for: the limits of queues and keys, and how long a worker goes by what it read."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_LIMITS = "mtask/worker/limits.py"
+_PLACES = "mtask/store/places.py"
+_WORKER_CONTROLS = "mtask/worker/controls.py"
+
+_LIMITS_TESTS = "tests/integration/test_limits.py"
+_PLACES_TESTS = "tests/integration/test_store_places.py"
+_INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
+
+_LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
+_BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}'
+
+CONTROL_MUTATIONS = (
+    # --- limits ---------------------------------------------------------------------------------------------
+    Mutation(
+        "lapsed-run-keeps-its-place",
+        "The places of a worker that died are never free again.",
+        (Edit(_PLACES, "    if lapsed:\n        yield from _settle_each(lapsed)",
+              "    if False:\n        yield from _settle_each(lapsed)"),),
+        (f"{_PLACES_TESTS}::test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
+    ),
+    Mutation(
+        "lapsed-run-not-closed",
+        "The place of a lapsed run is given back, and a ping that was under way revives the run.",
+        (
+            Edit(_PLACES, "        yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
+                 "        runs = {key: run for key, run in runs.items() if run.task_id not in lapsed}"),
+            Edit(_PLACES, 'if entry["claim_by"] + _LATEST < now if run is None else run.is_over:',
+                 'if run is None or run.is_over:'),
+        ),
+        (f"{_PLACES_TESTS}::test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
+    ),
+    Mutation(
+        "place-given-back-by-task",
+        "A run that is over gives back the place of the next run of its task.",
+        (
+            Edit(_PLACES, 'gone = x.literal([f"{token} {task_id}" for task_id, token in runs])',
+                 "gone = x.literal([task_id for task_id, _ in runs])"),
+            Edit(_PLACES, 'name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}',
+                 'name = "$$entry.task_id"'),
+        ),
+        (f"{_PLACES_TESTS}::test_a_place_is_given_back_by_nobody_but_its_own_claim",),
+    ),
+    Mutation(
+        "lost-claim-gives-back-the-winners-place",
+        "Who did not get a task gives back the place of the worker that did.",
+        (Edit(_PLACES, _BY_TOKEN, '{"$in": ["$$entry.task_id", given_back]}'),),
+        (f"{_PLACES_TESTS}::test_a_place_is_given_back_by_nobody_but_its_own_claim",),
+    ),
+    Mutation(
+        "place-of-a-slow-claim-given-back",
+        "A place is given back as soon as its claim may not begin any more: one that has begun is written later.",
+        (Edit(_PLACES, 'if entry["claim_by"] + _LATEST < now if run', 'if entry["claim_by"] < now if run'),),
+        (f"{_PLACES_TESTS}::test_a_place_whose_claim_never_came_is_given_back_after_a_while",),
+    ),
+    Mutation(
+        "window-by-the-local-clock",
+        "Which starts still count is read from the wall clock of the worker's machine.",
+        (Edit(_PLACES, '{"$subtract": [x.NOW, "$_wish.window_ms"]}',
+              f'{{"$subtract": [{_LOCAL_NOW}, "$_wish.window_ms"]}}'),),
+        (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
+    ),
+    Mutation(
+        "claim-after-its-place",
+        "A claim is valid though its place may have been given to another.",
+        (Edit(_LIMITS, "return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]",
+              "return guards"),),
+        (f"{_LIMITS_TESTS}::test_a_claim_that_comes_too_late_for_its_place_is_not_valid",),
+    ),
+    Mutation(
+        "moved-into-a-limited-queue",
+        "A task that was moved into a limited queue amid its claim runs without a place.",
+        (Edit(_LIMITS, "return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []",
+              "return []"),),
+        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there",),
+    ),
+    Mutation(
+        "moved-to-another-key",
+        "A task whose limit_key was changed amid its claim runs on a place of the former key.",
+        (
+            Edit(_LIMITS, "guards = [of_queues_and_keys(sorted(self.of, key=str))]", "guards: list[Filter] = []"),
+        ),
+        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there",),
+    ),
+    Mutation(
+        "place-of-a-live-run-given-back",
+        "A worker that trusts a lease no longer gives back its place, though the run is live in the document.",
+        (Edit(_LIMITS, "if held and is_closed:", "if held:"),),
+        (f"{_LIMITS_TESTS}::test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed",),
+    ),
+    # --- pauses ---------------------------------------------------------------------------------------------
+    Mutation(
+        "silence-ended-by-an-older-read",
+        "A worker goes by what it read before it fell silent, and nobody waited for it since.",
+        (Edit(_WORKER_CONTROLS, "if self._valid_then is not None and silence_cnt == self._silence_cnt:",
+              "if self._valid_then is not None:"),),
+        ("tests/unit/test_worker_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
+    ),
+)  # fmt: skip
