@@ -27,9 +27,11 @@ from mtask.local import ReplicaSet, temporary
 from tests import faketime
 from tests.faults import nemeses, observer
 from tests.faults.app import HISTORY_VARIABLE
+from tests.faults.controls import CONCURRENCY, KEY_CONCURRENCY, Controls
 from tests.faults.display import Display, Status
 from tests.faults.fleet import PATIENCE, Fleet, Place, Sampler, python
 from tests.faults.history import Clock, Document, History, Ledger, Sample
+from tests.faults.load import LIMIT_KEY, LIMITED, SHORT
 from tests.faults.network import ReplicaSetProxy
 from tests.faults.world import World
 from tests.mongo import TEST_COMMANDS, eventually
@@ -120,6 +122,7 @@ class Run:
                 self._message = "letting everything recover"
                 self._recover(world)
                 self._drain(world)
+                self._fill_limit(world)
             self._stop(world, eye)
         return self._history
 
@@ -154,6 +157,7 @@ class Run:
     def _prepare(self, world: World, replica_set: ReplicaSet) -> None:
         with mtask.Client(replica_set.uri, database=DATABASE) as client:
             client.init()
+            self._facts |= Controls(client).prepare()
         for name in ("effects", observer.MARKS):
             world.mongo[DATABASE].create_collection(name)
         observer.prepare(world.mongo, DATABASE)
@@ -235,6 +239,7 @@ class Run:
         """Stop publishing; the nemeses have mended what they broke, and nobody lends a hand beyond that."""
         self._facts["publishers"] = world.publishers.stop()
         self._healed = datetime.now(UTC)  # the servers' clock as well: they run on this machine
+        self._facts["schedule"] |= world.controls.end_schedule()
 
     def _drain(self, world: World) -> None:
         self._message = "draining the backlog"
@@ -255,6 +260,27 @@ class Run:
             self._facts["not_drained"] = str(error)
         self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
+    def _fill_limit(self, world: World) -> None:
+        """Have as many run at once as the limit allows, and end them: no place has leaked."""
+        if "not_drained" in self._facts:
+            return
+        self._message = "filling the limit"
+        task_ids = [
+            world.publish(LIMITED, {"seconds": 120.0}, queue=LIMITED, limit_key=key, **SHORT)
+            for key in (*[LIMIT_KEY] * KEY_CONCURRENCY, *[None] * (CONCURRENCY - KEY_CONCURRENCY))
+        ]
+
+        def have(*statuses: str) -> bool:
+            wanted = {"_id": {"$in": task_ids}, "task_state.status": {"$in": statuses}}
+            return world.mongo[DATABASE]["tasks"].count_documents(wanted) == len(task_ids)
+
+        with suppress(AssertionError):  # the checker says what was held
+            eventually(lambda: have("RUNNING"), PATIENCE, "the limit is filled", interval=0.1)
+        for task_id in task_ids:
+            world.cancel(task_id)
+        with suppress(AssertionError):
+            eventually(lambda: have(*_FINAL), PATIENCE, "what filled the limit ends", interval=0.1)
+
     def _stop(self, world: World, eye: subprocess.Popen[bytes]) -> None:
         self._message = "stopping"
         self._show(world)
@@ -264,6 +290,7 @@ class Run:
         eye.wait(PATIENCE * 3)
         self._facts |= json.loads((self._history.folder / observer.GAPS).read_text())
         _dump(world.mongo[DATABASE]["tasks"].find(), self._history.documents_path)
+        _dump(world.mongo[DATABASE]["places"].find(), self._history.places_path)
         _dump(world.mongo[DATABASE]["effects"].find({}, {"_id": False}), self._history.effects_path)
         ends = [asdict(end) for place in world.workers.places for end in place.ends]
         self._facts |= {
