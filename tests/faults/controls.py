@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import mtask
-from mtask.errors import MtaskError
+from mtask.errors import ControlUnconfirmed, DatabaseError, MtaskError
 from tests.faults.fleet import PATIENCE
 from tests.faults.history import Document
 from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, TICK
@@ -48,7 +48,8 @@ class Controls:
         since = self._insist(self._client.server_time)
         wait(seconds)
         until = self._insist(self._client.server_time)
-        self._insist(lambda: self._client.resume(**target, timeout=_UNCONFIRMED))
+        with suppress(ControlUnconfirmed):  # it holds all the same, and the worker hears of it later
+            self._insist(lambda: self._client.resume(**target, timeout=_UNCONFIRMED))
         return (since.timestamp(), until.timestamp()) if stood else None
 
     def end_schedule(self) -> Document:
@@ -76,7 +77,7 @@ class Controls:
         while True:
             try:
                 return act()
-            except MtaskError:
+            except DatabaseError:
                 if time.monotonic() >= end:
                     raise
             time.sleep(0.2)

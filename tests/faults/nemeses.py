@@ -14,9 +14,10 @@ from random import Random
 
 from mtask.local import ReplicaSet
 from tests.faults import breaks
+from tests.faults.controls import CONCURRENCY
 from tests.faults.fleet import Place, State
 from tests.faults.links import Direction
-from tests.faults.load import PAUSABLE, SHORT
+from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, PAUSABLE, SHORT
 from tests.faults.world import World
 
 Nemesis = Callable[[World, Random], None]
@@ -273,6 +274,15 @@ def pause_queue(world: World, random: Random) -> None:
         episode.detail |= {"by": next(iter(target)), "pauses": stood, "unknown": len(pauses) - len(stood)}
 
 
+def crowd_queue(world: World, random: Random) -> None:
+    """Publish more than a limited queue may run at once."""
+    with world.fault("crowd queue", LIMITED):
+        for _ in range(4 * CONCURRENCY):
+            seconds, key = round(random.uniform(0.2, 1.0), 2), random.choice((None, LIMIT_KEY))
+            world.publish(LIMITED, {"seconds": seconds}, queue=LIMITED, limit_key=key, **PATIENT)
+        world.wait(random.uniform(2.0, 5.0))
+
+
 TRACKS = (
     Track(
         "processes",
@@ -316,7 +326,7 @@ TRACKS = (
         },
     ),
     Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer}),
-    Track("queues", (3.0, 10.0), {"pause queue": pause_queue}),
+    Track("queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue}),
 )
 
 

@@ -41,6 +41,8 @@ DATABASE = "chaos"
 DRAIN_PATIENCE = 300.0
 _SAMPLE_INTERVAL = 5.0  # a hundred thousand finished tasks take a while to count
 _SHOW_INTERVAL = 0.25
+#: How long others wait beside a limit that is filled, in seconds: an idle worker would have claimed them.
+_CROWDED = 1.5
 #: The workers, and what is particular about them.
 WORKERS = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
 _OPEN = ("INIT", "RUNNING")
@@ -261,25 +263,28 @@ class Run:
         self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
     def _fill_limit(self, world: World) -> None:
-        """Have as many run at once as the limit allows, and end them: no place has leaked."""
+        """Have as many run at once as the limit allows, since no place has leaked, and others wait; end them all."""
         if "not_drained" in self._facts:
             return
         self._message = "filling the limit"
-        task_ids = [
-            world.publish(LIMITED, {"seconds": 120.0}, queue=LIMITED, limit_key=key, **SHORT)
-            for key in (*[LIMIT_KEY] * KEY_CONCURRENCY, *[None] * (CONCURRENCY - KEY_CONCURRENCY))
-        ]
 
-        def have(*statuses: str) -> bool:
+        def publish() -> list[str]:
+            keys = (*[LIMIT_KEY] * KEY_CONCURRENCY, *[None] * (CONCURRENCY - KEY_CONCURRENCY))
+            return [world.publish(LIMITED, {"seconds": 120.0}, queue=LIMITED, limit_key=key, **SHORT) for key in keys]
+
+        def are(task_ids: list[str], *statuses: str) -> bool:
             wanted = {"_id": {"$in": task_ids}, "task_state.status": {"$in": statuses}}
             return world.mongo[DATABASE]["tasks"].count_documents(wanted) == len(task_ids)
 
+        task_ids = publish()
         with suppress(AssertionError):  # the checker says what was held
-            eventually(lambda: have("RUNNING"), PATIENCE, "the limit is filled", interval=0.1)
+            eventually(lambda: are(task_ids, "RUNNING"), PATIENCE, "the limit is filled", interval=0.1)
+        task_ids += publish()
+        time.sleep(_CROWDED)
         for task_id in task_ids:
             world.cancel(task_id)
         with suppress(AssertionError):
-            eventually(lambda: have(*_FINAL), PATIENCE, "what filled the limit ends", interval=0.1)
+            eventually(lambda: are(task_ids, *_FINAL), PATIENCE, "what filled the limit ends", interval=0.1)
 
     def _stop(self, world: World, eye: subprocess.Popen[bytes]) -> None:
         self._message = "stopping"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tests.faults.checks.change import LOG_LAG
 from tests.faults.checks.logs import RunLog, TaskLog
@@ -18,35 +18,31 @@ def paused_names(faults: Iterable[Fault]) -> set[str]:
 
 
 def judge_pauses(
-    verdict: Verdict, faults: Iterable[Fault], runs: Mapping[str, RunLog], tasks: Mapping[str, TaskLog]
+    verdict: Verdict, faults: Sequence[Fault], runs: Mapping[str, RunLog], tasks: Mapping[str, TaskLog]
 ) -> None:
     """Judge all claims by all pauses that were confirmed; one whose call failed may stand, or not."""
-    for fault in faults:
-        pauses = fault.detail.get("pauses")
-        if not isinstance(pauses, list):
-            continue
-        name = fault.target
-        counts = verdict.figures.controls.setdefault(
-            f"pauses of {name}", {"confirmed": 0, "unknown": 0, "claims inside": 0, "published inside": 0}
-        )
-        counts["confirmed"] += len(pauses)
-        counts["unknown"] += int(fault.detail.get("unknown", 0))
-        for since, until in pauses:
-            # A claim's $$NOW may be a little older than the clock that was asked.
-            start, end = since + _LAG, until - _LAG
-            for run_id, run in runs.items():
-                if _is_of(run.task_id, name) and start < run.claim_time.timestamp() < end:
-                    counts["claims inside"] += 1
-                    told = {"run": run_id, "worker": run.worker_id, "at": run.claim_time.isoformat()}
-                    what = "claimed while its queue was paused"
-                    verdict.report(
-                        "claimed_paused", run.task_id, what, since=f"{since:.3f}", until=f"{until:.3f}", **told
-                    )
-            counts["published inside"] += sum(
-                any(start < life.created < end for life in log.lives)
-                for task_id, log in tasks.items()
-                if _is_of(task_id, name)
-            )
+    for name in sorted(paused_names(faults)):
+        of_name = [fault.detail for fault in faults if fault.target == name and "pauses" in fault.detail]
+        # A claim's $$NOW may be a little older than the clock that was asked.
+        pauses = [(since + _LAG, until - _LAG) for detail in of_name for since, until in detail["pauses"]]
+        inside = 0
+        for run_id, run in runs.items():
+            if not _is_of(run.task_id, name):
+                continue
+            at = run.claim_time.timestamp()
+            for since, until in pauses:
+                if since < at < until:
+                    inside += 1
+                    told = {"run": run_id, "worker": run.worker_id, "at": f"{at:.3f}"}
+                    paused = f"{since:.3f} to {until:.3f}"
+                    verdict.report("claimed_paused", run.task_id, "claimed while it was paused", paused=paused, **told)
+        created = [life.created for task_id, log in tasks.items() if _is_of(task_id, name) for life in log.lives]
+        verdict.figures.controls[f"pauses of {name}"] = {
+            "confirmed": len(pauses),
+            "unknown": sum(detail.get("unknown", 0) for detail in of_name),
+            "claims inside": inside,
+            "published inside": sum(since < at < until for at in created for since, until in pauses),
+        }
 
 
 def _is_of(task_id: str, name: str) -> bool:
