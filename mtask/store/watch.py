@@ -26,15 +26,15 @@ from mtask.store import expressions as x
 from mtask.store import plain
 from mtask.store.driver import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
-from mtask.store.traffic import Traffic
+from mtask.store.traffic import Density, Traffic
 
 Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
-#: How long the server waits for an event before it answers that there is none, in ms: not a part of a second, so that
-#: its answers fall into ever other parts of one. Where writes are dense it answers at once.
-MAX_AWAIT_MS, MIN_AWAIT_MS = 700, 1
+#: How long the server waits for an event before it answers that there is none, in ms. Where something is written it
+#: answers soon, so that it is seen how much; and after no part of a second: answers fall into ever other parts of one.
+MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
 #: Between two reads where writes are dense, in seconds.
 _REST = 0.02
 
@@ -198,7 +198,8 @@ class Stream:
         self._store = store
         self._wanted = wanted
         self._traffic = Traffic(monotonic())
-        self._is_polled = self._traffic.is_dense
+        #: What it was opened for.
+        self.density = self._traffic.density
         #: It takes down what the server says of its last write.
         self._session: AsyncClientSession
         self._cursor: AsyncDatabaseChangeStream[Document]
@@ -220,7 +221,7 @@ class Stream:
         self._cursor = await self._store.database.watch(
             self._wanted,
             resume_after=token,
-            max_await_time_ms=MIN_AWAIT_MS if self._is_polled else MAX_AWAIT_MS,
+            max_await_time_ms=MAX_AWAIT_MS[self.density],
             batch_size=_BATCH,
             session=self._session,
         )
@@ -232,24 +233,24 @@ class Stream:
 
     async def next(self) -> Event | None:
         """Return the next event, or None where none came for a while. Raises DatabaseError."""
-        if self._traffic.is_dense != self._is_polled and self.is_open:
+        if self._traffic.density is not self.density and self.is_open:
             await self._turn()
         with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
             change = await self._cursor.try_next()
         written = self._session.operation_time
         if written is not None:
-            self._traffic.note(written.time, written.inc, monotonic())
+            self._traffic.note(written.time, written.inc, monotonic(), is_news=change is not None)
         if change is not None:
             return _event(change)
-        if self._is_polled:
+        if self.density is Density.DENSE:
             await asyncio.sleep(_REST)
         return None
 
     async def _turn(self) -> None:
-        """Go on where it is, the other way: how long the server waits is said when a stream is opened."""
+        """Go on where it is, at another pace: how long the server waits is said when a stream is opened."""
         token = self._cursor.resume_token
         if token is not None:  # else there would be a gap
-            self._is_polled = self._traffic.is_dense
+            self.density = self._traffic.density
             with bounded(_OPEN_TIMEOUT):
                 await self._cursor.close()
                 await self._watch(token)

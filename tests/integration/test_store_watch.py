@@ -18,6 +18,7 @@ from mtask.model.status import RunStatus
 from mtask.store import claims, tasks, watch
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.pipelines import Outcome
+from mtask.store.traffic import Density
 from mtask.store.watch import Stream
 from tests.integration.stores import claim, parsed, publish, ready_store, server_time, stored
 from tests.integration.worker_harness import until
@@ -115,7 +116,7 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
 
 def is_waited_in(mongo: Client, app_name: str) -> bool:
     """Whether a client's stream waits on the server for what comes."""
-    waits = {"appName": app_name, "command.getMore": {"$gt": 0}, "command.maxTimeMS": watch.MAX_AWAIT_MS}
+    waits = {"appName": app_name, "command.getMore": {"$gt": 0}, "command.maxTimeMS": watch.MAX_AWAIT_MS[Density.STILL]}
     return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
 
 
@@ -150,7 +151,7 @@ def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_onc
             await eventually_async(waits, message="it waits for what comes")
             await publish_and_hear(f"calm-{published}")
             end = monotonic() + 20
-            while not stream._is_polled:
+            while stream.density is not Density.DENSE:
                 assert monotonic() < end, "it is waited in, though writes are dense"
                 await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
                 published += 1
