@@ -43,7 +43,7 @@ STORE_MUTATIONS = (
     Mutation(
         "short-finish-after-the-lease",
         "A run of a plain task whose lease has lapsed still writes its result.",
-        (Edit(_PLAIN, """        held["$expr"],\n""", ""),),
+        (Edit(_PLAIN, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
         (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
     ),
     Mutation(
