@@ -25,7 +25,7 @@ class Density(Enum):
 
 
 class Traffic:
-    """Tells the density of the writes to a server; it is dense until something else is known.
+    """Tells the density of the writes to a server; there is some traffic until more is known.
 
     MongoDB numbers its writes anew in each second: two of its replies tell how many there were in between, or, where
     another second has begun, how many at least.
@@ -35,8 +35,8 @@ class Traffic:
         """`now`, here and below: monotonic, in seconds."""
         self._second, self._number = -1, 0
         self._seen_at = -inf
-        self._dense_at = self._some_at = now
-        self.density = Density.DENSE
+        self._dense_at, self._some_at = -inf, now
+        self.density = Density.SOME
 
     def note(self, second: int, number: int, now: float, *, is_news: bool = False) -> None:
         """Take the server's last write, as a reply told it: the second, and its number in that.

@@ -37,9 +37,9 @@ def still() -> Traffic:
     return after(steady(1, 0.25, 3 * SOME_LASTS))
 
 
-def test_it_is_dense_until_something_else_is_known() -> None:
-    assert Traffic(5.0).density is Density.DENSE
-    assert after([(1, 1, 0.1)]).density is Density.DENSE
+def test_there_is_some_until_more_is_known() -> None:
+    assert Traffic(5.0).density is Density.SOME
+    assert after([(1, 5_000, 0.1)]).density is Density.SOME
 
 
 @pytest.mark.parametrize("every", [0.02, 0.1, 0.35, 0.5, 0.703])
@@ -69,7 +69,8 @@ def test_it_gets_dense_at_once_and_calm_only_after_a_while() -> None:
 def test_between_its_bounds_it_stays_as_it_is() -> None:
     between = (DENSE_UNTIL + DENSE_FROM) / 2
     assert after(steady(between, 0.25, 25.0, begin=15.0), still()).density is Density.SOME
-    assert after(steady(between, 0.25, 25.0)).density is Density.DENSE
+    dense = after(steady(2 * DENSE_FROM, 0.25, 15.0))
+    assert after(steady(between, 0.25, 25.0, begin=15.0), dense).density is Density.DENSE
 
 
 def test_a_few_writes_at_one_instant_are_no_density() -> None:
