@@ -23,7 +23,7 @@ Document = dict[str, Any]
 RESCUE_TIMEOUT = timedelta(seconds=2)
 
 #: For updates by `_id` whose guards could tempt the planner to another index.
-_BY_ID = "_id_"
+BY_ID = "_id_"
 
 _RUN_RULES = (
     "run_id",
@@ -153,15 +153,15 @@ def claim(
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
     if len(task_ids) == 1:
-        one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER, hint=_BY_ID)
+        one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER, hint=BY_ID)
         document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
-    claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)).modified_count
+    claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if are_plain and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
         # What the short one took may be due again: this process may have stood still for longer than a lease.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
-        claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=_BY_ID).within(timeout)).modified_count
+        claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if not claimed_cnt:
         return []
     return (yield from claimed(task_ids, token))
@@ -207,11 +207,11 @@ def finish(outcomes: Sequence[Outcome], *, is_plain: bool = False) -> Operation[
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
     if is_plain and outcomes[0].status is RunStatus.SUCCESS:
-        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=_BY_ID)
+        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=BY_ID)
         closed_cnt = result.matched_count
     if closed_cnt < len(outcomes):
         guard = filters.held_runs(task_ids, run_ids)
-        result = yield tasks("update_many", guard, pipelines.finish(outcomes), hint=_BY_ID)
+        result = yield tasks("update_many", guard, pipelines.finish(outcomes), hint=BY_ID)
         closed_cnt += result.matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)

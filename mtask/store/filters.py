@@ -86,11 +86,16 @@ def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
     return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
 
 
+def fence_of(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
+    """Match the tasks that one of these runs may still hold, whatever became of its lease."""
+    runs = run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}
+    return {**by_ids(task_ids), RUNS: {"$elemMatch": {"run_id": runs, "status": "RUNNING"}}}
+
+
 def held_runs(task_ids: Sequence[str], run_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     """Match the unfinished runs that this worker holds under a live lease: the fence of ping and finish."""
-    fence: Filter = {"run_id": run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}, "status": "RUNNING"}
     held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]})
-    return {**by_ids(task_ids), RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}
+    return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}
 
 
 def with_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:

@@ -23,7 +23,7 @@ _PLAIN_PARITY = "tests/parity/test_plain_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        result"
-_OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, [outcome.run_id for outcome in outcomes])]]},'
+_OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},'
 _CLOSES = (
     'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
 )
@@ -74,8 +74,8 @@ STORE_MUTATIONS = (
         "finish-after-the-lease",
         "A run whose lease has lapsed still writes its result, as long as nobody has preempted it.",
         (
-            Edit(_FILTERS, 'RUNS: {"$elemMatch": fence}, "$expr": {"$gt": [{"$size": held}, 0]}}',
-                 'RUNS: {"$elemMatch": fence}}'),
+            Edit(_FILTERS, 'return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}',
+                 "return fence_of(task_ids, run_ids)"),
             Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *_derive_routinely(now)]',
                  'return [{"$set": change}, *_derive_routinely(now)]'),
         ),
