@@ -84,13 +84,15 @@ def scan(
     horizon_ms: int,
     limit: int,
     left_out: Sequence[str] = (),
+    also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
     """Return what this worker could take within the horizon, highest priority first, then longest due.
 
-    `left_out`: limit_keys that are not looked for.
+    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
+    claimable = filters.with_guards(claimable, also)
     return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX))
 
 

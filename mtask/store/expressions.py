@@ -15,6 +15,7 @@ from typing import Any
 from mtask.model.backoff import JITTER
 from mtask.model.options import MAX_COUNTED_RUNS, MAX_DURATION_MS
 from mtask.model.rules import KEPT_RUNS
+from mtask.model.slots import SLOT_CNT
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 
 Expression = Any
@@ -37,6 +38,12 @@ def literal(value: Any) -> Expression:
 def add_ms(instant: Expression, milliseconds: Expression) -> Expression:
     """Return the instant that many milliseconds later."""
     return {"$add": [instant, milliseconds]}
+
+
+def slot(task_id: Expression = "$_id") -> Expression:
+    """Twin of slots.slot_of."""
+    low = {"$mod": [{"$toHashedIndexKey": task_id}, SLOT_CNT]}  # below zero for every other task
+    return {"$mod": [{"$add": [low, SLOT_CNT]}, SLOT_CNT]}
 
 
 def runs_where(condition: Expression, runs: Expression = RUNS) -> Expression:

@@ -130,6 +130,16 @@ def without_keys(keys: Sequence[str]) -> Filter:
     return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
+def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
+    """Match the tasks of these names in the slots beside them: a text with "1" for each that is meant, and "0"."""
+    return {
+        "$or": [
+            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.slot(), 1]}, "1"]}}
+            for names, slots in shares
+        ]
+    }
+
+
 def lapsed(grace_ms: int) -> Filter:
     """Match the tasks with a run whose lease lapsed at least so long ago, whoever may take them."""
     before = {"$subtract": [x.NOW, grace_ms]}

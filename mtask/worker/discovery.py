@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 
 from mtask.errors import MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
+from mtask.store.filters import Filter
 from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
@@ -31,6 +33,8 @@ _MALFORMED_LIMIT = 1000
 _REFILL_PAUSE = 0.05
 #: The batch of a queue of which some wait for limits is so many times smaller than that of all others.
 _APART = 4
+#: Of a batch, this part of what the worker ranks first for keeps it busy for a while.
+_ENOUGH = 10
 
 
 class Discovery:
@@ -75,6 +79,8 @@ class Discovery:
         self._is_refill = False
         self._scanned_own = 0
         self._scanned_at = 0.0
+        #: A refill that was wanted right after the last scan: what that brought is done already.
+        self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._stream_task: asyncio.Task[None] | None = None
         self.is_ready = asyncio.Event()
@@ -86,6 +92,8 @@ class Discovery:
         self._is_stopping = True
         self._hints.stop()
         self._wake_scan.set()
+        if self._refill is not None:
+            self._refill.cancel()
         if self._stream_task is not None:
             self._stream_task.cancel()
 
@@ -168,11 +176,19 @@ class Discovery:
 
     def refill(self) -> None:
         """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
-        is_drained = self._queue.own_count * 4 <= self._scanned_own
-        if self._queue.has_more and is_drained and monotonic() - self._scanned_at > _REFILL_PAUSE:
+        if not self._queue.has_more or self._queue.own_count * 4 > self._scanned_own or self._refill is not None:
+            return
+        pause = self._scanned_at + _REFILL_PAUSE - monotonic()
+        if pause > 0:
+            self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
+        else:
             self._queue.has_more = False
             self._is_refill = True
             self._wake_scan.set()
+
+    def _refill_late(self) -> None:
+        self._refill = None
+        self.refill()
 
     async def run_scans(self) -> None:
         """Scan every half horizon until `stop`, and at once after a break or when a drained queue has more."""
@@ -216,6 +232,21 @@ class Discovery:
             self._on_dropped()
         if self._are_peers_due:
             await self._refresh_peers()
+        if is_refill and await self._scan_share():
+            self._queue.has_more = True
+        else:
+            await self._scan_all(is_refill=is_refill)
+        self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
+
+    async def _scan_share(self) -> bool:
+        """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
+        share = self._hints.share(self._controls.names)
+        if not share:
+            return False
+        await self._scan_within(timedelta(0), also=share)
+        return self._queue.own_count >= self._queue.capacity // _ENOUGH
+
+    async def _scan_all(self, *, is_refill: bool) -> None:
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
         if found.is_complete and is_refill:
             found = await self._scan_within(HORIZON)
@@ -224,13 +255,14 @@ class Discovery:
             if found.has_future:
                 # What is not yet due fills the batch: it must not stand before what is.
                 await self._scan_within(timedelta(0))
-        self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
 
-    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
+    async def _scan_within(
+        self, horizon: timedelta, *, begun_only: bool = False, also: Sequence[Filter] = ()
+    ) -> claims.Scan:
         """Scan, apart for queues of which some has to wait for the limits' places."""
         is_complete, has_future = True, False
         for part in self._limits.parts(self._controls.queues):
-            found = await self._scan_part(part, horizon, begun_only=begun_only)
+            found = await self._scan_part(part, horizon, begun_only=begun_only, also=() if part.is_apart else also)
             if not part.is_apart:
                 is_complete, has_future = found.is_complete, found.has_future
             elif not found.is_complete:
@@ -239,9 +271,11 @@ class Discovery:
                     await self._scan_part(part, timedelta(0), begun_only=begun_only)
         return claims.Scan([], None, is_complete, has_future)
 
-    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
+    async def _scan_part(
+        self, part: Part, horizon: timedelta, *, begun_only: bool, also: Sequence[Filter] = ()
+    ) -> claims.Scan:
         sent = monotonic()
-        scan = claims.scan_begun if begun_only else claims.scan
+        scan = claims.scan_begun if begun_only else partial(claims.scan, also=also)
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._worker_id
         found = await self._store.run(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))

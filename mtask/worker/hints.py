@@ -22,6 +22,7 @@ from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
 from mtask.store import claims
 from mtask.store.driver import AsyncStore
+from mtask.store.filters import Filter, of_shares
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
 from mtask.worker.clock import ServerClock
@@ -198,6 +199,11 @@ class Hints:
         """Rank anew among these workers."""
         self._peers.update(live)
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
+
+    def share(self, names: Iterable[str]) -> list[Filter]:
+        """Return what only tasks match that this worker ranks first for; nothing where it is alone."""
+        shares = self._peers.shares(names)
+        return [of_shares(shares)] if shares else []
 
     def _enqueue(
         self,

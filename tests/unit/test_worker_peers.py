@@ -1,0 +1,101 @@
+"""The ranks of workers: alike for all who know the same workers, fair, and steady when one comes or goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mtask.model.slots import SLOT_CNT, slot_of
+from mtask.worker.peers import Peers
+
+IDS = [f"work:{number}" for number in range(3_000)]
+
+
+def worker(worker_id: str, *names: str, **fields: Any) -> dict[str, Any]:
+    return {"_id": worker_id, "concurrency": 10, "names": list(names or ["work"]), "status": "running", **fields}
+
+
+def peers_of(worker_id: str, *workers: dict[str, Any]) -> Peers:
+    peers = Peers(worker_id)
+    peers.update(workers)
+    return peers
+
+
+def fleet(size: int) -> dict[str, Peers]:
+    """Return how each of so many workers sees the others."""
+    workers = [worker(f"w{number}") for number in range(size)]
+    return {known["_id"]: peers_of(known["_id"], *workers) for known in workers}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
+def test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part(size: int) -> None:
+    seen = fleet(size).values()
+    ranks = [[peers.rank(task_id, "work") for peers in seen] for task_id in IDS]
+    assert all(sorted(found) == list(range(size)) for found in ranks)
+    marked = [peers.shares(["work"]) for peers in seen]
+    if size == 1:
+        assert marked == [[]]
+        return
+    slots = [slots for [(names, slots)] in marked if names == ["work"]]
+    assert [len(digits) for digits in slots] == [SLOT_CNT] * size
+    assert all([digits[slot] for digits in slots].count("1") == 1 for slot in range(SLOT_CNT))
+    assert max(digits.count("1") for digits in slots) <= -(-SLOT_CNT // size)
+
+
+def test_share_is_what_the_worker_ranks_first_for() -> None:
+    peers = fleet(3)["w1"]
+    [(_, slots)] = peers.shares(["work"])
+    assert all((slots[slot_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
+
+
+def test_what_ranks_second_is_spread_over_all_others() -> None:
+    seen = fleet(5)
+    first = [task_id for task_id in IDS if seen["w0"].rank(task_id, "work") == 0]
+    second = [next(name for name, peers in seen.items() if peers.rank(task_id, "work") == 1) for task_id in first]
+    assert len(first) > 400
+    assert all(second.count(name) > len(first) / 8 for name in ("w1", "w2", "w3", "w4"))
+
+
+def test_who_stays_keeps_nearly_all_it_ranked_first_for_when_one_goes() -> None:
+    before, after = fleet(8), fleet(7)
+    for name, peers in after.items():
+        own = [task_id for task_id in IDS if before[name].rank(task_id, "work") == 0]
+        assert len([task_id for task_id in own if peers.rank(task_id, "work") == 0]) > 0.95 * len(own)
+
+
+def test_only_live_workers_that_serve_the_name_and_take_something_count() -> None:
+    others = [
+        worker("paused", concurrency=0),
+        worker("stopping", status="stopping"),
+        worker("elsewhere", "other"),
+        {"_id": "odd", "concurrency": 5, "names": "work"},
+        {"_id": "none", "concurrency": 5},
+        worker("me"),
+    ]
+    peers = peers_of("me", *others)
+    assert {peers.rank(task_id, "work") for task_id in IDS} == {0}
+    assert peers.last("work") == 0
+    assert peers.last("other") == 3
+    assert peers.shares(["work"]) == []
+
+
+def test_names_that_others_serve_are_shared_and_the_rest_is_all_its_own() -> None:
+    peers = peers_of("me", worker("one", "work", "mail"), worker("two", "mail", "import"))
+    shares = {tuple(names): slots for names, slots in peers.shares(["work", "mail", "import", "alone"])}
+    assert set(shares) == {("work",), ("mail",), ("import",), ("alone",)}
+    assert shares["alone",] == "1" * SLOT_CNT
+    assert [round(SLOT_CNT / shares[name,].count("1")) for name in ("work", "mail", "import")] == [2, 3, 2]
+    same = peers_of("me", worker("one", "work", "mail"))
+    [(names, slots)] = same.shares(["work", "mail"])
+    assert (names, slots.count("1")) == (["work", "mail"], SLOT_CNT // 2)
+
+
+def test_worker_that_comes_and_goes_changes_the_ranks() -> None:
+    peers = peers_of("me", worker("other"))
+    mine = [task_id for task_id in IDS if peers.rank(task_id, "work") == 0]
+    assert 0.4 < len(mine) / len(IDS) < 0.6
+    peers.update([])
+    assert {peers.rank(task_id, "work") for task_id in IDS} == {0}
+    peers.update([worker("other")])
+    assert [task_id for task_id in IDS if peers.rank(task_id, "work") == 0] == mine
