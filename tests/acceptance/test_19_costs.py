@@ -29,6 +29,12 @@ MAX_ROUND_TRIPS_A_SECOND = 20.0
 #: every few seconds, whatever there is to find, are counted apart.
 MAX_EXAMINED = 5.0
 MAX_EXAMINED_A_SECOND = 800.0
+#: Four workers: the first look of each, 2,000, then each task by its claim and by a scan of one worker alone; and the
+#: last looks, in which each sees what the others have left. Were each to read all that waits, it would be 6 and more.
+WORKERS = 4
+SHARED = 12_000
+MAX_RETURNED = 5.0
+MAX_RETURNED_A_SECOND = 2_000.0
 #: Claimed, and finished.
 MAX_WRITES_OF_A_SINGLE = 2.2
 #: To the server: the short statements, and not the 28,000 of those that know every rule.
@@ -52,6 +58,12 @@ def _writes(mongo: Client) -> int:
     """Return how many commands that change documents the server has taken."""
     commands: Document = mongo.admin.command("serverStatus")["metrics"]["commands"]
     return sum(commands[name]["total"] for name in ("update", "findAndModify"))
+
+
+def _returned(mongo: Client) -> int:
+    """Return how many documents the server has sent."""
+    returned: int = mongo.admin.command("serverStatus")["metrics"]["document"]["returned"]
+    return returned
 
 
 def _last_write(mongo: Client) -> Timestamp:
@@ -91,6 +103,31 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     report(f"documents examined a task, {around:,} around", round(examined / TASKS, 2))
     assert used.requests - took * MAX_ROUND_TRIPS_A_SECOND < MAX_ROUND_TRIPS * TASKS
     assert examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
+
+
+def test_workers_that_share_a_backlog_do_not_each_read_all_of_it(
+    single_set: ReplicaSet, tmp_path: Path, report: Report
+) -> None:
+    with _stage(single_set, tmp_path) as stage:
+        now = datetime.now(UTC)
+        tasks = stage.mongo["costs"]["tasks"]
+        raw.insert(tasks, (raw.document("noop", f"due/{n}", now) for n in range(SHARED)))
+        workers = [stage.launch(f"w{n}", "--concurrency", "0", app=APP) for n in range(WORKERS)]
+        for worker in workers:
+            stage.wait_running(worker)
+        before, since = _returned(stage.mongo), time.monotonic()
+        stage.mongo["costs"]["workers"].update_many({}, {"$set": {"control.concurrency": 100}})
+        open_ = {"task_state.status": {"$in": ["INIT", "RUNNING"]}}
+        eventually(lambda: tasks.find_one(open_, {"_id": 1}, hint="mtask_status") is None, 120, "done", interval=_LOOK)
+        returned, took = _returned(stage.mongo) - before, time.monotonic() - since
+        by = tasks.aggregate([{"$group": {"_id": "$task_state.worker_states.worker_id", "tasks": {"$sum": 1}}}])
+        done = {row["_id"][0]: row["tasks"] for row in by if len(row["_id"]) == 1}
+
+    report("documents returned a task, four workers", round(returned / SHARED, 2))
+    report("tasks by worker", sorted(done.values()))
+    assert sum(done.values()) == SHARED
+    assert len(done) == WORKERS
+    assert returned - took * MAX_RETURNED_A_SECOND < MAX_RETURNED * SHARED
 
 
 def test_single_task_is_claimed_by_one_write_and_finished_by_another(
