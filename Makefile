@@ -23,6 +23,8 @@ BENCH_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Kept whatever the environment says: the tests start hundreds of processes, and none should compile all of it again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## Show this list

@@ -39,6 +39,8 @@ LEASE_MS = 60_000
 _RUNS = "task_state.worker_states"
 _NEXT = "task_state.next_preempt_time"
 _INSERTED_AT_ONCE = 1_000
+#: The engine names the index.
+_BY_ID = "_id_"
 
 
 def document(
@@ -148,7 +150,8 @@ async def finish(tasks: AsyncTasks, documents: Sequence[Document], token: str, r
 
 async def claim_by_rules(tasks: AsyncTasks, ids: Sequence[str], token: str) -> list[Document]:
     """Claim a group as the engine does, and read back what was won."""
-    await tasks.update_many(plain.unbegun(ids), plain.claim("raw", pipelines.run_id_in_group(token, ids)))
+    guard, pipeline = plain.unbegun(ids), plain.claim("raw", pipelines.run_id_in_group(token, ids))
+    await tasks.update_many(guard, pipeline, hint=_BY_ID)
     mine = filters.with_runs(ids, list(claims.run_ids_of(ids, token).values()))
     return await tasks.find(mine, batch_size=len(ids) + 1).to_list()
 
@@ -162,7 +165,7 @@ async def finish_by_rules(
         run_id = next(r["run_id"] for r in found["task_state"]["worker_states"] if r["run_id"].startswith(token))
         value = None if returned is None else returned(found)
         outcomes.append(Outcome(found["_id"], run_id, RunStatus.SUCCESS, value))
-    await tasks.update_many(plain.held_alone(outcomes), plain.succeed(outcomes))
+    await tasks.update_many(plain.held_alone(outcomes), plain.succeed(outcomes), hint=_BY_ID)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtask.model.status import TaskStatus
+from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
 from mtask.store.filters import NEXT, RUNS, Filter, by_ids, held_runs
 from mtask.store.pipelines import NEAR_MS, Outcome, Pipeline, finish_time, new_run, progress_told
@@ -67,10 +67,12 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
 def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
     """Match those of these tasks that are plain, and held under a live lease by the run of their outcome alone."""
     held = held_runs([outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes], now)
+    # Of the one run that there is, so what the general fence looks for among runs and run_ids can be left out.
     conditions = [
-        held["$expr"],
         {"$eq": [{"$size": x.RUNS}, 1]},
         {"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, [outcome.run_id for outcome in outcomes])]]},
+        {"$eq": [f"{x.RUNS}.status", [RunStatus.RUNNING.value]]},
+        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},
         {"$eq": [f"{x.RUNS}.past", []]},  # it is of this round
         {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
         *_WANTS_ONE,

@@ -3,28 +3,40 @@
 One stream per worker process, over the database, on a client of its own. Its filter compares an event's own
 server time (`wallTime`) with what the event says, so it holds no instant that would age. No `updateLookup`:
 inserts carry what the queue needs, updates are hints that one batched read resolves.
+
+Who waits in a stream is woken, on the server, by each single write to it, to find that it is no news: 30 us and more.
+So where writes are dense it is not waited for: what came is read every 20 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from time import monotonic
 from typing import Any
 
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
+from pymongo.asynchronous.client_session import AsyncClientSession
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store import expressions as x
 from mtask.store import plain
 from mtask.store.driver import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.filters import LAST_TIME
+from mtask.store.traffic import Density, Traffic
 
 Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
+#: How long the server waits for an event before it answers that there is none, in ms. Where something is written it
+#: answers soon, so that it is seen how much; and after no part of a second: answers fall into ever other parts of one.
+MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
+#: Between two reads where writes are dense, in seconds.
+_REST = 0.02
 
 
 class EventKind(Enum):
@@ -182,21 +194,37 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 class Stream:
     """An open change stream. Any error means: close it, drop it, open a new one and scan again."""
 
-    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:
-        self._cursor = cursor
+    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._traffic = Traffic(monotonic())
+        #: What it was opened for.
+        self.density = self._traffic.density
+        #: It takes down what the server says of its last write.
+        self._session: AsyncClientSession
+        self._cursor: AsyncDatabaseChangeStream[Document]
 
     @classmethod
-    async def open(
-        cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int, max_await: timedelta
-    ) -> Stream:
+    async def open(cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int) -> Stream:
         """Open the stream from now on. Raises errors of DatabaseError."""
+        stream = cls(store, pipeline(worker_id, queues, horizon_ms))
         with bounded(_OPEN_TIMEOUT):
-            cursor = await store.database.watch(
-                pipeline(worker_id, queues, horizon_ms),
-                max_await_time_ms=int(max_await / timedelta(milliseconds=1)),
-                batch_size=_BATCH,
-            )
-        return cls(cursor)
+            stream._session = store.client.start_session(causal_consistency=False)
+            try:
+                await stream._watch()
+            except BaseException:
+                await stream._session.end_session()
+                raise
+        return stream
+
+    async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
+        self._cursor = await self._store.database.watch(
+            self._wanted,
+            resume_after=token,
+            max_await_time_ms=MAX_AWAIT_MS[self.density],
+            batch_size=_BATCH,
+            session=self._session,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -204,15 +232,34 @@ class Stream:
         return self._cursor.alive
 
     async def next(self) -> Event | None:
-        """Return the next event, or None where none came within the stream's max_await. Raises DatabaseError."""
-        with bounded(None):  # the stream's client has a socket timeout beyond max_await
+        """Return the next event, or None where none came for a while. Raises DatabaseError."""
+        if self._traffic.density is not self.density and self.is_open:
+            await self._turn()
+        with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
             change = await self._cursor.try_next()
-        return None if change is None else _event(change)
+        written = self._session.operation_time
+        if written is not None:
+            self._traffic.note(written.time, written.inc, monotonic(), is_news=change is not None)
+        if change is not None:
+            return _event(change)
+        if self.density is Density.DENSE:
+            await asyncio.sleep(_REST)
+        return None
+
+    async def _turn(self) -> None:
+        """Go on where it is, at another pace: how long the server waits is said when a stream is opened."""
+        token = self._cursor.resume_token
+        if token is not None:  # else there would be a gap
+            self.density = self._traffic.density
+            with bounded(_OPEN_TIMEOUT):
+                await self._cursor.close()
+                await self._watch(token)
 
     async def close(self) -> None:
         """Close the cursor."""
         with bounded(timedelta(seconds=2)):
             await self._cursor.close()
+            await self._session.end_session()
 
 
 def _event(change: Any) -> Event:

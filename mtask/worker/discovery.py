@@ -25,7 +25,6 @@ from mtask.worker.runner import Runner
 #: A lapsed lease that nobody preempted for this long is settled by whoever scans.
 _SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
-_MAX_AWAIT = timedelta(seconds=10)
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 _MALFORMED_LIMIT = 1000
 #: Between scans that were asked for because the queue had drained, in seconds at least.
@@ -113,7 +112,7 @@ class Discovery:
 
     async def _follow(self) -> None:
         """Open a stream and take its events until it breaks or ends."""
-        stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON), _MAX_AWAIT)
+        stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON))
         self.ask_full_scan()
         # What changed while there was no stream was not heard of.
         self._on_schedules()

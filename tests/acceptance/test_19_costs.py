@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from bson.timestamp import Timestamp
 
 from benchmarks import raw
 from benchmarks.counters import Counters
@@ -53,6 +54,16 @@ def _writes(mongo: Client) -> int:
     return sum(commands[name]["total"] for name in ("update", "findAndModify"))
 
 
+def _last_write(mongo: Client) -> Timestamp:
+    last: Timestamp = mongo.admin.command("hello")["lastWrite"]["opTime"]["ts"]
+    return last
+
+
+def _oplog_entries(mongo: Client, begin: Timestamp) -> int:
+    """Return how many entries the oplog has taken since then."""
+    return mongo.local["oplog.rs"].count_documents({"ts": {"$gt": begin}})
+
+
 @pytest.mark.parametrize("around", [0, 30_000], ids=["alone", "among-finished-and-delayed"])
 def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     single_set: ReplicaSet, tmp_path: Path, report: Report, around: int
@@ -66,18 +77,20 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
         raw.insert(tasks, (raw.document("noop", f"due/{n}", now) for n in range(TASKS)))
         # Started only now: what its change stream reads of the oplog counts as examined, too.
         stage.wait_running(stage.launch("w1", "--concurrency", "0", app=APP))
-        before, since = _counted(stage.mongo), time.monotonic()
+        before, since, begin = _counted(stage.mongo), time.monotonic(), _last_write(stage.mongo)
         stage.client.set_worker("w1", concurrency=100)
         soon = {"$lt": now + timedelta(hours=1)}
         open_ = {"task_state.status": {"$in": ["INIT", "RUNNING"]}, "task_state.next_preempt_time": soon}
         eventually(lambda: tasks.find_one(open_, {"_id": 1}, hint="mtask_status") is None, 120, "done", interval=_LOOK)
         used, took = _counted(stage.mongo) - before, time.monotonic() - since
+        # What the worker's change stream reads of the oplog counts, too: each entry once.
+        examined = used.docs_examined - _oplog_entries(stage.mongo, begin)
         assert tasks.count_documents({"_id": {"$regex": "^noop:due/"}, "task_state.status": "SUCCESS"}) == TASKS
 
     report(f"round trips a task, {around:,} around", round(used.requests / TASKS, 4))
-    report(f"documents examined a task, {around:,} around", round(used.docs_examined / TASKS, 2))
+    report(f"documents examined a task, {around:,} around", round(examined / TASKS, 2))
     assert used.requests - took * MAX_ROUND_TRIPS_A_SECOND < MAX_ROUND_TRIPS * TASKS
-    assert used.docs_examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
+    assert examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
 
 
 def test_single_task_is_claimed_by_one_write_and_finished_by_another(

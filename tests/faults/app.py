@@ -14,6 +14,7 @@ from typing import Literal
 
 from mtask import App, Context, Fail, Retry
 from tests.faults.history import History, Ledger, Note
+from tests.faults.load import LIMITED, PAUSABLE, TICK
 
 #: Names the history's folder in a worker's environment.
 HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
@@ -136,6 +137,27 @@ def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
         note(context, "written")
         time.sleep(seconds)
     return context.worker_id
+
+
+@app.task(queue=LIMITED)
+async def limited(context: Context, seconds: float) -> None:
+    """Take a while, beside no more of its kind than its queue allows."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+
+
+@app.task(queue=PAUSABLE)
+async def pausable(context: Context, seconds: float) -> None:
+    """Take a moment, while its queue is not paused."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+
+
+@app.task(queue=TICK)
+async def tick(context: Context) -> None:
+    """Return at once, as often as its schedule says."""
+    with noted(context):
+        return
 
 
 @app.task(queue=QUEUE)

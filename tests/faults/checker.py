@@ -21,7 +21,10 @@ from tests.faults.checks.asked import Asked
 from tests.faults.checks.chain import Chain
 from tests.faults.checks.course import Course
 from tests.faults.checks.ends import EndJudge
+from tests.faults.checks.firings import FiringJudge
 from tests.faults.checks.handlers import HandlerJudge
+from tests.faults.checks.limits import Limit, LimitJudge
+from tests.faults.checks.pauses import judge_pauses, paused_names
 from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
 
@@ -39,7 +42,11 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     clock = Clock(facts["epoch"])
     faults = list(_readable(lambda: history.faults(), "faults", _is_fault, verdict))
     asked = Asked(_readable(history.calls, "calls", _is_call, verdict), clock)
-    course = Course(verdict.figures, clock, facts["started"], faults)
+    limits, firings = _limits(facts, verdict), _firings(facts, verdict)
+    apart = {limit.name for limit in limits} | paused_names(faults) | ({firings.name} if firings is not None else set())
+    course = Course(verdict.figures, clock, facts["started"], faults, apart)
+    if firings is not None:
+        firings.ask(asked)
     chain = Chain(verdict, asked, course)
     for version in _readable(history.versions, "versions", _is_version, verdict):
         chain.follow(version)
@@ -52,6 +59,10 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     ends = EndJudge(verdict, asked, chain.tasks)
     ends.judge_documents(_readable(history.documents, "documents", _is_document, verdict))
     ends.judge_calls()
+    if firings is not None:
+        firings.judge(chain.tasks)
+    judge_pauses(verdict, faults, chain.runs, chain.tasks)
+    _judge_limits(limits, history, facts, chain, handlers, verdict)
     course.conclude()
     _count(verdict, chain, asked)
     _doubt(verdict, history, facts, chain, asked)
@@ -114,6 +125,38 @@ def _is_version(version: Version) -> bool:
 
 def _is_document(document: Any) -> bool:
     return isinstance(document, dict)
+
+
+# --- what holds for queues --------------------------------------------------------------------------------------
+
+
+def _firings(facts: Document, verdict: Verdict) -> FiringJudge | None:
+    if "schedule" not in facts:
+        return None
+    try:
+        return FiringJudge(verdict, facts["schedule"])
+    except _UNREADABLE as error:
+        verdict.doubt(f"the facts of the schedule cannot be read: {type(error).__name__}: {error}")
+        return None
+
+
+def _limits(facts: Document, verdict: Verdict) -> list[Limit]:
+    try:
+        return [Limit(**limit) for limit in facts.get("limits", ())]
+    except _UNREADABLE as error:
+        verdict.doubt(f"the facts of limits cannot be read: {type(error).__name__}: {error}")
+        return []
+
+
+def _judge_limits(
+    limits: Sequence[Limit], history: History, facts: Document, chain: Chain, handlers: HandlerJudge, verdict: Verdict
+) -> None:
+    judge = LimitJudge(verdict, chain.runs, chain.tasks, handlers.work)
+    drained_at = facts.get("drained_at")
+    judge.judge(limits, facts["epoch"] + drained_at if _is_instant(drained_at) else None)
+    if limits and not history.places_path.exists():
+        verdict.doubt("the places at the end are missing")
+    judge.judge_places(_readable(history.places, "places", _is_document, verdict))
 
 
 # --- summing up -------------------------------------------------------------------------------------------------

@@ -186,6 +186,11 @@ class History:
         return self.folder / "effects.bson"
 
     @property
+    def places_path(self) -> Path:
+        """Name the file of the places of limits as they were at the end, in BSON."""
+        return self.folder / "places.bson"
+
+    @property
     def facts_path(self) -> Path:
         """Name the file of what holds for the whole run: epoch, seed, durations, the workers' ends."""
         return self.folder / "facts.json"
@@ -222,6 +227,10 @@ class History:
     def effects(self) -> Iterator[Document]:
         """Read what transactions wrote."""
         return _read_bson(self.effects_path)
+
+    def places(self) -> Iterator[Document]:
+        """Read the places of limits as they were at the end."""
+        return _read_bson(self.places_path)
 
     def facts(self) -> Document:
         """Read what holds for the whole run."""

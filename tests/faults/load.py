@@ -14,15 +14,19 @@ from mtask import TaskSpec
 
 Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
 
+#: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
+LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
+LIMIT_KEY = "k"
+
 #: Tasks per call of publish_many.
 BATCH = 40
 
 #: A lease short enough that a killed worker's tasks are rescued many times in a run.
-_SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
 #: A lease longer than the horizon of discovery: workers hear of its end from their scans alone.
 _LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
-_PATIENT: dict[str, Any] = {**_SHORT, "max_unexpected_retries": 50}
+PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def specs(seed: int, publisher: str, batch: int, workers: list[str], database: s
 def _spec(random: Random, publisher: str, number: int, workers: list[str], database: str) -> TaskSpec:
     key = key_of(publisher, number)
     kind = random.choices(*zip(*_SHARES.items(), strict=True))[0]
-    extra: dict[str, Any] = {**_PATIENT, "priority": random.choice((0, 0, 0, 5))}
+    extra: dict[str, Any] = {**PATIENT, "priority": random.choice((0, 0, 0, 5))}
     if random.random() < 0.05:
         extra["delay"] = random.uniform(0.5, 5.0)
     params: dict[str, Any]
@@ -70,14 +74,20 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
         case "doomed":
             params = {"is_final": random.random() < 0.3}
             extra["max_unexpected_retries"] = random.randint(0, 2)
+        case "limited":
+            params = {"seconds": round(random.uniform(0.2, 1.2), 2)}
+            if random.random() < 0.5:
+                extra["limit_key"] = LIMIT_KEY
+        case "pausable":
+            params = {"seconds": round(random.uniform(0.0, 0.3), 2)}
         case _:
             params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
-    return TaskSpec(kind, params, key=key, queue="load", **extra)
+    return TaskSpec(kind, params, key=key, queue=kind if kind in _OWN_QUEUES else "load", **extra)
 
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 655,
+    "quick": 623,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
@@ -86,7 +96,10 @@ _SHARES = {
     "doomed": 20,
     "deposit": 25,
     "deposit_plain": 15,
+    "limited": 12,
+    "pausable": 20,
 }
+_OWN_QUEUES = frozenset({LIMITED, PAUSABLE})
 
 
 def deeds(seed: int, publisher: str, batch: int) -> list[Deed]:

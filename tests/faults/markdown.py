@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.faults import picture
-from tests.faults.checks.verdict import KINDS, Distribution, Rescue, Verdict
+from tests.faults.checks.verdict import KINDS, Distribution, Rescue, Verdict, in_words
 from tests.faults.history import Document
 from tests.faults.measures import ENOUGH, GROWTH, STEEPEST, Leftover, Memory, Recovery
 from tests.faults.picture import PROMISE, UP, Scene, groups_of
@@ -73,6 +73,7 @@ def markdown(outcome: Outcome) -> str:
         [f"![The run: its flow, its faults, its backlog, rescues and memory over time]({PICTURE})"],
         _setting(outcome),
         _work(outcome),
+        _controls(outcome.verdict),
         _rescues(outcome.verdict),
         _failovers(outcome.verdict),
         _faults(outcome.recoveries),
@@ -187,6 +188,11 @@ def _work(outcome: Outcome) -> list[str]:
         "",
         *_cross("call", figures.calls, ()),
     ]
+
+
+def _controls(verdict: Verdict) -> list[str]:
+    rows = [[name, in_words(counts)] for name, counts in verdict.figures.controls.items()]
+    return ["## Limits, pauses, schedules", "", *_table(["", ""], rows, "ll")] if rows else []
 
 
 def _rescues(verdict: Verdict) -> list[str]:

@@ -43,7 +43,7 @@ STORE_MUTATIONS = (
     Mutation(
         "short-finish-after-the-lease",
         "A run of a plain task whose lease has lapsed still writes its result.",
-        (Edit(_PLAIN, """        held["$expr"],\n""", ""),),
+        (Edit(_PLAIN, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
         (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
     ),
     Mutation(
@@ -321,17 +321,22 @@ STORE_MUTATIONS = (
         "stream-resumed-where-it-ended",
         "A stream that cannot be resumed is resumed for ever.",
         (
-            Edit(_WATCH, "    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:",
+            Edit(_WATCH, "    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:",
                  "    last_token: Any = None\n\n"
-                 "    def __init__(self, cursor: AsyncDatabaseChangeStream[Document]) -> None:"),
-            Edit(_WATCH, "pipeline(worker_id, queues, horizon_ms),\n                max_await",
-                 "pipeline(worker_id, queues, horizon_ms),\n                resume_after=cls.last_token,\n"
-                 "                max_await"),
-            Edit(_WATCH, "return None if change is None else _event(change)",
-                 "Stream.last_token = self._cursor.resume_token\n"
-                 "        return None if change is None else _event(change)"),
+                 "    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:"),
+            Edit(_WATCH, "await stream._watch()", "await stream._watch(cls.last_token)"),
+            Edit(_WATCH, "        written = self._session.operation_time",
+                 "        Stream.last_token = self._cursor.resume_token\n"
+                 "        written = self._session.operation_time"),
         ),
         (f"{_CAUGHT}::test_stream_is_opened_anew_and_not_where_the_old_one_ended",),
+    ),
+    Mutation(
+        "stream-turned-from-now-on",
+        "A stream that is read another way from now on begins anew there: what came in between is not told.",
+        (Edit(_WATCH, "                await self._watch(token)", "                await self._watch()"),),
+        ("tests/integration/test_store_watch.py"
+         "::test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once",),
     ),
     Mutation(
         "weak-writes",

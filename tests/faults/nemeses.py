@@ -1,4 +1,4 @@
-"""The nemeses: what is done to processes, database, network and handlers, in four tracks that run at the same time.
+"""The nemeses: what is done to processes, database, network, handlers and queues, in tracks that run at the same time.
 
 Each track takes its own nemeses in an order, and with pauses, that come from the seed alone: a run that failed is
 repeated by its seed. Within a track one thing is done at a time; a place belongs to one nemesis at a time.
@@ -14,8 +14,10 @@ from random import Random
 
 from mtask.local import ReplicaSet
 from tests.faults import breaks
+from tests.faults.controls import CONCURRENCY
 from tests.faults.fleet import Place, State
 from tests.faults.links import Direction
+from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, PAUSABLE, SHORT
 from tests.faults.world import World
 
 Nemesis = Callable[[World, Random], None]
@@ -245,7 +247,7 @@ def hog(world: World, random: Random) -> None:
     """Have a handler block its worker's event loop, for longer than its lease."""
     seconds = round(random.uniform(4.5, 7.0), 1)
     with world.fault("hog") as episode:
-        episode.detail["task_id"] = world.publish("hog", {"seconds": seconds}, **_SHORT)
+        episode.detail["task_id"] = world.publish("hog", {"seconds": seconds}, **SHORT)
         world.wait(seconds)
 
 
@@ -254,11 +256,32 @@ def killer(world: World, random: Random) -> None:
     tries = random.choice((0, 1))
     with world.fault("killer task") as episode:
         named = {"specific_worker_ids": [place.name for place in world.mortals]} if world.spared else {}
-        episode.detail["task_id"] = world.publish("killer", {}, max_unexpected_retries=tries, **named, **_SHORT)
+        episode.detail["task_id"] = world.publish("killer", {}, max_unexpected_retries=tries, **named, **SHORT)
         world.wait(5.0 * (tries + 1))
 
 
-_SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+# --- queues ---------------------------------------------------------------------------------------------------
+
+
+def pause_queue(world: World, random: Random) -> None:
+    """Pause a queue, or the name of its tasks, a few times in a row, each time until it is resumed."""
+    target = random.choice(({"queue": PAUSABLE}, {"name": PAUSABLE}))
+    with world.fault("pause queue", PAUSABLE) as episode:
+        pauses = [
+            world.controls.pause(random.uniform(1.0, 4.0), world.wait, **target) for _ in range(random.randint(2, 3))
+        ]
+        stood = [pause for pause in pauses if pause is not None]
+        episode.detail |= {"by": next(iter(target)), "pauses": stood, "unknown": len(pauses) - len(stood)}
+
+
+def crowd_queue(world: World, random: Random) -> None:
+    """Publish more than a limited queue may run at once."""
+    with world.fault("crowd queue", LIMITED):
+        for _ in range(4 * CONCURRENCY):
+            seconds, key = round(random.uniform(0.2, 1.0), 2), random.choice((None, LIMIT_KEY))
+            world.publish(LIMITED, {"seconds": seconds}, queue=LIMITED, limit_key=key, **PATIENT)
+        world.wait(random.uniform(2.0, 5.0))
+
 
 TRACKS = (
     Track(
@@ -303,6 +326,7 @@ TRACKS = (
         },
     ),
     Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer}),
+    Track("queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue}),
 )
 
 

@@ -74,9 +74,11 @@ class Publisher:
         spec = load.specs(self._seed, self._name, batch, self._workers, self._database)[index]
         name, key = str(spec.task), str(spec.key)
         act: Callable[[], object] = {
-            "publish": lambda: _answer(self._client.publish(name, spec.params, key=key, queue="load", **spec.options)),
+            "publish": lambda: _answer(
+                self._client.publish(name, spec.params, key=key, queue=spec.queue, **spec.options)
+            ),
             "update": lambda: _answer(
-                self._client.publish(name, spec.params, key=key, queue="load", if_exists="update", **spec.options)
+                self._client.publish(name, spec.params, key=key, queue=spec.queue, if_exists="update", **spec.options)
             ),
             "cancel": lambda: self._client.cancel(name, key),
             "retry": lambda: self._client.retry(name, key),

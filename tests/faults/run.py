@@ -27,9 +27,11 @@ from mtask.local import ReplicaSet, temporary
 from tests import faketime
 from tests.faults import nemeses, observer
 from tests.faults.app import HISTORY_VARIABLE
+from tests.faults.controls import CONCURRENCY, KEY_CONCURRENCY, Controls
 from tests.faults.display import Display, Status
 from tests.faults.fleet import PATIENCE, Fleet, Place, Sampler, python
 from tests.faults.history import Clock, Document, History, Ledger, Sample
+from tests.faults.load import LIMIT_KEY, LIMITED, SHORT
 from tests.faults.network import ReplicaSetProxy
 from tests.faults.world import World
 from tests.mongo import TEST_COMMANDS, eventually
@@ -39,6 +41,8 @@ DATABASE = "chaos"
 DRAIN_PATIENCE = 300.0
 _SAMPLE_INTERVAL = 5.0  # a hundred thousand finished tasks take a while to count
 _SHOW_INTERVAL = 0.25
+#: How long others wait beside a limit that is filled, in seconds: an idle worker would have claimed them.
+_CROWDED = 1.5
 #: The workers, and what is particular about them.
 WORKERS = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
 _OPEN = ("INIT", "RUNNING")
@@ -120,6 +124,7 @@ class Run:
                 self._message = "letting everything recover"
                 self._recover(world)
                 self._drain(world)
+                self._fill_limit(world)
             self._stop(world, eye)
         return self._history
 
@@ -154,6 +159,7 @@ class Run:
     def _prepare(self, world: World, replica_set: ReplicaSet) -> None:
         with mtask.Client(replica_set.uri, database=DATABASE) as client:
             client.init()
+            self._facts |= Controls(client).prepare()
         for name in ("effects", observer.MARKS):
             world.mongo[DATABASE].create_collection(name)
         observer.prepare(world.mongo, DATABASE)
@@ -235,6 +241,7 @@ class Run:
         """Stop publishing; the nemeses have mended what they broke, and nobody lends a hand beyond that."""
         self._facts["publishers"] = world.publishers.stop()
         self._healed = datetime.now(UTC)  # the servers' clock as well: they run on this machine
+        self._facts["schedule"] |= world.controls.end_schedule()
 
     def _drain(self, world: World) -> None:
         self._message = "draining the backlog"
@@ -255,6 +262,30 @@ class Run:
             self._facts["not_drained"] = str(error)
         self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
+    def _fill_limit(self, world: World) -> None:
+        """Have as many run at once as the limit allows, since no place has leaked, and others wait; end them all."""
+        if "not_drained" in self._facts:
+            return
+        self._message = "filling the limit"
+
+        def publish() -> list[str]:
+            keys = (*[LIMIT_KEY] * KEY_CONCURRENCY, *[None] * (CONCURRENCY - KEY_CONCURRENCY))
+            return [world.publish(LIMITED, {"seconds": 120.0}, queue=LIMITED, limit_key=key, **SHORT) for key in keys]
+
+        def are(task_ids: list[str], *statuses: str) -> bool:
+            wanted = {"_id": {"$in": task_ids}, "task_state.status": {"$in": statuses}}
+            return world.mongo[DATABASE]["tasks"].count_documents(wanted) == len(task_ids)
+
+        task_ids = publish()
+        with suppress(AssertionError):  # the checker says what was held
+            eventually(lambda: are(task_ids, "RUNNING"), PATIENCE, "the limit is filled", interval=0.1)
+        task_ids += publish()
+        time.sleep(_CROWDED)
+        for task_id in task_ids:
+            world.cancel(task_id)
+        with suppress(AssertionError):
+            eventually(lambda: are(task_ids, *_FINAL), PATIENCE, "what filled the limit ends", interval=0.1)
+
     def _stop(self, world: World, eye: subprocess.Popen[bytes]) -> None:
         self._message = "stopping"
         self._show(world)
@@ -264,6 +295,7 @@ class Run:
         eye.wait(PATIENCE * 3)
         self._facts |= json.loads((self._history.folder / observer.GAPS).read_text())
         _dump(world.mongo[DATABASE]["tasks"].find(), self._history.documents_path)
+        _dump(world.mongo[DATABASE]["places"].find(), self._history.places_path)
         _dump(world.mongo[DATABASE]["effects"].find({}, {"_id": False}), self._history.effects_path)
         ends = [asdict(end) for place in world.workers.places for end in place.ends]
         self._facts |= {

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,8 +20,9 @@ from pymongo.errors import PyMongoError
 import mtask
 from mtask.errors import MtaskError
 from mtask.local import ReplicaSet
+from tests.faults.controls import Controls
 from tests.faults.fleet import PATIENCE, Fleet, Place, State
-from tests.faults.history import Call, Document, Fault, Ledger
+from tests.faults.history import Call, Document, Fault, Ledger, Operation
 from tests.faults.network import ReplicaSetProxy
 from tests.mongo import eventually
 
@@ -67,6 +68,7 @@ class World:
         self._faults = faults
         self._calls = calls
         self._client = mtask.Client(replica_set.uri, database=database, server_timeout=timedelta(seconds=5))
+        self.controls = Controls(self._client)
 
     @property
     def primary(self) -> str:
@@ -151,14 +153,33 @@ class World:
         """Publish a task on behalf of a nemesis; it counts among the load."""
         key = uuid.uuid4().hex
         task_id = f"{name}:{key}"
+
+        def publish() -> str:
+            done = self._client.publish(name, params, key=key, **{"queue": "load", **options})
+            return "created" if done.created else "kept"
+
+        self._ask("publish", task_id, publish)
+        return task_id
+
+    def cancel(self, task_id: str) -> None:
+        """Cancel a task that was published here."""
+
+        def cancel() -> str:
+            self._client.cancel(*task_id.split(":"))
+            return "done"
+
+        self._ask("cancel", task_id, cancel)
+
+    def _ask(self, operation: Operation, task_id: str, act: Callable[[], str]) -> None:
+        """Ask until it is answered; each try is written down before and after."""
         while True:
-            call = Call(uuid.uuid4().hex, "publish", task_id, "nemesis", time.monotonic())
+            call = Call(uuid.uuid4().hex, operation, task_id, "nemesis", time.monotonic())
             self._calls.write(call)
             try:
-                done = self._client.publish(name, params, key=key, queue="load", **options)
+                answer = act()
             except MtaskError as error:
                 self._calls.write(call.told_now("unknown", str(error)))
                 self.wait(0.2)
             else:
-                self._calls.write(call.told_now("created" if done.created else "kept"))
-                return task_id
+                self._calls.write(call.told_now(answer))
+                return

@@ -259,7 +259,8 @@ def test_killed_streams_and_sessions_are_replaced_and_nothing_is_missed(
             with direct["elsewhere"].watch([other]) as bystander:
                 for kill, strike in KILLS.items():
                     before = await streams(replica_set, database, bench)
-                    assert await asyncio.to_thread(strike, replica_set, database)
+                    # It may be opened anew, at another pace, just then.
+                    await asyncio.to_thread(eventually, partial(strike, replica_set, database), PATIENCE, kill)
                     task_ids = [(await bench.client.publish("work", key=f"{kill}/{n}")).task_id for n in range(3)]
                     for task_id in task_ids:
                         await bench.status(task_id, "SUCCESS", PATIENCE)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
+from pymongo.write_concern import WriteConcern
 
 from mtask.model.rules import HORIZON
 from mtask.model.status import RunStatus
 from mtask.store import claims, tasks, watch
-from mtask.store.driver import SyncStore
+from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.pipelines import Outcome
+from mtask.store.traffic import Density
+from mtask.store.watch import Stream
 from tests.integration.stores import claim, parsed, publish, ready_store, server_time, stored
-from tests.mongo import Client
+from tests.integration.worker_harness import until
+from tests.mongo import Client, eventually_async
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 _SHORT: dict[str, Any] = {"worker_timeout_ms": 2_000, "ping_interval_ms": 200}
@@ -101,3 +109,59 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
     stages = [{"$changeStream": {}}, *watch.pipeline("w", ["default"], _HORIZON_MS)]
     plan = store.database.command("explain", {"aggregate": 1, "pipeline": stages, "cursor": {}})
     assert "o.diff.u.quiet_time" in str(plan["stages"][0])
+
+
+# --- how it is read ---------------------------------------------------------------------------------------
+
+
+def is_waited_in(mongo: Client, app_name: str) -> bool:
+    """Whether a client's stream waits on the server for what comes."""
+    waits = {"appName": app_name, "command.getMore": {"$gt": 0}, "command.maxTimeMS": watch.MAX_AWAIT_MS[Density.STILL]}
+    return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
+
+
+def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
+    mongo_uri: str, mongo: Client, store: SyncStore
+) -> None:
+    """Others write all the while, first much, then nothing, then much; what concerns this stream comes in between."""
+    name, app_name = store.database.name, f"stream-{store.database.name}"
+    unhurried = mongo[name].get_collection("others", write_concern=WriteConcern(w=1, j=False))
+    told: list[str] = []
+
+    async def scenario() -> None:
+        reader = AsyncStore(AsyncMongoClient(mongo_uri, appname=app_name, tz_aware=True), name)
+        stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
+
+        async def read() -> None:
+            while stream.is_open:
+                event = await stream.next()
+                if event is not None:
+                    told.append(event.task_id)
+
+        async def waits() -> bool:
+            return await asyncio.to_thread(is_waited_in, mongo, app_name)
+
+        async def publish_and_hear(key: str) -> None:
+            await asyncio.to_thread(publish, store, key)
+            await until(lambda: f"task:{key}" in told, message=f"{key} is told")
+
+        reading = asyncio.create_task(read())
+        published = 0
+        for _ in range(2):
+            await eventually_async(waits, message="it waits for what comes")
+            await publish_and_hear(f"calm-{published}")
+            end = monotonic() + 20
+            while stream.density is not Density.DENSE:
+                assert monotonic() < end, "it is waited in, though writes are dense"
+                await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
+                published += 1
+                await asyncio.to_thread(publish, store, f"dense-{published}")
+            await publish_and_hear(f"last-{published}")
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        await stream.close()
+        await reader.close()
+
+    asyncio.run(scenario())
+    assert sorted(told) == sorted(document["_id"] for document in store.tasks.find({}, {"_id": 1}))

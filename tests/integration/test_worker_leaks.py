@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
+from mtask.store import watch
+from mtask.store.traffic import Density
 from tests.integration.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
 from tests.integration.worker_harness import PATIENCE, Bench, until, working
 from tests.mongo import Client as Mongo
@@ -119,16 +121,19 @@ class Play:
 
     async def break_stream(self, bench: Bench) -> None:
         """Break the change stream, and see that another works."""
-        (dead,) = stream_cursors(bench)
+        (dead,) = await until(lambda: stream_cursors(bench, is_waited_in=True), message="a stream that is waited in")
         with fail_command(bench.mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
             await bench.client.publish("work", {}, key="wakes the stream")
             await until(lambda: stream_cursors(bench) not in ([], [dead]), message="another stream")
         assert len(await until(lambda: stream_cursors(bench))) == 1, "the broken one is closed"
 
 
-def stream_cursors(bench: Bench) -> list[int]:
-    """Return the worker's open change streams on the server."""
-    cursors = [found.get("cursor", {}) for found in connections(bench.mongo, bench.app_name)]
+def stream_cursors(bench: Bench, *, is_waited_in: bool = False) -> list[int]:
+    """Return the worker's open change streams on the server; or only what it waits in while little is written."""
+    found = connections(bench.mongo, bench.app_name)
+    if is_waited_in:
+        found = [op for op in found if op.get("command", {}).get("maxTimeMS") == watch.MAX_AWAIT_MS[Density.STILL]]
+    cursors = [op["cursor"] for op in found if "cursor" in op]
     return [
         cursor["cursorId"]
         for cursor in cursors

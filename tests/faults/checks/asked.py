@@ -57,6 +57,10 @@ class Asked:
         for request in unanswered.values():
             self.answers[request.operation]["(none)"] += 1
 
+    def expect(self, task_id: str, since: float) -> None:
+        """Take a task for asked for from then on, by nobody who is told: its schedule has it published."""
+        self.by_task.setdefault(task_id, []).append(Request("publish", since))
+
     def of(self, task_id: str, *operations: str) -> Iterator[Request]:
         """Yield the calls about a task, of these kinds if given."""
         for request in self.by_task.get(task_id, ()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,8 +22,12 @@ AFTERMATH = 2.0
 class Course:
     """Gathers figures while versions go by. Instants inside are seconds since the run began."""
 
-    def __init__(self, figures: Figures, clock: Clock, started: float, faults: Sequence[Fault]) -> None:
+    def __init__(
+        self, figures: Figures, clock: Clock, started: float, faults: Sequence[Fault], apart: Collection[str] = ()
+    ) -> None:
         self._figures = figures
+        #: Names of tasks that wait for more than a worker: for a place, or for the end of a pause.
+        self._apart = apart
         self._began = clock.epoch + started
         self._faults = [replace(fault, start=fault.start - started, end=fault.end - started) for fault in faults]
         self._started = started
@@ -61,6 +65,8 @@ class Course:
     def _claimed(self, change: Change, run: Run, log: TaskLog) -> None:
         claimed = self.second(run.claim_time)
         self._claims.append(claimed)
+        if log.task_id.partition(":")[0] in self._apart:
+            return
         due = rules.due_time(change.before)
         if not log.was_claimed:
             log.was_claimed = True

@@ -29,6 +29,7 @@ class Work:
     written: float | None = None
     end: float | None = None
     last: float = 0.0
+    is_ended: bool = False  #: in whatever way; else its process died
 
 
 class HandlerJudge:
@@ -40,6 +41,11 @@ class HandlerJudge:
         self._runs = runs
         self._depositing = depositing
         self._work: dict[str, Work] = {}
+
+    @property
+    def work(self) -> Mapping[str, Work]:
+        """What handlers did, by run_id."""
+        return self._work
 
     def read(self, notes: Iterable[Note], timeline: Timeline, began: float) -> None:
         """Take in all notes."""
@@ -53,8 +59,10 @@ class HandlerJudge:
                 work.starts += 1
                 work.start = at if work.start is None else min(work.start, at)
                 timeline.add("started", at - began)
-            elif note.event in ("written", "end"):
-                setattr(work, note.event, at)
+            else:
+                work.is_ended |= note.event != "written"
+                if note.event in ("written", "end"):
+                    setattr(work, note.event, at)
 
     def judge(self) -> None:
         """Judge starts and ends."""

@@ -44,6 +44,7 @@ class Story:
     versions: list[Version] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     effects: list[Document] = field(default_factory=list)
+    places: list[Document] = field(default_factory=list)
     #: What the documents at the end are, where they are not what the collection holds.
     documents: list[Document] | None = None
     facts: Document = field(default_factory=dict)
@@ -293,6 +294,7 @@ class Story:
             history.versions_path: [_entry(version) for version in self.versions],
             history.documents_path: documents,
             history.effects_path: self.effects,
+            history.places_path: self.places,
         }.items():
             path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
         return history

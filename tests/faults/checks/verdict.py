@@ -16,6 +16,9 @@ Kind = Literal[
     "wrong_fields",
     "unstarted",
     "double_acknowledgements",
+    "over_limit",
+    "claimed_paused",
+    "wrong_firings",
 ]
 
 #: Each must be zero.
@@ -29,6 +32,9 @@ KINDS: Mapping[Kind, str] = {
     "wrong_fields": "documents that disagree with the rules",
     "unstarted": "results without a handler, and handlers without a claim",
     "double_acknowledgements": "tasks that were created twice, as publishers were told",
+    "over_limit": "runs beyond a queue's limit, and places that were not given back",
+    "claimed_paused": "claims of what was paused",
+    "wrong_firings": "firings of a schedule that are missing, doubled or stray",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -151,6 +157,7 @@ class Figures:
     runs_by_status: dict[str, int] = field(default_factory=dict)
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
+    controls: dict[str, dict[str, int]] = field(default_factory=dict)  #: limits, pauses, schedules
     first_claim: Distribution = field(default_factory=Distribution)  #: after a task was due for the first time
     rescue_up: Distribution = field(default_factory=Distribution)
     rescue_away: Distribution = field(default_factory=Distribution)
@@ -182,6 +189,9 @@ class Verdict:
     wrong_fields: Finding = field(default_factory=Finding)
     unstarted: Finding = field(default_factory=Finding)
     double_acknowledgements: Finding = field(default_factory=Finding)
+    over_limit: Finding = field(default_factory=Finding)
+    claimed_paused: Finding = field(default_factory=Finding)
+    wrong_firings: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0
@@ -241,6 +251,11 @@ class Verdict:
         return {"is_clean": self.is_clean, "word": self.word, **asdict(self)}
 
 
+def in_words(counts: Mapping[str, int]) -> str:
+    """Say counts in one line."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
 def _figures(figures: Figures) -> list[str]:
     lines = [
         f"{figures.tasks:,} tasks in {figures.versions:,} versions, {figures.runs:,} runs, "
@@ -262,6 +277,9 @@ def _figures(figures: Figures) -> list[str]:
             f"{rescue.claims_meanwhile:,} claims meanwhile  {'; '.join(rescue.faults) or '-'}"
             for rescue in figures.worst_rescues
         ]
+    if figures.controls:
+        lines += ["", "limits, pauses, schedules:"]
+        lines += [f"  {name}: {in_words(counts)}" for name, counts in figures.controls.items()]
     tables = {"tasks": figures.by_name_and_status, "calls": figures.calls}
     for title, table in tables.items():
         lines += ["", f"{title}:"]

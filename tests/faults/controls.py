@@ -1,0 +1,87 @@
+"""What holds for queues in a run, beside its tasks: a limit, a schedule, and pauses now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import mtask
+from mtask.errors import ControlUnconfirmed, DatabaseError, MtaskError
+from tests.faults.fleet import PATIENCE
+from tests.faults.history import Document
+from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, TICK
+from tests.mongo import eventually
+
+T = TypeVar("T")
+CONCURRENCY, KEY_CONCURRENCY = 3, 2
+INTERVAL = timedelta(seconds=1)
+#: How long a pause waits for workers that are frozen or out of touch: until their heartbeat has run out.
+_UNCONFIRMED = timedelta(seconds=30)
+
+
+class Controls:
+    """Sets and lifts them by the client's API; what was told becomes facts for the checker."""
+
+    def __init__(self, client: mtask.Client) -> None:
+        self._client = client
+
+    def prepare(self) -> Document:
+        """Limit a queue, and begin a schedule of which no firing is ever left out; return the facts of both."""
+        self._client.limit(LIMITED, concurrency=CONCURRENCY, key_concurrency=KEY_CONCURRENCY)
+        schedule = self._client.add_schedule(TICK, TICK, INTERVAL, queue=TICK, catch_up="all", **PATIENT)
+        limits = [
+            {"name": LIMITED, "key": None, "concurrency": CONCURRENCY},
+            {"name": LIMITED, "key": LIMIT_KEY, "concurrency": KEY_CONCURRENCY},
+        ]
+        first = _seconds(schedule.schedule_state.next_fire_time)
+        return {"limits": limits, "schedule": {"name": TICK, "interval": INTERVAL.total_seconds(), "first": first}}
+
+    def pause(self, seconds: float, wait: Callable[[float], None], **target: str) -> tuple[float, float] | None:
+        """Pause a queue or a task name for so long; return when it stood by the server's clock, None if unknown."""
+        stood = False
+        with suppress(MtaskError):  # it may stand all the same, and nobody was told so
+            self._client.pause(**target, timeout=_UNCONFIRMED)
+            stood = True
+        since = self._insist(self._client.server_time)
+        wait(seconds)
+        until = self._insist(self._client.server_time)
+        with suppress(ControlUnconfirmed):  # it holds all the same, and the worker hears of it later
+            self._insist(lambda: self._client.resume(**target, timeout=_UNCONFIRMED))
+        return (since.timestamp(), until.timestamp()) if stood else None
+
+    def end_schedule(self) -> Document:
+        """Have it fire no more; return until when it is to have fired, and what it says of itself."""
+        until = self._insist(self._client.server_time)
+
+        def is_past() -> bool:
+            next_time = self._schedule().schedule_state.next_fire_time
+            return next_time is not None and next_time > until
+
+        with suppress(AssertionError):  # the checker misses the firings
+            eventually(is_past, PATIENCE, "the schedule fires on", interval=0.1)
+        self._insist(lambda: self._client.pause_schedule(TICK))
+        with suppress(AssertionError):
+            eventually(lambda: not self._schedule().schedule_state.pending, PATIENCE, "nothing pends", interval=0.1)
+        state = self._schedule().schedule_state
+        return {"until": until.timestamp(), "next": _seconds(state.next_fire_time), "fired": state.fired_cnt}
+
+    def _schedule(self) -> Any:
+        return self._insist(lambda: self._client.get_schedule(TICK))
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """Ask until it is answered."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return act()
+            except DatabaseError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(0.2)
+
+
+def _seconds(instant: datetime | None) -> float | None:
+    return None if instant is None else instant.timestamp()
