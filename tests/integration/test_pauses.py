@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from pymongo.errors import WriteError
 
 from mtask import App, Client
-from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch
+from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, SchemaMismatch
 from mtask.store import claims, filters, setup
 from mtask.store.driver import SyncStore
+from mtask.worker import claimer as claimer_module
 from tests.integration.stores import publish, stored
-from tests.integration.worker_harness import register, until, working
+from tests.integration.worker_harness import Bench, between, register, until, working
 from tests.mongo import Client as Mongo
 
 
@@ -78,6 +80,57 @@ def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
                 await pause_and_resume()
             is_over = True
             await flooding
+
+    asyncio.run(scenario())
+
+
+async def told(bench: Bench) -> list[dict[str, Any]]:
+    """Return what the worker says that it goes by, in a heartbeat that it begins now."""
+    document = bench.registry.find_one()
+    for _ in range(2):  # one may be under way
+        assert document is not None
+        newer = {"heartbeat_time": {"$gt": document["heartbeat_time"]}}
+        bench.worker._pinger.beat_now()
+        document = await until(partial(bench.registry.find_one, newer), message="a heartbeat")
+    assert document is not None
+    seen: list[dict[str, Any]] = document["controls_seen"]
+    return seen
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["claim", "lost claim"])
+def test_a_pause_returns_when_what_was_under_way_has_landed(
+    mongo_uri: str,
+    database_name: str,
+    mongo: Mongo,
+    app: App,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    is_lost: bool,
+) -> None:
+    monkeypatch.setattr(claimer_module, "_SETTLED", 5.0)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            worker, lands = bench.worker, asyncio.Event()
+
+            async def wait() -> None:
+                if is_lost and claiming.seen_cnt == 1:
+                    raise DatabaseUnavailable("no answer")
+                if not is_lost:
+                    await lands.wait()
+
+            claiming = between(worker._claimer, "claim", before=wait)
+            await bench.client.publish("other", key="1")
+            under_way = worker._claimer._recoveries if is_lost else worker._claimer._in_flight
+            await until(lambda: under_way, message="under way")
+            pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
+            await until(lambda: worker._controls.paused_names, message="heard of it")
+            if not is_lost:
+                assert await told(bench) == []
+                lands.set()
+            await pausing
+            assert not under_way
+            assert [seen["_id"] for seen in await told(bench)] == ["name:other"]
 
     asyncio.run(scenario())
 
@@ -192,6 +245,31 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
         for document in documents:
             store.tasks.replace_one({"_id": document["_id"]}, document)
     return found
+
+
+def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+            claimer = bench.worker._claimer
+
+            async def wait() -> None:
+                if claiming.seen_cnt == 1:
+                    until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
+                    await until(lambda: client.server_time() > until_when, message="run out")
+
+            claiming = between(claimer, "claim", before=wait)
+            bench.worker._pinger.beat_now()
+            await bench.client.publish("other", key="1")
+            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="landed")
+            assert claimer.lost_cnt == 1
+            bench.worker._pinger.beat_now()
+            await bench.status("other:1", "SUCCESS")
+
+    asyncio.run(scenario())
 
 
 def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
