@@ -107,26 +107,29 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
     monkeypatch: pytest.MonkeyPatch,
     is_lost: bool,
 ) -> None:
-    monkeypatch.setattr(claimer_module, "_SETTLED", 5.0)
+    monkeypatch.setattr(claimer_module, "_SETTLED", 0.0)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             worker, lands = bench.worker, asyncio.Event()
 
-            async def wait() -> None:
-                if is_lost and claiming.seen_cnt == 1:
-                    raise DatabaseUnavailable("no answer")
-                if not is_lost:
-                    await lands.wait()
+            async def hold() -> None:
+                await lands.wait()
 
-            claiming = between(worker._claimer, "claim", before=wait)
+            async def lose() -> None:
+                if claiming.seen_cnt == 1:
+                    raise DatabaseUnavailable("no answer")
+
+            claiming = between(worker._claimer, "claim", before=lose if is_lost else hold)
+            between(worker._claimer, "run_statuses", before=hold)  # the last look at what a lost claim took
             await bench.client.publish("other", key="1")
             under_way = worker._claimer._recoveries if is_lost else worker._claimer._in_flight
             await until(lambda: under_way, message="under way")
             pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
-            await until(lambda: worker._controls.paused_names, message="heard of it")
-            if not is_lost:
+            try:
+                await until(lambda: worker._controls.paused_names, message="heard of it")
                 assert await told(bench) == []
+            finally:
                 lands.set()
             await pausing
             assert not under_way
