@@ -119,7 +119,7 @@ CONTROL_MUTATIONS = (
             Edit(_WORKER_CONTROLS, "return claimable_now(self.paused_queues, self.paused_names, self._valid_until)",
                  "return claimable_now((), (), self._valid_until)"),
         ),
-        (f"{_PAUSES_TESTS}::test_nothing_is_claimed_by_any_worker_once_the_call_has_returned",),
+        (f"{_PAUSES_TESTS}::test_what_was_queued_here_before_a_pause_is_not_claimed_after_it",),
     ),
     Mutation(
         "pause-confirmed-amid-a-claim",

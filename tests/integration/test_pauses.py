@@ -138,6 +138,25 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
     asyncio.run(scenario())
 
 
+def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            claimer = bench.worker._claimer
+            with bench.backed_up():
+                await bench.client.publish("other", key="1")
+                await until(lambda: "other:1" in claimer._queue, message="queued")
+                await asyncio.to_thread(client.pause, name="other")
+                assert "other:1" in claimer._queue
+            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="tried")
+            assert (claimer.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
+            await asyncio.to_thread(client.resume, name="other")
+            await bench.status("other:1", "SUCCESS")
+
+    asyncio.run(scenario())
+
+
 def test_other_queues_and_names_go_on(
     mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
 ) -> None:
