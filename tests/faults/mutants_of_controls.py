@@ -139,7 +139,7 @@ CONTROL_MUTATIONS = (
         "pause-confirmed-by-an-older-revision",
         "A pause returns because a worker goes by what was said before.",
         (Edit(_CLIENT, 'and entry["revision"] >= control.revision', 'and entry["revision"] >= 1'),),
-        (f"{_PAUSES_TESTS}::test_nothing_is_claimed_by_any_worker_once_the_call_has_returned",),
+        (f"{_PAUSES_TESTS}::test_a_live_worker_that_goes_by_what_was_said_before_is_named",),
     ),
     Mutation(
         "silent-worker-claims-on",

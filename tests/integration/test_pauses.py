@@ -335,6 +335,17 @@ def test_a_live_worker_that_does_not_answer_is_named(store: SyncStore, client: C
     client.pause(name="unserved", timeout=timedelta(0))  # nobody whom it concerns
 
 
+def test_a_live_worker_that_goes_by_what_was_said_before_is_named(store: SyncStore, client: Client) -> None:
+    store.run(setup.ensure())
+    before = client.pause(name="send")
+    register(store, "behind", ["send"])
+    seen = [{"_id": before.id, "revision": before.revision}]
+    store.database["workers"].update_one({"_id": "behind"}, {"$set": {"controls_seen": seen}})
+    assert client.pause(name="send") == before
+    with pytest.raises(ControlUnconfirmed, match="behind"):
+        client.resume(name="send", timeout=0.2)
+
+
 def test_pausing_twice_changes_nothing(client: Client) -> None:
     first = client.pause(queue="mail")
     assert client.pause(queue="mail") == first
