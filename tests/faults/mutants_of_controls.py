@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLIENT = "mtask/client/controls.py"
-_FILTERS = "mtask/store/filters.py"
 _LIMITS = "mtask/worker/limits.py"
 _PLACES = "mtask/store/places.py"
 _RETENTION = "mtask/store/retention.py"
@@ -18,7 +17,6 @@ _PLACES_TESTS = "tests/integration/test_store_places.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
-_READS_BACK = 'view = {"running": 1, "starts": 1}\n            '
 _BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}'
 
 CONTROL_MUTATIONS = (
@@ -156,8 +154,8 @@ CONTROL_MUTATIONS = (
         ("tests/unit/test_worker_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
     ),
     Mutation(
-        "malformed-control-lifts-the-pause",
-        "What a control says that cannot be read is taken for nothing.",
+        "malformed-control-lifts-the-limit",
+        "Where a control cannot be read any more, what it last bounded is bounded no longer.",
         (Edit(_WORKER_CONTROLS, "found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]",
               "found = sound"),),
         (f"{_PAUSES_TESTS}::test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it",),
