@@ -29,7 +29,7 @@ EVENT_MUTATIONS = (
         "cleaned-is-claimed-again",
         "A run that moved up when a publish dropped the ended ones is told as claimed again.",
         (Edit(_CHANGES, ' or updated.get(_FAILED_CNT) == 0:', ":"),),
-        (f"{_EVENTS_TESTS}::test_what_a_publish_cleaned_at_once_after_a_claim_is_not_claimed_again",),
+        (f"{_EVENTS_TESTS}::test_a_run_that_a_publish_moved_up_beyond_those_kept_is_not_claimed_again",),
     ),
     Mutation(
         "told-of-who-stands-there-now",
