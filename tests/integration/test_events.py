@@ -75,8 +75,11 @@ class Reading:
 
     def take(self, count: int) -> list[TaskEvent]:
         """Return so many events, and see that they come."""
-        found = [self._do(self._happening.poll, SOON) for _ in range(count)]
-        assert None not in found, told([event for event in found if event is not None])
+        found: list[TaskEvent] = []
+        while len(found) < count:
+            event = self._do(self._happening.poll, SOON)
+            assert event is not None, told(found)
+            found.append(event)
         return found
 
     def is_silent(self) -> bool:
