@@ -1,14 +1,18 @@
-"""Mutations of what controls ask for: the limits of queues and keys, and how long a worker goes by what it read."""
+"""Mutations of what controls ask for: the limits and pauses of queues and names, and what a queue keeps."""
 
 from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
+_CLIENT = "mtask/client/controls.py"
 _LIMITS = "mtask/worker/limits.py"
 _PLACES = "mtask/store/places.py"
+_RETENTION = "mtask/store/retention.py"
 _WORKER_CONTROLS = "mtask/worker/controls.py"
 
+_KEEP_TESTS = "tests/integration/test_keep.py"
 _LIMITS_TESTS = "tests/integration/test_limits.py"
+_PAUSES_TESTS = "tests/integration/test_pauses.py"
 _PLACES_TESTS = "tests/integration/test_store_places.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 
@@ -17,6 +21,18 @@ _BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task
 
 CONTROL_MUTATIONS = (
     # --- limits ---------------------------------------------------------------------------------------------
+    Mutation(
+        "places-read-and-then-written",
+        "Of two that ask for a place at once the later writes down what it read before, and both get the last one.",
+        (
+            Edit(_PLACES, "            document: Document = yield places(\n                \"find_one_and_update\",",
+                 "            read = (yield places(\"find_one\", {\"_id\": place_id})) or {}\n"
+                 "            was = {kind: x.literal(read.get(kind, [])) for kind in (\"starts\", \"running\")}\n"
+                 "            pipeline = [{\"$set\": was}, *pipeline[-6:]]\n"
+                 "            document: Document = yield places(\n                \"find_one_and_update\","),
+        ),
+        (f"{_PLACES_TESTS}::test_of_any_number_that_ask_at_once_no_more_than_the_limit_get_one",),
+    ),
     Mutation(
         "lapsed-run-keeps-its-place",
         "The places of a worker that died are never free again.",
@@ -95,10 +111,79 @@ CONTROL_MUTATIONS = (
     ),
     # --- pauses ---------------------------------------------------------------------------------------------
     Mutation(
+        "pause-not-in-the-guard",
+        "What was queued here before a pause is claimed after it.",
+        (
+            Edit(_WORKER_CONTROLS, "return claimable_now(self.paused_queues, self.paused_names, self._valid_until)",
+                 "return claimable_now((), (), self._valid_until)"),
+        ),
+        (f"{_PAUSES_TESTS}::test_what_was_queued_here_before_a_pause_is_not_claimed_after_it",),
+    ),
+    Mutation(
+        "pause-confirmed-amid-a-claim",
+        "A worker says that it goes by a pause while a claim is under way that does not.",
+        (Edit("mtask/worker/worker.py", "        await self._claimer.until_landed()\n        await self._upkeep",
+              "        await self._upkeep"),),
+        (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
+    ),
+    Mutation(
+        "pause-confirmed-amid-a-recovery",
+        "A worker says that it goes by a pause while a claim whose reply was lost may still come true.",
+        (Edit("mtask/worker/claimer.py", "        recoveries = set(self._recoveries)  # those",
+              "        recoveries: set[asyncio.Task[None]] = set()  # those"),),
+        (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
+    ),
+    Mutation(
+        "pause-confirmed-by-an-older-revision",
+        "A pause returns because a worker goes by what was said before.",
+        (Edit(_CLIENT, 'and entry["revision"] >= control.revision', 'and entry["revision"] >= 1'),),
+        (f"{_PAUSES_TESTS}::test_a_live_worker_that_goes_by_what_was_said_before_is_named",),
+    ),
+    Mutation(
+        "silent-worker-claims-on",
+        "A worker whose heartbeat has run out goes on claiming what was paused since.",
+        (Edit(_WORKER_CONTROLS, "return claimable_now(self.paused_queues, self.paused_names, self._valid_until)",
+              "return claimable_now(self.paused_queues, self.paused_names, None)"),),
+        (f"{_PAUSES_TESTS}::test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid",),
+    ),
+    Mutation(
         "silence-ended-by-an-older-read",
         "A worker goes by what it read before it fell silent, and nobody waited for it since.",
         (Edit(_WORKER_CONTROLS, "if self._valid_then is not None and silence_cnt == self._silence_cnt:",
               "if self._valid_then is not None:"),),
         ("tests/unit/test_worker_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
+    ),
+    Mutation(
+        "malformed-control-lifts-the-limit",
+        "Where a control cannot be read any more, what it last bounded is bounded no longer.",
+        (Edit(_WORKER_CONTROLS, "found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]",
+              "found = sound"),),
+        (f"{_PAUSES_TESTS}::test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it",),
+    ),
+    # --- what is kept ---------------------------------------------------------------------------------------
+    Mutation(
+        "keep-counts-every-ending",
+        "Newer successes take the places of the failures that are to be kept.",
+        (Edit(_RETENTION, 'has_ended = {**finished, "task_state', 'has_ended = {"queue": queue, "task_state'),),
+        (f"{_KEEP_TESTS}::test_the_newest_by_their_ends_are_kept",),
+    ),
+    Mutation(
+        "keep-by-the-tasks-age",
+        "Of the finished tasks those are kept that were published last.",
+        (Edit(_RETENTION, 'order = [("task_state.finish_time", -1)', 'order = [("task_state.create_time", -1)'),),
+        (f"{_KEEP_TESTS}::test_the_newest_by_their_ends_are_kept",),
+    ),
+    Mutation(
+        "keep-removes-what-was-run-again",
+        "A task that was run again and finished amid a batch is removed, though it is the newest.",
+        (Edit(_RETENTION,
+              '"_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}', '"_id": {"$in": ids}}'),),
+        (f"{_KEEP_TESTS}::test_a_task_that_was_run_again_amid_a_batch_stays",),
+    ),
+    Mutation(
+        "keep-when-out-of-touch",
+        "A worker whose heartbeat has run out removes what is to be kept by now.",
+        (Edit("mtask/worker/upkeep.py", "keep, self._controls.validity()))", "keep))"),),
+        (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
 )  # fmt: skip

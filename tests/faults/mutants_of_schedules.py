@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
+_CLIENT = "mtask/client/scheduling.py"
 _MODEL = "mtask/model/schedules.py"
+_SCHEDULER = "mtask/schedule/scheduler.py"
+_STORE = "mtask/store/schedules.py"
 
+_SCHEDULES_TESTS = "tests/integration/test_schedules.py"
 _UNIT_TESTS = "tests/unit/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
+    Mutation(
+        "moved-on-whatever-the-revision",
+        "Each of many processes makes the same firing.",
+        (Edit(_STORE, 'guard = {"_id": schedule.id, "revision": schedule.revision, "paused"',
+              'guard = {"_id": schedule.id, "paused"'),),
+        (f"{_SCHEDULES_TESTS}::test_each_firing_exists_once_however_many_schedulers_run",),
+    ),
+    Mutation(
+        "changed-whatever-the-revision",
+        "Who changes a schedule while it fires takes the firing back.",
+        (Edit(_STORE, '{"_id": former["_id"], "revision": revision}', '{"_id": former["_id"]}'),),
+        (f"{_SCHEDULES_TESTS}::test_a_change_beside_a_firing_does_not_take_it_back",),
+    ),
+    Mutation(
+        "key-from-the-start",
+        "Two processes make two tasks of one firing, as its jitter is random.",
+        (Edit(_CLIENT, "key = schedule.key_of(firing)", "key = schedule.key_of(start)"),),
+        (f"{_SCHEDULES_TESTS}::test_jitter_delays_the_task_and_not_its_key",),
+    ),
     Mutation(
         "key-by-the-wall-clock",
         "Of the hour that comes twice the second firing is taken for the first.",
@@ -18,6 +41,25 @@ SCHEDULE_MUTATIONS = (
                  "        moment = firing.astimezone(zone).replace(tzinfo=None)"),
         ),
         (f"{_UNIT_TESTS}::test_both_firings_of_a_time_that_comes_twice_have_their_own_keys",),
+    ),
+    Mutation(
+        "begun-firing-left",
+        "What a process wrote down and did not publish before it died is published by nobody.",
+        (
+            Edit(_SCHEDULER, "left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]",
+                 "left: list[Firing] = []"),
+        ),
+        (f"{_SCHEDULES_TESTS}::test_schedulers_go_on_where_one_dies_in_mid_firing",),
+    ),
+    Mutation(
+        "fires-by-the-local-clock",
+        "What is due is read from the wall clock of the worker's machine.",
+        (
+            Edit(_SCHEDULER, "read_at, now = monotonic(), coming.server_time",
+                 'read_at, now = monotonic(), coming.server_time and datetime.now(__import__("datetime").UTC)'),
+        ),
+        ("tests/acceptance/test_20_schedules.py"
+         "::test_every_second_by_five_processes_with_wrong_clocks_of_which_one_after_another_is_killed",),
     ),
     Mutation(
         "last-makes-more-than-the-last",
@@ -31,5 +73,14 @@ SCHEDULE_MUTATIONS = (
         (Edit("mtask/model/triggers.py",
               "if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):", "if True:"),),
         ("tests/unit/test_triggers.py::test_daylight_saving_both_ways",),
+    ),
+    Mutation(
+        "resumed-makes-up-for-its-pause",
+        "A schedule that is resumed fires for the time in which it was paused.",
+        (
+            Edit(_CLIENT, '{**former["schedule_state"], "next_fire_time": schedule.first_firing(now)}',
+                 'former["schedule_state"]'),
+        ),
+        (f"{_SCHEDULES_TESTS}::test_paused_resumed_removed",),
     ),
 )  # fmt: skip

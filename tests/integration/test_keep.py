@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,73 @@ def test_what_is_called_off_amid_its_batches_removes_no_further_one(
             await asyncio.to_thread(client.keep, "default", success=2 * BATCH - 1)
             await until(lambda: bench.count("SUCCESS") < 2 * BATCH, message="looked again")
             assert bench.count("SUCCESS") == 2 * BATCH - 1
+
+    asyncio.run(scenario())
+
+
+def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> None:
+    """However old they are, and however many of the other kind have ended since."""
+    now = server_time(store)
+    ends = {"a": "SUCCESS", "b": "SUCCESS", "c": "SUCCESS", "d": "FAIL", "e": "CANCELED"}
+    for place, (key, status) in enumerate(ends.items()):
+        client.publish("done", key=key)
+        ended = {"task_state.status": status, "task_state.finish_time": now - timedelta(minutes=place)}
+        store.tasks.update_one({"key": key}, {"$set": ended, "$unset": {"task_state.next_preempt_time": ""}})
+    store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 2))
+    store.run(retention.remove_older("default", [TaskStatus.FAIL, TaskStatus.CANCELED], 1))
+    assert sorted(task.key for task in client.find()) == ["a", "b", "d"]
+
+
+def test_a_task_that_was_run_again_amid_a_batch_stays(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+) -> None:
+    app = App()
+
+    @app.task
+    async def done() -> None: ...
+
+    finished(client, store, 3)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+
+            async def run_again() -> None:
+                await bench.client.rerun("done", "0")
+                await bench.status("done:0", "SUCCESS")
+
+            between(bench.worker._upkeep, "remove_older", amid=run_again)
+            await asyncio.to_thread(client.keep, "default", success=1)
+            await until(lambda: client.count() < 3, message="removed")
+            assert sorted(task.key for task in client.find()) == ["0", "2"]
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+) -> None:
+    app = App()
+    beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
+
+    @app.task
+    async def done() -> None: ...
+
+    finished(client, store, 2)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+
+            async def wait() -> None:
+                until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
+                await until(lambda: server_time(store) > until_when, message="run out")
+
+            removing = between(bench.worker._upkeep, "remove_older", before=wait)
+            bench.worker._pinger.beat_now()
+            keeping = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
+            await until(lambda: removing.seen_cnt, message="a batch is under way")
+            await bench.worker._upkeep.until_landed()
+            await keeping
+            assert bench.count("SUCCESS") == 2
 
     asyncio.run(scenario())
 

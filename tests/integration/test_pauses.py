@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from pymongo.errors import WriteError
 
 from mtask import App, Client
-from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch
+from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, SchemaMismatch
 from mtask.store import claims, filters, setup
 from mtask.store.driver import SyncStore
+from mtask.worker import claimer as claimer_module
 from tests.integration.stores import publish, stored
-from tests.integration.worker_harness import register, until, working
+from tests.integration.worker_harness import Bench, between, register, until, working
 from tests.mongo import Client as Mongo
 
 
@@ -78,6 +80,79 @@ def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
                 await pause_and_resume()
             is_over = True
             await flooding
+
+    asyncio.run(scenario())
+
+
+async def told(bench: Bench) -> list[dict[str, Any]]:
+    """Return what the worker says that it goes by, in a heartbeat that it begins now."""
+    document = bench.registry.find_one()
+    for _ in range(2):  # one may be under way
+        assert document is not None
+        newer = {"heartbeat_time": {"$gt": document["heartbeat_time"]}}
+        bench.worker._pinger.beat_now()
+        document = await until(partial(bench.registry.find_one, newer), message="a heartbeat")
+    assert document is not None
+    seen: list[dict[str, Any]] = document["controls_seen"]
+    return seen
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["claim", "lost claim"])
+def test_a_pause_returns_when_what_was_under_way_has_landed(
+    mongo_uri: str,
+    database_name: str,
+    mongo: Mongo,
+    app: App,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    is_lost: bool,
+) -> None:
+    monkeypatch.setattr(claimer_module, "_SETTLED", 0.0)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            worker, lands = bench.worker, asyncio.Event()
+
+            async def hold() -> None:
+                await lands.wait()
+
+            async def lose() -> None:
+                if claiming.seen_cnt == 1:
+                    raise DatabaseUnavailable("no answer")
+
+            claiming = between(worker._claimer, "claim", before=lose if is_lost else hold)
+            between(worker._claimer, "run_statuses", before=hold)  # the last look at what a lost claim took
+            await bench.client.publish("other", key="1")
+            under_way = worker._claimer._recoveries if is_lost else worker._claimer._in_flight
+            await until(lambda: under_way, message="under way")
+            pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
+            try:
+                await until(lambda: worker._controls.paused_names, message="heard of it")
+                assert await told(bench) == []
+            finally:
+                lands.set()
+            await pausing
+            assert not under_way
+            assert [seen["_id"] for seen in await told(bench)] == ["name:other"]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            claimer = bench.worker._claimer
+            with bench.backed_up():
+                await bench.client.publish("other", key="1")
+                await until(lambda: "other:1" in claimer._queue, message="queued")
+                await asyncio.to_thread(client.pause, name="other")
+                assert "other:1" in claimer._queue
+            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="tried")
+            assert (claimer.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
+            await asyncio.to_thread(client.resume, name="other")
+            await bench.status("other:1", "SUCCESS")
 
     asyncio.run(scenario())
 
@@ -194,6 +269,31 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
     return found
 
 
+def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+) -> None:
+    beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+            claimer = bench.worker._claimer
+
+            async def wait() -> None:
+                if claiming.seen_cnt == 1:
+                    until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
+                    await until(lambda: client.server_time() > until_when, message="run out")
+
+            claiming = between(claimer, "claim", before=wait)
+            bench.worker._pinger.beat_now()
+            await bench.client.publish("other", key="1")
+            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="landed")
+            assert claimer.lost_cnt == 1
+            bench.worker._pinger.beat_now()
+            await bench.status("other:1", "SUCCESS")
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
     store.run(setup.ensure())
     publish(store, "k")
@@ -233,6 +333,17 @@ def test_a_live_worker_that_does_not_answer_is_named(store: SyncStore, client: C
     assert caught.value.worker_ids == ["silent"]
     assert [(control.id, control.paused) for control in client.controls()] == [("name:send", True)]
     client.pause(name="unserved", timeout=timedelta(0))  # nobody whom it concerns
+
+
+def test_a_live_worker_that_goes_by_what_was_said_before_is_named(store: SyncStore, client: Client) -> None:
+    store.run(setup.ensure())
+    before = client.pause(name="send")
+    register(store, "behind", ["send"])
+    seen = [{"_id": before.id, "revision": before.revision}]
+    store.database["workers"].update_one({"_id": "behind"}, {"$set": {"controls_seen": seen}})
+    assert client.pause(name="send") == before
+    with pytest.raises(ControlUnconfirmed, match="behind"):
+        client.resume(name="send", timeout=0.2)
 
 
 def test_pausing_twice_changes_nothing(client: Client) -> None:

@@ -15,10 +15,11 @@ from pymongo.errors import WriteError
 from mtask import App, Client, Cron
 from mtask.client import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
-from mtask.model.schedules import GRACE
+from mtask.model.schedules import GRACE, Pending, plan
 from mtask.schedule.scheduler import Scheduler
-from mtask.store import connect
+from mtask.store import connect, schedules
 from mtask.store.driver import AsyncStore, SyncStore
+from mtask.store.schedules import Firing
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import until, working
 from tests.mongo import Client as Mongo
@@ -233,6 +234,28 @@ def test_each_firing_exists_once_however_many_schedulers_run(
     assert [document["key"] for document in published] == [added.key_of(start) for start in starts]
     assert (found.fired_cnt, found.last_fire_time) == (len(starts), starts[-1])
     assert found.last_task_id == published[-1]["_id"]
+
+
+def test_a_change_beside_a_firing_does_not_take_it_back(client: Client, store: SyncStore) -> None:
+    client.add_schedule("s", "report", HOUR)
+    set_next(store, "s", due := now_of(client))
+    schedule = client.get_schedule("s")
+    task = scheduling.new_task(schedule, due, due)
+    tried: list[datetime] = []
+
+    def changed(now: datetime, former: dict[str, Any]) -> dict[str, Any]:
+        if not tried:  # after it was read: another process makes the firing
+            made = plan(schedule, now_of(client))
+            assert made is not None
+            firing = Firing(Pending(fire_time=due, start_time=due), task)
+            assert store.run(schedules.advance(schedule, made, [firing])) == [firing]
+        tried.append(now)
+        return {**former, "params": 2}
+
+    store.run(schedules.change("s", changed))
+    after = client.get_schedule("s")
+    assert (len(tried), after.params, after.schedule_state.fired_cnt) == (2, 2, 1)
+    assert [pending.fire_time for pending in after.schedule_state.pending] == [due]
 
 
 @pytest.mark.parametrize(("catch_up", "count"), [("none", 0), ("last", 1), ("all", 6)])
