@@ -30,6 +30,39 @@ WORKER_MUTATIONS = (
         ("tests/unit/test_worker_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
     ),
     Mutation(
+        "each-reads-the-whole-backlog",
+        "A worker that wants more asks for all that waits, and leaves most of it to the others.",
+        (Edit(_DISCOVERY, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
+        ("tests/acceptance/test_19_costs.py::test_workers_that_share_a_backlog_do_not_each_read_all_of_it",),
+    ),
+    Mutation(
+        "what-others-leave-is-left",
+        "A worker whose share is done looks for nothing else before the regular scan.",
+        (Edit(_DISCOVERY, "return self._queue.own_count >= self._queue.capacity // _ENOUGH", "return True"),),
+        ("tests/integration/test_shares.py::"
+         "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
+    ),
+    Mutation(
+        "refill-forgotten-right-after-a-scan",
+        "What a scan brought is done before it may be repeated, and nobody repeats it.",
+        (Edit(_DISCOVERY, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
+        ("tests/integration/test_shares.py::"
+         "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
+    ),
+    Mutation(
+        "slots-of-another-hash",
+        "A worker puts tasks into other slots than the server does.",
+        (Edit("mtask/model/slots.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
+        ("tests/integration/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
+    ),
+    Mutation(
+        "larger-shares-for-some",
+        "Who scores highest for a slot has it, however many it has already.",
+        (Edit("mtask/worker/peers.py", "        room[first] -= 1\n", ""),),
+        ("tests/unit/test_worker_peers.py::"
+         "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
+    ),
+    Mutation(
         "no-scan-after-a-lost-stream",
         "What came while there was no stream is not looked for.",
         (
