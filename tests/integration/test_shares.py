@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mtask.store.driver import SyncStore
 from mtask.store.filters import of_shares
 from mtask.store.operation import Operation
 from mtask.store.publishing import NewTask, Policy
+from mtask.worker import discovery, hints
 from mtask.worker import worker as worker_module
 from mtask.worker.peers import Peers
 from tests.clients import open_store
@@ -81,6 +83,8 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     is_alone: bool,
 ) -> None:
     monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
+    for module in (discovery, hints):  # none is found by a regular scan
+        monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
     app = App()
     brought: list[tuple[bool, list[str]]] = []
     real_scan = claims.scan
