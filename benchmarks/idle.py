@@ -12,6 +12,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.latency import latency_figures, samples
 from benchmarks.options import Options
 from benchmarks.place import Place, wait_quiet
+from mtask.store.traffic import SOME_LASTS
 
 TASKS = 40
 RATE = 4.0
@@ -44,6 +45,7 @@ def measure(place: Place, options: Options) -> Result:
         for run in range(options.runs):
             place.say(f"idle: run {run + 1} of {options.runs}, watching for {options.window:g} s")
             wait_quiet(fleet.pids)
+            time.sleep(SOME_LASTS + _LATE)  # so long after news a worker asks more often whether there is more
             rests.append(_rest(place, fleet, options.window))
             for side in turns(list(found), run):
                 place.say(f"idle: run {run + 1} of {options.runs}, {side}")
