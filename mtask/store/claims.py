@@ -85,15 +85,17 @@ def scan(
     limit: int,
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
+    timeout: timedelta | None = None,
 ) -> Operation[Scan]:
     """Return what this worker could take within the horizon, highest priority first, then longest due.
 
-    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside.
+    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside. `timeout`: None = as long as
+    an operation may take.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
     claimable = filters.with_guards(claimable, also)
-    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX))
+    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout))
 
 
 def scan_begun(
@@ -110,8 +112,15 @@ def scan_begun(
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 
-def _scan(criteria: filters.Filter, order: list[tuple[str, int]], limit: int, index: str) -> Operation[Scan]:
-    found = yield tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
+def _scan(
+    criteria: filters.Filter,
+    order: list[tuple[str, int]],
+    limit: int,
+    index: str,
+    timeout: timedelta | None = None,
+) -> Operation[Scan]:
+    call = tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
+    found = yield call.within(timeout)
     now = found[0]["now"] if found else None
     return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from time import monotonic
 
-from mtask.errors import MtaskError, OperationFailed
+from mtask.errors import DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
@@ -35,6 +35,9 @@ _REFILL_PAUSE = 0.05
 _APART = 4
 #: Of a batch, this part of what the worker ranks first for keeps it busy for a while.
 _ENOUGH = 10
+#: Where next to nothing of a long backlog is this worker's, a scan for its share looks through all of it, for nothing:
+#: it may take so long; and the next one comes after so many times what it has taken.
+_SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
 
 
 class Discovery:
@@ -79,6 +82,7 @@ class Discovery:
         self._is_refill = False
         self._scanned_own = 0
         self._scanned_at = 0.0
+        self._next_share = 0.0
         #: A refill that was wanted right after the last scan: what that brought is done already.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
@@ -240,10 +244,16 @@ class Discovery:
 
     async def _scan_share(self) -> bool:
         """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
-        share = self._hints.share(self._controls.names)
-        if not share:
+        share, began = self._hints.share(self._controls.names), monotonic()
+        if not share or began < self._next_share:
             return False
-        await self._scan_within(timedelta(0), also=share)
+        try:
+            found = await self._scan_within(timedelta(0), also=share)
+            has_seen_all = found.is_complete
+        except DatabaseUnavailable:
+            has_seen_all = True  # or it would have, with more time
+        if has_seen_all:
+            self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
         return self._queue.own_count >= self._queue.capacity // _ENOUGH
 
     async def _scan_all(self, *, is_refill: bool) -> None:
@@ -275,7 +285,8 @@ class Discovery:
         self, part: Part, horizon: timedelta, *, begun_only: bool, also: Sequence[Filter] = ()
     ) -> claims.Scan:
         sent = monotonic()
-        scan = claims.scan_begun if begun_only else partial(claims.scan, also=also)
+        timeout = _SHARE_TIMEOUT if also else None
+        scan = claims.scan_begun if begun_only else partial(claims.scan, also=also, timeout=timeout)
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._worker_id
         found = await self._store.run(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from mtask.model.slots import SLOT_CNT, slot_of
@@ -91,7 +90,6 @@ def _ranks(worker_id: str, others: Sequence[str]) -> bytes:
     return bytes(ranks)
 
 
-@lru_cache(maxsize=1_000)
 def _scores(worker_id: str) -> tuple[int, ...]:
     """Return for each slot a number that looks random, and is the same in every process."""
     return _SCORES.unpack(hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(_SCORES.size))

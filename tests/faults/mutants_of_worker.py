@@ -43,6 +43,13 @@ WORKER_MUTATIONS = (
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
+        "share-looked-for-in-vain",
+        "A worker whose share is done looks through all that others have left, again and again.",
+        (Edit(_DISCOVERY, "if not share or began < self._next_share:", "if not share:"),),
+        ("tests/integration/test_shares.py::"
+         "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
+    ),
+    Mutation(
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
         (Edit(_DISCOVERY, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),

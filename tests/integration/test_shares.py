@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mtask import App, TaskSpec
+from mtask.errors import DatabaseUnavailable
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
 from mtask.model.slots import SLOT_CNT, slot_of
@@ -117,3 +118,48 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
             assert len({task_id for task_ids in shares for task_id in task_ids}) > BACKLOG / 4
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [None, DatabaseUnavailable("too slow")], ids=["looked-at-all", "timed-out"])
+def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
+    mongo_uri: str,
+    database_name: str,
+    mongo: Client,
+    store: SyncStore,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception | None,
+) -> None:
+    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
+    monkeypatch.setattr(discovery, "_SHARE_TIMES", 1_000_000)
+    app = App()
+    in_vain = 0
+    real_scan = claims.scan
+
+    def spied(*given: Any, **others: Any) -> Operation[claims.Scan]:
+        nonlocal in_vain
+        is_share = bool(others["also"])
+        if is_share and failure is not None:
+            in_vain += 1
+            raise failure
+        found = yield from real_scan(*given, **others)
+        if is_share and found.is_complete:
+            in_vain += 1
+        assert (others["timeout"] is not None) == is_share
+        return found
+
+    monkeypatch.setattr(claims, "scan", spied)
+
+    @app.task
+    async def work() -> None:
+        return None
+
+    register(store, "idle", ["work"])
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            with bench.backed_up():
+                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all are done")
+
+    asyncio.run(scenario())
+    assert in_vain == 1
