@@ -7,14 +7,13 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 
 from mtask.errors import DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
-from mtask.store.filters import Filter
+from mtask.store.operation import Operation
 from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
@@ -33,11 +32,16 @@ _MALFORMED_LIMIT = 1000
 _REFILL_PAUSE = 0.05
 #: The batch of a queue of which some wait for limits is so many times smaller than that of all others.
 _APART = 4
-#: Of a batch, this part of what the worker ranks first for keeps it busy for a while.
-_ENOUGH = 10
-#: Where next to nothing of a long backlog is this worker's, a scan for its share looks through all of it, for nothing:
-#: it may take so long; and the next one comes after so many times what it has taken.
+#: This part of a batch keeps a worker busy for a while.
+_ENOUGH = 4
+#: The batch of a worker's share is smaller, the smaller the share: to find it the server looks through so many batches.
+_LOOKED_THROUGH = 4
+#: Where little of a long backlog is this worker's, a scan for its share looks through much, for nothing: it may take so
+#: long; and the next one comes after so many times what it has taken.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
+#: So often, in seconds, all that is due is looked for, whoever it is left to: what its worker does not take, for it is
+#: full, or serves it no more, must not stand behind what is younger.
+_ALL = 2.0
 
 
 class Discovery:
@@ -79,9 +83,10 @@ class Discovery:
         self._is_full_scan_due = True
         self._are_peers_due = True
         self._is_setup_due = False
-        self._is_refill = False
-        self._scanned_own = 0
-        self._scanned_at = 0.0
+        self._is_refill = self._may_be_share = False
+        #: How many tasks were ready after the last scan; and whether only what this worker ranks first for counts.
+        self._scanned, self._counts_own = 0, False
+        self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
         #: A refill that was wanted right after the last scan: what that brought is done already.
         self._refill: asyncio.TimerHandle | None = None
@@ -175,19 +180,22 @@ class Discovery:
 
     def scan_soon(self) -> None:
         """Scan for what is due: places are free again that it may take up."""
-        self._is_refill = True
+        self._is_refill, self._may_be_share = True, False
         self._wake_scan.set()
 
     def refill(self) -> None:
         """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
-        if not self._queue.has_more or self._queue.own_count * 4 > self._scanned_own or self._refill is not None:
+        if not self._queue.has_more or self._refill is not None:
             return
-        pause = self._scanned_at + _REFILL_PAUSE - monotonic()
+        now = monotonic()
+        if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
+            return
+        pause = self._scanned_at + _REFILL_PAUSE - now
         if pause > 0:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
             self._queue.has_more = False
-            self._is_refill = True
+            self._is_refill = self._may_be_share = True
             self._wake_scan.set()
 
     def _refill_late(self) -> None:
@@ -236,27 +244,44 @@ class Discovery:
             self._on_dropped()
         if self._are_peers_due:
             await self._refresh_peers()
-        if is_refill and await self._scan_share():
+        if is_refill and self._may_be_share and await self._scan_share():
             self._queue.has_more = True
         else:
             await self._scan_all(is_refill=is_refill)
-        self._scanned_own, self._scanned_at = self._queue.own_count, monotonic()
+        now = monotonic()
+        own = self._queue.ready_count(now, own_only=True)
+        self._counts_own = own >= self._enough
+        self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
+
+    @property
+    def _enough(self) -> int:
+        return self._queue.capacity // _ENOUGH
 
     async def _scan_share(self) -> bool:
         """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
-        share, began = self._hints.share(self._controls.names), monotonic()
-        if not share or began < self._next_share:
+        share, part = self._hints.share(self._controls.names)
+        began = monotonic()
+        # Where places are limited, each queue is scanned by how many there are.
+        if not share or self._limits.is_any or began < self._next_share or began > self._scanned_all_at + _ALL:
             return False
+        limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
+        scan = claims.scan(
+            self._controls.queues, self._controls.names, self._worker_id, 0, limit, also=share, timeout=_SHARE_TIMEOUT
+        )
+        is_enough = has_seen_all = False
         try:
-            found = await self._scan_within(timedelta(0), also=share)
+            found = await self._take_scan(scan)
             has_seen_all = found.is_complete
+            is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
         except DatabaseUnavailable:
-            has_seen_all = True  # or it would have, with more time
-        if has_seen_all:
+            if monotonic() - began < _SHARE_TIMEOUT.total_seconds():
+                raise
+        if has_seen_all or not is_enough:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
-        return self._queue.own_count >= self._queue.capacity // _ENOUGH
+        return is_enough
 
     async def _scan_all(self, *, is_refill: bool) -> None:
+        self._scanned_all_at = monotonic()
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
         if found.is_complete and is_refill:
             found = await self._scan_within(HORIZON)
@@ -266,13 +291,11 @@ class Discovery:
                 # What is not yet due fills the batch: it must not stand before what is.
                 await self._scan_within(timedelta(0))
 
-    async def _scan_within(
-        self, horizon: timedelta, *, begun_only: bool = False, also: Sequence[Filter] = ()
-    ) -> claims.Scan:
+    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
         """Scan, apart for queues of which some has to wait for the limits' places."""
         is_complete, has_future = True, False
         for part in self._limits.parts(self._controls.queues):
-            found = await self._scan_part(part, horizon, begun_only=begun_only, also=() if part.is_apart else also)
+            found = await self._scan_part(part, horizon, begun_only=begun_only)
             if not part.is_apart:
                 is_complete, has_future = found.is_complete, found.has_future
             elif not found.is_complete:
@@ -281,15 +304,15 @@ class Discovery:
                     await self._scan_part(part, timedelta(0), begun_only=begun_only)
         return claims.Scan([], None, is_complete, has_future)
 
-    async def _scan_part(
-        self, part: Part, horizon: timedelta, *, begun_only: bool, also: Sequence[Filter] = ()
-    ) -> claims.Scan:
-        sent = monotonic()
-        timeout = _SHARE_TIMEOUT if also else None
-        scan = claims.scan_begun if begun_only else partial(claims.scan, also=also, timeout=timeout)
+    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
+        scan = claims.scan_begun if begun_only else claims.scan
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._worker_id
-        found = await self._store.run(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))
+        return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))
+
+    async def _take_scan(self, scan: Operation[claims.Scan]) -> claims.Scan:
+        sent = monotonic()
+        found = await self._store.run(scan)
         self.scan_cnt += 1
         if found.server_time is not None:
             self._clock.observe(found.server_time, sent, monotonic())

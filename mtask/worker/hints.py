@@ -75,7 +75,7 @@ class Hints:
         self._clock = clock
         self._pinger = pinger
         self._quarantine = quarantine
-        self._peers = Peers(worker_id)
+        self._peers = Peers(worker_id, queues)
         self._claimer: Claimer
         self._runner: Runner
         self._due_looks = DueLooks(_MAX_DUE_LOOKS)
@@ -200,10 +200,14 @@ class Hints:
         self._peers.update(live)
         self._queue.rerank((task_id, self._rank(task_id, name)) for task_id, name in self._queue.names())
 
-    def share(self, names: Iterable[str]) -> list[Filter]:
-        """Return what only tasks match that this worker ranks first for; nothing where it is alone."""
+    def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
+        """Return what only tasks match that this worker ranks first for, and which part of all that is, at the least.
+
+        Nothing where all of them are its own.
+        """
         shares = self._peers.shares(names)
-        return [of_shares(shares)] if shares else []
+        part = min((slots.count("1") / len(slots) for _, slots in shares), default=1.0)
+        return ([of_shares(shares)] if shares else []), part
 
     def _enqueue(
         self,

@@ -19,15 +19,20 @@ _LAST = 255
 class Peers:
     """The live workers, by the task names they serve. All of them rank all of them alike, for each slot of tasks."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, queues: Iterable[str] | None = None) -> None:
+        """`queues`: those that this worker serves; None: the same as all others."""
         self._worker_id = worker_id
+        self._queues = None if queues is None else set(queues)
         self._others: dict[str, tuple[str, ...]] = {}
+        #: Names that some serve in other queues than this worker does: their tasks cannot be shared alike.
+        self._unshared: set[str] = set()
         #: By who else there is: this worker's rank for each slot.
         self._ranks: dict[tuple[str, ...], bytes] = {}
 
     def update(self, workers: Iterable[Mapping[str, Any]]) -> None:
         """Take the live workers' documents; paused ones do not count."""
         others: dict[str, set[str]] = {}
+        self._unshared = set()
         for worker in workers:
             if worker["_id"] == self._worker_id or not worker.get("concurrency"):
                 continue
@@ -36,6 +41,8 @@ class Peers:
             names = worker.get("names")
             for name in names if isinstance(names, list) else ():
                 others.setdefault(str(name), set()).add(str(worker["_id"]))
+                if self._queues is not None and not _are(worker.get("queues"), self._queues):
+                    self._unshared.add(str(name))
         self._others = {name: tuple(sorted(ids)) for name, ids in others.items()}
         self._ranks = {ids: self._ranks[ids] for ids in self._others.values() if ids in self._ranks}
 
@@ -52,11 +59,11 @@ class Peers:
     def shares(self, names: Iterable[str]) -> list[tuple[list[str], str]]:
         """Return the slots that this worker ranks first for: names, and for each slot "1" if it is among them, or "0".
 
-        Nothing where it is alone with each of these names.
+        Nothing where it has all of them for itself: alone with each name, or with others that serve other queues, too.
         """
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in names:
-            alike.setdefault(self._others.get(name, ()), []).append(name)
+            alike.setdefault(() if name in self._unshared else self._others.get(name, ()), []).append(name)
         if not any(alike):
             return []
         return [
@@ -69,6 +76,10 @@ class Peers:
         if ranks is None:
             ranks = self._ranks[others] = _ranks(self._worker_id, others) if others else bytes(SLOT_CNT)
         return ranks
+
+
+def _are(found: Any, queues: set[str]) -> bool:
+    return isinstance(found, list) and {str(queue) for queue in found} == queues
 
 
 def _ranks(worker_id: str, others: Sequence[str]) -> bytes:

@@ -32,6 +32,7 @@ class Entry:
     #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
     is_plain: bool = False
     queue: str | None = None  #: where it is known
+    is_ready: bool = False
     is_dropped: bool = False
 
     @property
@@ -64,7 +65,8 @@ class PreemptionQueue:
         #: What this worker ranks first for, and the rest. Where the two interleave, each still makes groups.
         self._ready: tuple[_Ready, _Ready] = ([], [])
         self._sequence = 0
-        self._own = 0
+        #: How many are ready: of what this worker ranks first for, and of the rest.
+        self._ready_cnt = [0, 0]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -72,10 +74,10 @@ class PreemptionQueue:
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
 
-    @property
-    def own_count(self) -> int:
-        """How many of the entries this worker ranks first for."""
-        return self._own
+    def ready_count(self, now: float, *, own_only: bool = False) -> int:
+        """Return of how many tasks the time has come; `own_only`: of those that this worker ranks first for."""
+        self._promote(now)
+        return self._ready_cnt[0] if own_only else sum(self._ready_cnt)
 
     def push(
         self,
@@ -97,7 +99,6 @@ class PreemptionQueue:
             self._forget(old)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_plain, queue)
         self._entries[task_id] = entry
-        self._own += rank == 0
         self._sequence += 1
         heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
         if len(self._entries) > self.capacity + self.capacity // 4:
@@ -187,6 +188,8 @@ class PreemptionQueue:
         while self._waiting and self._waiting[0][0] <= now:
             _, sequence, entry = heapq.heappop(self._waiting)
             if not entry.is_dropped:
+                entry.is_ready = True
+                self._ready_cnt[entry.rank > 0] += 1
                 heapq.heappush(self._ready[entry.rank > 0], (entry.order, sequence, entry))
 
     def _by_head(self) -> tuple[_Ready, _Ready]:
@@ -197,7 +200,7 @@ class PreemptionQueue:
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
-        self._own -= entry.rank == 0
+        self._ready_cnt[entry.rank > 0] -= entry.is_ready
         del self._entries[entry.task_id]
 
     def _shrink(self) -> None:

@@ -32,22 +32,40 @@ WORKER_MUTATIONS = (
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
-        (Edit(_DISCOVERY, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
+        (Edit(_DISCOVERY, "if is_refill and self._may_be_share and", "if False and"),),
         ("tests/acceptance/test_19_costs.py::test_workers_that_share_a_backlog_do_not_each_read_all_of_it",),
     ),
     Mutation(
         "what-others-leave-is-left",
         "A worker whose share is done looks for nothing else before the regular scan.",
-        (Edit(_DISCOVERY, "return self._queue.own_count >= self._queue.capacity // _ENOUGH", "return True"),),
+        (Edit(_DISCOVERY, "return is_enough", "return True"),),
         ("tests/integration/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_DISCOVERY, "if not share or began < self._next_share:", "if not share:"),),
+        (Edit(_DISCOVERY, "began < self._next_share or ", ""),),
         ("tests/integration/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
+    ),
+    Mutation(
+        "shares-alone",
+        "What a worker leaves behind of its share waits as long as another has enough of its own.",
+        (Edit(_DISCOVERY, " or began > self._scanned_all_at + _ALL", ""),),
+        ("tests/integration/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
+    ),
+    Mutation(
+        "what-is-not-due-is-enough",
+        "A worker with tasks of its own that are not yet due looks for nothing else.",
+        (Edit("mtask/worker/queue.py", "self._ready_cnt[entry.rank > 0] -= entry.is_ready", "pass"),),
+        ("tests/unit/test_worker_queue.py::test_what_is_ready_is_counted",),
+    ),
+    Mutation(
+        "queues-of-others-shared",
+        "A worker leaves tasks of its queue to another that does not serve it.",
+        (Edit("mtask/worker/peers.py", "() if name in self._unshared else ", ""),),
+        ("tests/unit/test_worker_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
     ),
     Mutation(
         "refill-forgotten-right-after-a-scan",

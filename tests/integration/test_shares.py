@@ -92,7 +92,7 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
 
     def spied(*given: Any, **also: Any) -> Operation[claims.Scan]:
         found = yield from real_scan(*given, **also)
-        brought.append((bool(also["also"]), [document["_id"] for document in found.documents]))
+        brought.append((bool(also.get("also")), [document["_id"] for document in found.documents]))
         return found
 
     monkeypatch.setattr(claims, "scan", spied)
@@ -107,8 +107,10 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
-            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all are done")
+                later = [TaskSpec("work", {}, key=f"later-{n}", delay=timedelta(minutes=4)) for n in range(20)]
+                due = [TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)]
+                await bench.client.publish_many([*later, *due])
+            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all that are due are done")
             peers = bench.worker._hints._peers
             shares = [task_ids for is_share, task_ids in brought if is_share]
             if is_alone:
@@ -118,6 +120,38 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
             assert len({task_id for task_ids in shares for task_id in task_ids}) > BACKLOG / 4
 
     asyncio.run(scenario())
+
+
+def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
+    monkeypatch.setattr(discovery, "_ALL", 0.0)  # each time
+    app = App()
+    found: list[bool] = []
+    real_scan = claims.scan
+
+    def spied(*given: Any, **others: Any) -> Operation[claims.Scan]:
+        found.append(bool(others.get("also")))
+        return (yield from real_scan(*given, **others))
+
+    monkeypatch.setattr(claims, "scan", spied)
+
+    @app.task
+    async def work() -> None:
+        return None
+
+    register(store, "idle", ["work"])
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            with bench.backed_up():
+                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all are done")
+
+    asyncio.run(scenario())
+    assert len(found) > 5
+    assert not any(found)
 
 
 @pytest.mark.parametrize("failure", [None, DatabaseUnavailable("too slow")], ids=["looked-at-all", "timed-out"])
@@ -131,20 +165,22 @@ def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_back
 ) -> None:
     monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
     monkeypatch.setattr(discovery, "_SHARE_TIMES", 1_000_000)
+    if failure is not None:
+        monkeypatch.setattr(discovery, "_SHARE_TIMEOUT", timedelta(0))
     app = App()
     in_vain = 0
     real_scan = claims.scan
 
     def spied(*given: Any, **others: Any) -> Operation[claims.Scan]:
         nonlocal in_vain
-        is_share = bool(others["also"])
+        is_share = bool(others.get("also"))
         if is_share and failure is not None:
             in_vain += 1
-            raise failure
+            raise failure  # as if after its time
         found = yield from real_scan(*given, **others)
         if is_share and found.is_complete:
             in_vain += 1
-        assert (others["timeout"] is not None) == is_share
+        assert (others.get("timeout") is not None) == is_share
         return found
 
     monkeypatch.setattr(claims, "scan", spied)

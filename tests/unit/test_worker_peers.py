@@ -91,6 +91,25 @@ def test_names_that_others_serve_are_shared_and_the_rest_is_all_its_own() -> Non
     assert (names, slots.count("1")) == (["work", "mail"], SLOT_CNT // 2)
 
 
+def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
+    peers = Peers("me", ["a", "b"])
+    peers.update(
+        [
+            worker("alike", "work", "mail", queues=["b", "a"]),
+            worker("other", "mail", queues=["a"]),
+            worker("odd", "import", queues="a"),
+        ]
+    )
+    shares = {name: slots for names, slots in peers.shares(["work", "mail", "import"]) for name in names}
+    assert {name: round(SLOT_CNT / slots.count("1")) for name, slots in shares.items()} == {
+        "work": 2,
+        "mail": 1,
+        "import": 1,
+    }
+    assert peers.shares(["mail", "import"]) == []
+    assert {peers.rank(task_id, "mail") for task_id in IDS} == {0, 1, 2}
+
+
 def test_worker_that_comes_and_goes_changes_the_ranks() -> None:
     peers = peers_of("me", worker("other"))
     mine = [task_id for task_id in IDS if peers.rank(task_id, "work") == 0]

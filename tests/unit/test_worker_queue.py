@@ -46,6 +46,21 @@ def test_priority_goes_before_any_preference() -> None:
     assert taken(queue, NOW + MAX_STAGGER) == ["urgent", "own"]
 
 
+def test_what_is_ready_is_counted() -> None:
+    queue = PreemptionQueue(100)
+    for number in range(5):
+        queue.push(f"own-{number}", "work", 0, NOW + number, 0)
+        queue.push(f"other-{number}", "work", 0, NOW + number - MAX_STAGGER, 2)
+    assert (queue.ready_count(NOW - 1), queue.ready_count(NOW - 1, own_only=True)) == (0, 0)
+    assert (queue.ready_count(NOW + 2), queue.ready_count(NOW + 2, own_only=True)) == (6, 3)
+    queue.take(2, NOW + 2)
+    queue.discard("own-2")
+    queue.discard("own-4")  # not yet due
+    queue.move("other-0", NOW + 10)
+    assert (queue.ready_count(NOW + 2), queue.ready_count(NOW + 2, own_only=True)) == (2, 0)
+    assert queue.ready_count(NOW + 20) == len(queue) == 6
+
+
 def test_what_ranks_differently_is_taken_apart() -> None:
     queue = PreemptionQueue(100)
     for number in range(3):
