@@ -13,6 +13,7 @@ from mtask.errors import DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
+from mtask.store.filters import Filter
 from mtask.store.operation import Operation
 from mtask.store.watch import Event, EventKind, Stream
 from mtask.worker.clock import ServerClock
@@ -84,7 +85,8 @@ class Discovery:
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = self._may_be_share = False
-        #: How many tasks were ready after the last scan; and whether only what this worker ranks first for counts.
+        #: How many tasks were ready after the last scan; and whether only what this worker ranks first for counts: that
+        #: was enough, or more may be had of it.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
@@ -250,19 +252,23 @@ class Discovery:
             await self._scan_all(is_refill=is_refill)
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
-        self._counts_own = own >= self._enough
+        self._counts_own = own >= self._enough or bool(self._share(now)[0])
         self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     @property
     def _enough(self) -> int:
         return self._queue.capacity // _ENOUGH
 
+    def _share(self, now: float) -> tuple[list[Filter], float]:
+        """Return this worker's share, as `Hints.share` does, where it may be asked for."""
+        # Where places are limited, each queue is scanned by how many there are.
+        return ([], 1.0) if now < self._next_share or self._limits.is_any else self._hints.share(self._controls.names)
+
     async def _scan_share(self) -> bool:
         """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
-        share, part = self._hints.share(self._controls.names)
         began = monotonic()
-        # Where places are limited, each queue is scanned by how many there are.
-        if not share or self._limits.is_any or began < self._next_share or began > self._scanned_all_at + _ALL:
+        share, part = self._share(began)
+        if not share or began > self._scanned_all_at + _ALL:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
         scan = claims.scan(

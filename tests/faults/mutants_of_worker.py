@@ -45,7 +45,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_DISCOVERY, "began < self._next_share or ", ""),),
+        (Edit(_DISCOVERY, "now < self._next_share or ", ""),),
         ("tests/integration/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
