@@ -33,7 +33,8 @@ WORKER_MUTATIONS = (
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
         (Edit(_DISCOVERY, "if is_refill and self._may_be_share and", "if False and"),),
-        ("tests/acceptance/test_19_costs.py::test_workers_that_share_a_backlog_do_not_each_read_all_of_it",),
+        ("tests/integration/test_shares.py::"
+         "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "what-others-leave-is-left",
