@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -74,128 +74,96 @@ def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo
     assert sorted(found) == sorted(f"{name}:{number}" for name in names for number in range(60))
 
 
-@pytest.mark.parametrize("is_alone", [False, True], ids=["beside-another", "alone"])
-def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
-    is_alone: bool,
-) -> None:
-    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
-    for module in (discovery, hints):  # none is found by a regular scan
-        monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
-    app = App()
-    brought: list[tuple[bool, list[str]]] = []
-    real_scan = claims.scan
+class Scans:
+    """Stands in for `claims.scan`: notes what each scan brought, and whether it asked for a share."""
 
-    def spied(*given: Any, **also: Any) -> Operation[claims.Scan]:
-        found = yield from real_scan(*given, **also)
-        brought.append((bool(also.get("also")), [document["_id"] for document in found.documents]))
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._scan = claims.scan
+        #: What a scan for a share raises.
+        self._failure = failure
+        self.brought: list[list[str]] = []
+        self.shares: list[list[str]] = []
+        self.vain_cnt = 0
+
+    def __call__(self, *given: Any, **others: Any) -> Operation[claims.Scan]:
+        is_share = bool(others.get("also"))
+        assert (others.get("timeout") is not None) == is_share
+        if is_share and self._failure is not None:
+            self.vain_cnt += 1
+            raise self._failure
+        found = yield from self._scan(*given, **others)
+        (self.shares if is_share else self.brought).append([document["_id"] for document in found.documents])
+        self.vain_cnt += is_share and found.is_complete
         return found
 
-    monkeypatch.setattr(claims, "scan", spied)
+
+@pytest.fixture
+def drain(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Scans], Peers]:
+    """Have a worker with a small queue do a backlog, with tasks among it that are not yet due; return its peers."""
+    app = App()
 
     @app.task
     async def work() -> None:
         return None
 
-    if not is_alone:
-        register(store, "idle", ["work"])
-
-    async def scenario() -> None:
+    async def scenario() -> Peers:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             with bench.backed_up():
                 later = [TaskSpec("work", {}, key=f"later-{n}", delay=timedelta(minutes=4)) for n in range(20)]
                 due = [TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)]
                 await bench.client.publish_many([*later, *due])
             await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all that are due are done")
-            peers = bench.worker._hints._peers
-            shares = [task_ids for is_share, task_ids in brought if is_share]
-            if is_alone:
-                assert shares == []
-                return
-            assert {peers.rank(task_id, "work") for task_ids in shares for task_id in task_ids} == {0}
-            assert len({task_id for task_ids in shares for task_id in task_ids}) > BACKLOG / 4
+            return bench.worker._hints._peers
 
-    asyncio.run(scenario())
+    def drained(scans: Scans) -> Peers:
+        monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
+        for module in (discovery, hints):  # none is found by a regular scan
+            monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
+        monkeypatch.setattr(claims, "scan", scans)
+        return asyncio.run(scenario())
+
+    return drained
+
+
+def test_worker_alone_asks_for_no_share(drain: Callable[[Scans], Peers]) -> None:
+    scans = Scans()
+    drain(scans)
+    assert len(scans.brought) > 5
+    assert scans.shares == []
+
+
+def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
+    store: SyncStore, drain: Callable[[Scans], Peers]
+) -> None:
+    register(store, "idle", ["work"])
+    scans = Scans()
+    peers = drain(scans)
+    found = {task_id for task_ids in scans.shares for task_id in task_ids}
+    assert {peers.rank(task_id, "work") for task_id in found} == {0}
+    assert len(found) > BACKLOG / 4
 
 
 def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
     monkeypatch.setattr(discovery, "_ALL", 0.0)  # each time
-    app = App()
-    found: list[bool] = []
-    real_scan = claims.scan
-
-    def spied(*given: Any, **others: Any) -> Operation[claims.Scan]:
-        found.append(bool(others.get("also")))
-        return (yield from real_scan(*given, **others))
-
-    monkeypatch.setattr(claims, "scan", spied)
-
-    @app.task
-    async def work() -> None:
-        return None
-
     register(store, "idle", ["work"])
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
-            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all are done")
-
-    asyncio.run(scenario())
-    assert len(found) > 5
-    assert not any(found)
+    scans = Scans()
+    drain(scans)
+    assert len(scans.brought) > 5
+    assert scans.shares == []
 
 
 @pytest.mark.parametrize("failure", [None, DatabaseUnavailable("too slow")], ids=["looked-at-all", "timed-out"])
 def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
-    failure: Exception | None,
+    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
-    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
     monkeypatch.setattr(discovery, "_SHARE_TIMES", 1_000_000)
-    if failure is not None:
+    if failure is not None:  # as if after its time
         monkeypatch.setattr(discovery, "_SHARE_TIMEOUT", timedelta(0))
-    app = App()
-    in_vain = 0
-    real_scan = claims.scan
-
-    def spied(*given: Any, **others: Any) -> Operation[claims.Scan]:
-        nonlocal in_vain
-        is_share = bool(others.get("also"))
-        if is_share and failure is not None:
-            in_vain += 1
-            raise failure  # as if after its time
-        found = yield from real_scan(*given, **others)
-        if is_share and found.is_complete:
-            in_vain += 1
-        assert (others.get("timeout") is not None) == is_share
-        return found
-
-    monkeypatch.setattr(claims, "scan", spied)
-
-    @app.task
-    async def work() -> None:
-        return None
-
     register(store, "idle", ["work"])
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
-            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all are done")
-
-    asyncio.run(scenario())
-    assert in_vain == 1
+    scans = Scans(failure)
+    drain(scans)
+    assert scans.vain_cnt == 1
