@@ -40,8 +40,8 @@ _LOOKED_THROUGH = 4
 #: Where little of a long backlog is this worker's, a scan for its share looks through much, for nothing: it may take so
 #: long; and the next one comes after so many times what it has taken.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: So often, in seconds, all that is due is looked for, whoever it is left to: what its worker does not take, for it is
-#: full, or serves it no more, must not stand behind what is younger.
+#: So long after the last look at all that is due, in seconds, a refill is for all of it again: what is left to a worker
+#: that does not take it, for it is full, or serves it no more, must not stand behind what is younger.
 _ALL = 2.0
 
 
@@ -84,7 +84,7 @@ class Discovery:
         self._is_full_scan_due = True
         self._are_peers_due = True
         self._is_setup_due = False
-        self._is_refill = self._may_be_share = False
+        self._is_refill = False
         #: How many tasks were ready after the last scan; and whether only what this worker ranks first for counts: that
         #: was enough, or more may be had of it.
         self._scanned, self._counts_own = 0, False
@@ -182,7 +182,7 @@ class Discovery:
 
     def scan_soon(self) -> None:
         """Scan for what is due: places are free again that it may take up."""
-        self._is_refill, self._may_be_share = True, False
+        self._is_refill = True
         self._wake_scan.set()
 
     def refill(self) -> None:
@@ -197,7 +197,7 @@ class Discovery:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
             self._queue.has_more = False
-            self._is_refill = self._may_be_share = True
+            self._is_refill = True
             self._wake_scan.set()
 
     def _refill_late(self) -> None:
@@ -246,7 +246,7 @@ class Discovery:
             self._on_dropped()
         if self._are_peers_due:
             await self._refresh_peers()
-        if is_refill and self._may_be_share and await self._scan_share():
+        if is_refill and await self._scan_share():
             self._queue.has_more = True
         else:
             await self._scan_all(is_refill=is_refill)

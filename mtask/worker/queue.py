@@ -32,7 +32,7 @@ class Entry:
     #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
     is_plain: bool = False
     queue: str | None = None  #: where it is known
-    is_ready: bool = False
+    is_ready: bool = False  #: its time has come, and it is counted so
     is_dropped: bool = False
 
     @property

@@ -34,7 +34,7 @@ MAX_EXAMINED_A_SECOND = 800.0
 WORKERS = 4
 SHARED = 12_000
 MAX_RETURNED = 5.0
-#: Each of them looks at all that is due every 2 s.
+#: Each of them looks at all that is due every 2 s, at most.
 MAX_RETURNED_A_SECOND = WORKERS * 1_000.0
 #: Claimed, and finished.
 MAX_WRITES_OF_A_SINGLE = 2.2

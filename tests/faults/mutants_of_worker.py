@@ -32,7 +32,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
-        (Edit(_DISCOVERY, "if is_refill and self._may_be_share and", "if False and"),),
+        (Edit(_DISCOVERY, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
         ("tests/integration/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
