@@ -18,6 +18,7 @@ MtaskError
 │   └── WaitTimeout              the task did not finish in the time given (also a TimeoutError)
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      it cannot be reached, or did not answer in time
+│   │   └── DatabaseTimeout      it was reached, and did not answer in time
 │   ├── NotReplicaSet            a standalone server: it has no change streams
 │   ├── ServerTooOld             the server lacks what the engine needs
 │   ├── AccessDenied             the user may not do this
@@ -292,6 +293,10 @@ class DatabaseUnavailable(DatabaseError):
         )
         self.reason = reason
         self.address = address
+
+
+class DatabaseTimeout(DatabaseUnavailable):
+    """A statement was given up after its time: the server is busy, or another client's transaction locks a document."""
 
 
 class NotReplicaSet(DatabaseError):

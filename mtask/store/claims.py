@@ -18,10 +18,6 @@ from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
 
 Document = dict[str, Any]
 
-#: How long it may take to claim or settle what some worker has begun. One that died between the last write of its
-#: transaction and the commit leaves it open: its task holds up the others of a group, for a minute or more.
-RESCUE_TIMEOUT = timedelta(seconds=2)
-
 #: For updates by `_id` whose guards could tempt the planner to another index.
 BY_ID = "_id_"
 
@@ -208,38 +204,42 @@ def runs_in(document: Document) -> list[Document]:
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
-def finish(outcomes: Sequence[Outcome], *, is_plain: bool = False) -> Operation[set[str]]:
+def finish(
+    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_plain: bool = False
+) -> Operation[set[str]]:
     """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
 
-    `is_plain`: try first what does for the successes of plain tasks. Call it again after an error: what was finished
-    stays finished, and is told so.
+    `timeout`: None = as long as an operation may take. `is_plain`: try first what does for the successes of plain
+    tasks. Call it again after an error: what was finished stays finished, and is told so.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
     if is_plain and outcomes[0].status is RunStatus.SUCCESS:
-        result = yield tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=BY_ID)
-        closed_cnt = result.matched_count
+        short = tasks("update_many", plain.held_alone(outcomes), plain.succeed(outcomes), hint=BY_ID)
+        closed_cnt = (yield short.within(timeout)).matched_count
     if closed_cnt < len(outcomes):
         guard = filters.held_runs(task_ids, run_ids)
-        result = yield tasks("update_many", guard, pipelines.finish(outcomes), hint=BY_ID)
-        closed_cnt += result.matched_count
+        general = tasks("update_many", guard, pipelines.finish(outcomes), hint=BY_ID)
+        closed_cnt += (yield general.within(timeout)).matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)
-    return (yield from finished(outcomes))
+    return (yield from finished(outcomes, timeout))
 
 
-def finished(outcomes: Sequence[Outcome]) -> Operation[set[str]]:
+def finished(outcomes: Sequence[Outcome], timeout: timedelta | None = None) -> Operation[set[str]]:
     """Return the run_ids whose run stands as the outcome says: the read-back after a miss or a lost reply."""
     wanted = {outcome.run_id: outcome.status.value for outcome in outcomes}
-    states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted))
+    states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted), timeout)
     return {run_id for run_id, status in states.items() if status == wanted[run_id]}
 
 
-def run_statuses(task_ids: Sequence[str], run_ids: Sequence[str]) -> Operation[dict[str, str]]:
+def run_statuses(
+    task_ids: Sequence[str], run_ids: Sequence[str], timeout: timedelta | None = None
+) -> Operation[dict[str, str]]:
     """Return the status of each of these runs that still exists."""
     projection = {"task_state.worker_states.run_id": 1, "task_state.worker_states.status": 1}
-    found = yield tasks("find", filters.with_runs(task_ids, run_ids), projection)
+    found = yield tasks("find", filters.with_runs(task_ids, run_ids), projection).within(timeout)
     wanted = set(run_ids)
     return {
         run["run_id"]: run["status"] for document in found for run in runs_in(document) if run.get("run_id") in wanted
@@ -272,34 +272,37 @@ HELD_VIEW = {
 
 
 def ping(
-    runs: Mapping[str, str], lease_ms: int, progress: Mapping[str, Mapping[str, Any]] | None = None
+    runs: Mapping[str, str],
+    lease_ms: int | Mapping[str, int],
+    progress: Mapping[str, Mapping[str, Any]] | None = None,
+    timeout: timedelta | None = None,
 ) -> Operation[list[Document]]:
     """Move the leases of these runs (run_id to task_id); return their tasks as they are after it.
 
-    `progress` is what is told of some of them, by run_id.
+    `lease_ms`: how long the leases last, of each run where they differ. `progress` is what is told of some of them, by
+    run_id. `timeout`: None = as long as an operation may take.
 
     A run that is not RUNNING in what comes back, or whose task is not there at all, has lost its lease.
     """
     task_ids, run_ids = list(runs.values()), list(runs)
     guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms, progress=progress)
     if len(runs) == 1:
-        document = yield tasks(
-            "find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER
-        )
+        one = tasks("find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER)
+        document = yield one.within(timeout)
         if document is None:
             return []
         if "now" in document:
             return [document]
         # The driver sent it again after a lost reply: that answer is the image that the server kept of the first one,
         # without what a projection computes.
-        return (yield from held(task_ids))
-    yield tasks("update_many", guard, pipeline)
-    return (yield from held(task_ids))
+        return (yield from held(task_ids, timeout))
+    yield tasks("update_many", guard, pipeline).within(timeout)
+    return (yield from held(task_ids, timeout))
 
 
-def held(task_ids: Sequence[str]) -> Operation[list[Document]]:
+def held(task_ids: Sequence[str], timeout: timedelta | None = None) -> Operation[list[Document]]:
     """Return what a holder must know of its tasks: its run, whether it is still admitted, whether to stop."""
-    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW)
+    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW).within(timeout)
     return found
 
 
@@ -309,9 +312,9 @@ def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
     return [document["_id"] for document in found]
 
 
-def settle(task_ids: Sequence[Any]) -> Operation[int]:
+def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
-    result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(RESCUE_TIMEOUT)
+    result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(timeout)
     return int(result.modified_count)
 
 
@@ -346,8 +349,8 @@ def read(task_ids: Sequence[Any]) -> Operation[list[Document]]:
     return found
 
 
-def quarantine(document_id: Any, worker_id: str, reason: str) -> Operation[bool]:
+def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:
     """Mark a malformed document FAIL with the reason; return whether it was not so before."""
     pipeline = pipelines.quarantine(str(document_id), worker_id, reason)
-    result = yield tasks("update_one", filters.not_quarantined(document_id), pipeline)
+    result = yield tasks("update_one", filters.not_quarantined(document_id), pipeline).within(timeout)
     return bool(result.modified_count)

@@ -241,12 +241,15 @@ def _failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) ->
 
 def ping(
     run_ids: Sequence[str],
-    lease_ms: int,
+    lease_ms: int | Mapping[str, int],
     now: x.Expression = x.NOW,
     progress: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Pipeline:
-    """Move the leases of these runs to `lease_ms` from now, never back, and derive; `progress`: of some, by run_id."""
-    lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, lease_ms)]}
+    """Move the leases of these runs to `lease_ms` from now, never back, and derive.
+
+    `lease_ms`: of each run, by run_id, where they differ. `progress`: of some, by run_id.
+    """
+    lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, _lease_of(lease_ms))]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}
     changes: list[x.Expression] = ["$$run", {"ping_expire_time": lease}]
     if progress:
@@ -256,6 +259,17 @@ def ping(
     # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *_derive_routinely(now)]
+
+
+def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
+    """Return how long `$$run`'s lease lasts: one literal where all last as long."""
+    if isinstance(lease_ms, int):
+        return lease_ms
+    lengths = set(lease_ms.values())
+    if len(lengths) == 1:
+        return lengths.pop()
+    place = {"$indexOfArray": [x.literal(list(lease_ms)), "$$run.run_id"]}
+    return {"$arrayElemAt": [x.literal(list(lease_ms.values())), place]}
 
 
 def progress_told(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:

@@ -72,12 +72,12 @@ def translated(error: Exception) -> Exception:
         return errors.DuplicateKey(reason, error.code)
     if isinstance(error, InvalidURI | ConfigurationError):
         return errors.InvalidURI(reason)
+    if isinstance(error, ExecutionTimeout | NetworkTimeout):
+        return errors.DatabaseTimeout(reason)
     if isinstance(
         error,
         AutoReconnect
         | ConnectionFailure
-        | ExecutionTimeout
-        | NetworkTimeout
         | NotPrimaryError
         | ServerSelectionTimeoutError
         | WTimeoutError

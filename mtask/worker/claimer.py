@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError
+from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.identity import fresh_token
 from mtask.model.status import RunStatus
 from mtask.store import claims
-from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
-from mtask.store.pipelines import Outcome
+from mtask.store.driver import AsyncStore
 from mtask.worker.log import fields, logger
 from mtask.worker.pace import PATIENCE, Pace
 from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
+from mtask.worker.recovery import Attempt, Recovery
 from mtask.worker.run import EndReason, HeldRun
 
 if TYPE_CHECKING:
@@ -33,20 +33,19 @@ if TYPE_CHECKING:
     from mtask.worker.hints import Hints
     from mtask.worker.limits import Admitted, Limits
     from mtask.worker.runner import Runner
+    from mtask.worker.tempo import Tempo
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
 #: A further group is begun beside others only when it is worth it: it is large, or a rescue.
 _MIN_FURTHER = 50
-#: A group is waited for so long, in seconds: one that takes longer, behind someone's open transaction, say, holds back
-#: none of the others.
+#: The next tasks wait this long, in seconds, for the group under way: a slower group holds back none of the others.
 _MAX_GATHER = 0.2
-_PAUSE, _MAX_PAUSE = 0.05, 0.5
-#: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
-#: yet by the majority, which is all that may be run.
-_LOOKS_AGAIN = (0.05, 0.2, 0.5)
-#: So long after its reply was given up, in seconds, a claim cannot come true any more: its last write was sent before.
-_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: How long a claim may wait for a document that is locked, in seconds: at least, and at most.
+_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
+#: Tasks of a held up group that are claimed at once, each alone.
+_MAX_APART = 16
+_PAUSE = 0.05
 #: A timer that comes so much later, in seconds, says that something blocked the loop.
 _LATE = 0.05
 #: How long it is remembered that a task was claimed here, in seconds, and for how many at least.
@@ -74,6 +73,7 @@ class Claimer:
         hints: Hints,
         quarantine: Quarantine,
         runner: Runner,
+        tempo: Tempo,
         is_backed_up: Callable[[], bool],
         on_landed: Callable[[], None],
     ) -> None:
@@ -89,7 +89,6 @@ class Claimer:
         self._is_backed_up = is_backed_up
         self._on_landed = on_landed
         self._concurrency = concurrency
-        self._claiming = 0
         self._running = 0
         self._pace = Pace()
         #: Claimed, and their slots not free yet; with the time of the claim's landing.
@@ -97,9 +96,14 @@ class Claimer:
         self._impatience: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
+        #: Tasks that are claimed one by one, since their groups failed: they hold back no group.
+        self._apart: set[asyncio.Task[None]] = set()
+        self._places_apart = asyncio.Semaphore(_MAX_APART)
+        self._held_up_cnt = 0
+        self._tempo = tempo
         self._launched_at = 0.0
-        self._recoveries: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
+        self._recovery = Recovery(store, self._take_back, hints.look_again, self._stopped)
         #: Whether the tasks of the last group were plain: the next one's may be, too.
         self._are_plain = True
         self.busy: set[str] = set()  #: tasks whose claim is under way
@@ -139,7 +143,7 @@ class Claimer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
-        for under_way in (self._in_flight, self._recoveries):
+        for under_way in (self._in_flight, self._apart, self._recovery.jobs):
             while under_way:
                 await asyncio.wait(under_way)
         if self._impatience is not None:
@@ -147,12 +151,10 @@ class Claimer:
 
     async def until_landed(self) -> None:
         """Wait until every claim that is under way now has landed, or cannot any more."""
-        begun = set(self._in_flight)
-        if begun:
-            await asyncio.wait(begun)
-        recoveries = set(self._recoveries)  # those that the claims left behind among them
-        if recoveries:
-            await asyncio.wait(recoveries)
+        for under_way in (self._in_flight, self._apart, self._recovery.jobs):  # each leaves some to those after it
+            begun = set(under_way)
+            if begun:
+                await asyncio.wait(begun)
 
     def stop(self) -> None:
         """Claim nothing more, and hand back what has not begun. `run` returns when what is under way has landed."""
@@ -163,7 +165,7 @@ class Claimer:
     def _launch(self) -> float | None:
         """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
         while not self._stopped.is_set():
-            slots = self._concurrency - self._claiming - self._running - len(self._waiting)
+            slots = self._concurrency - len(self.busy) - self._running - len(self._waiting)
             free = slots + self._pace.ahead(self._concurrency)
             if free <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
@@ -189,7 +191,6 @@ class Claimer:
                     continue
             if entries:
                 task_ids = [entry.task_id for entry in entries]
-                self._claiming += len(task_ids)
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
                 look_first = entries[0].rank > 0 and not is_rescue
@@ -207,57 +208,89 @@ class Claimer:
 
     def _landed(self, job: asyncio.Task[None]) -> None:
         self._in_flight.discard(job)
+        self._apart.discard(job)
         if not job.cancelled() and job.exception() is not None:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()
 
-    async def _claim(self, task_ids: list[str], claim: Callable[[list[str]], Awaitable[None]]) -> None:
+    async def _claim(self, task_ids: list[str], claim: Callable[[list[str]], Awaitable[Collection[str]]]) -> None:
+        apart: Collection[str] = ()
         try:
-            await claim(task_ids)
+            apart = await claim(task_ids)
         except DatabaseError as error:
-            logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
-            await asyncio.sleep(_PAUSE)
-            self._hints.look_again(task_ids)
+            await self._failed(task_ids, error)
         finally:
-            self.busy.difference_update(task_ids)
-            self._claiming -= len(task_ids)
-            self._hints.landed(task_ids)
-            self._on_landed()
+            self._let_go([task_id for task_id in task_ids if task_id not in apart])
 
-    async def _claim_free(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool) -> None:
-        """Claim these tasks, which need no places."""
+    async def _failed(self, task_ids: Collection[str], error: DatabaseError) -> None:
+        logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
+        await asyncio.sleep(_PAUSE)
+        self._hints.look_again(task_ids)
+
+    def _let_go(self, task_ids: Collection[str]) -> None:
+        """Take back the slots that were kept for a claim of these tasks: what it won has taken its own."""
+        self.busy.difference_update(task_ids)
+        self._hints.landed(task_ids)
+        self._on_landed()
+        self._wake.set()
+
+    async def _claim_free(
+        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool
+    ) -> Collection[str]:
+        """Claim these tasks, which need no places; return those that are claimed apart from now on."""
         wanted = task_ids
         if look_first:
             wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
-        if wanted:
-            await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain)
+        return await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain) if wanted else ()
 
-    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> None:
-        """Claim those of these tasks that get their places; the others wait for theirs."""
+    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+        """Claim those of these tasks that get their places; the others wait for theirs.
+
+        Returns those that are claimed apart from now on.
+        """
         due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
         tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
         free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
-        if free:
-            await self._claim_group(free, is_rescue=is_rescue)
+        apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
         limited = [task for task in tasks if self._limits.is_limited(task.queue)]
         if not limited:
-            return
+            return apart
         admitted = await self._limits.admit(limited, fresh_token())
         if is_rescue:
-            # Their places do not wait for a second try, as those that an open transaction holds up would have it.
-            await self._claim_apart(admitted.task_ids, is_rescue=True, admitted=admitted)
-        elif admitted.task_ids:
-            await self._claim_group(admitted.task_ids, admitted=admitted)
+            # Their places do not wait for a second try, as those of a group that is held up would.
+            return apart + self._claim_apart(admitted.task_ids, admitted)
+        return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
-    async def _claim_apart(self, task_ids: Sequence[str], *, is_rescue: bool, admitted: Admitted | None = None) -> None:
-        """Claim each alone, and all at once."""
-        each = (
-            self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{place}")
-            for place, task_id in enumerate(task_ids)
-        )
-        for ended in await asyncio.gather(*each, return_exceptions=True):  # none is left under way
+    def _claim_apart(
+        self, task_ids: list[str], admitted: Admitted | None = None, *, was_held_up: bool = False
+    ) -> list[str]:
+        """Claim each of these tasks alone from now on, beside the groups; return them.
+
+        `was_held_up`: their group waited too long for a document that was locked, it seems.
+        """
+        if task_ids:
+            job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
+            self._apart.add(job)
+            job.add_done_callback(self._landed)
+        return task_ids
+
+    async def _claim_each(self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool) -> None:
+        left_alone_cnt = self._held_up_cnt
+        each = [self._claim_alone(task_id, place, admitted) for place, task_id in enumerate(task_ids)]
+        for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
-                raise ended
+                logger.error("claim failed", exc_info=ended)
+        if was_held_up and left_alone_cnt == self._held_up_cnt:
+            self._tempo.took(self._wait)  # nothing is locked: the server is busy
+
+    async def _claim_alone(self, task_id: str, place: int, admitted: Admitted | None) -> None:
+        try:
+            async with self._places_apart:
+                await self._claim_group([task_id], admitted=admitted, part=f"-{place}")
+        except DatabaseError as error:
+            await self._failed([task_id], error)
+        finally:
+            self._let_go([task_id])
 
     async def _claim_group(
         self,
@@ -267,65 +300,79 @@ class Claimer:
         is_plain: bool = False,
         admitted: Admitted | None = None,
         part: str = "",
-    ) -> None:
-        """Claim these tasks and start the runs won.
+    ) -> Collection[str]:
+        """Claim these tasks and start the runs won; return those that are claimed apart from now on.
 
         `is_plain`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
         """
-        token, sent = fresh_token() if admitted is None else admitted.token + part, monotonic()
+        if not task_ids:
+            return ()
+        token = fresh_token() if admitted is None else admitted.token + part
+        attempt = Attempt(task_ids, token, monotonic(), admitted)
         guard = [self._controls.guard(), *(self._limits.guard_of_free() if admitted is None else admitted.guard)]
-        timeout = claims.RESCUE_TIMEOUT if is_rescue else None
         are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
+        timeout = timedelta(seconds=self._wait)
         try:
             claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_plain=are_plain)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
-            left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)
-            if is_rescue:
-                await self._rescue_apart(left, is_alone=len(task_ids) == 1)
+            is_timeout, asked = isinstance(error, DatabaseTimeout), monotonic()
+            left = await self._recovery.recover(attempt, look_again_first=not is_timeout)
+            if not is_timeout:
+                return ()
+            if monotonic() - asked > timeout.total_seconds() / 2:  # and reading waits for no lock
+                self._tempo.took(timeout.total_seconds())
+                return ()
+            if len(task_ids) > 1:
+                return self._claim_apart(left, admitted, was_held_up=True)
+            self._leave_alone(left)
         except MtaskError as error:
             # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
-            left = await self._recover(task_ids, token, sent, (), admitted)
+            left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
-                for place, task_id in enumerate(left):
-                    await self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{place}")
-                return
+                return self._claim_apart(left, admitted)
             await self._quarantine.examine(left, error)
             if admitted is not None:
                 await self._limits.settle(admitted, {}, left)
         else:
+            took = monotonic() - attempt.sent
             won = {document["_id"] for document in documents}
             lost = [task_id for task_id in task_ids if task_id not in won]
-            self._pace.claimed(monotonic() - sent)
+            self._pace.claimed(took)
+            self._tempo.took(took)
             self.won_cnt += len(won)
             self.lost_cnt += len(lost)
-            await self._adopt(documents, task_ids, token, sent, admitted)
+            await self._adopt(documents, attempt)
             self._hints.look_again(lost)
             if admitted is not None:
                 await self._limits.settle(admitted, _claim_times(documents, token), lost)
+        return ()
 
-    async def _rescue_apart(self, task_ids: list[str], *, is_alone: bool) -> None:
-        """Claim each alone: an open transaction may hold one of them up, and it must not hold up the others again."""
-        if is_alone:
-            for task_id in task_ids:
-                logger.warning("task is held up, left alone for a while", extra=fields(task=task_id))
-                self._quarantine.hold_up(task_id)
-        else:
-            await self._claim_apart(task_ids, is_rescue=True)
+    @property
+    def _wait(self) -> float:
+        """How long a claim may wait for a document that is locked, in seconds."""
+        return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
 
-    async def _adopt(
-        self,
-        documents: Sequence[dict[str, Any]],
-        task_ids: Sequence[str],
-        token: str,
-        sent: float,
-        admitted: Admitted | None = None,
-    ) -> None:
+    def _leave_alone(self, task_ids: Sequence[str]) -> None:
+        """Leave tasks alone for a while that someone's open transaction has locked."""
+        for task_id in task_ids:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._held_up_cnt += 1
+            self._quarantine.hold_up(task_id)
+
+    async def _take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
+        """Start the runs that a claim took whose reply was lost."""
+        self.won_cnt += len(documents)
+        await self._adopt(documents, attempt)
+        if attempt.admitted is not None:
+            await self._limits.settle(attempt.admitted, _claim_times(documents, attempt.token), ())
+
+    async def _adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
-        if admitted is not None:
-            self._limits.hold(admitted, [document["_id"] for document in documents])
-        run_ids = claims.run_ids_of(task_ids, token)
+        if attempt.admitted is not None:
+            self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
+        run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
         are_plain = True
         now = monotonic()
@@ -335,7 +382,7 @@ class Claimer:
             try:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
-                run = HeldRun(task, own, self._handlers[task.name], sent)
+                run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
             except (ValidationError, StopIteration, KeyError) as error:
                 refused.append((document, error))
                 continue
@@ -350,7 +397,7 @@ class Claimer:
                     self._hints.look_at_holder(task_id)
         self._start_waiting()
         self._forget_old(now)
-        if len(task_ids) > 1 and documents:
+        if len(attempt.task_ids) > 1 and documents:
             self._are_plain = are_plain
         for document, problem in refused:
             await self._quarantine.end(document, run_ids[document["_id"]], problem)
@@ -395,68 +442,6 @@ class Claimer:
                 self.recent.move_to_end(task_id, last=False)
                 return
 
-    async def _recover(
-        self,
-        task_ids: list[str],
-        token: str,
-        sent: float,
-        looks_again: Sequence[float] = (),
-        admitted: Admitted | None = None,
-    ) -> list[str]:
-        """Read back what a claim took that was not answered as it should be, and start that; return the rest.
-
-        What comes true only after the last of these reads is handed back.
-        """
-        settled = monotonic() + _SETTLED
-        known: set[str] = set()
-        for pause in (0.0, *looks_again):
-            if len(known) == len(task_ids) or (pause and self._stopped.is_set()):
-                break
-            await asyncio.sleep(pause)
-            documents = await self._read_back(task_ids, token, settled)
-            if documents is None:
-                return []
-            found = [document for document in documents if document["_id"] not in known]
-            known.update(document["_id"] for document in found)
-            self.won_cnt += len(found)
-            await self._adopt(found, task_ids, token, sent, admitted)
-            if admitted is not None:
-                await self._limits.settle(admitted, _claim_times(found, token), ())
-        doubtful = [task_id for task_id in task_ids if task_id not in known]
-        self._hints.look_again(doubtful)
-        if doubtful:
-            job = asyncio.get_running_loop().create_task(self._hand_back_late(task_ids, doubtful, token, settled))
-            self._recoveries.add(job)
-            job.add_done_callback(self._recoveries.discard)
-        return doubtful
-
-    async def _read_back(self, task_ids: list[str], token: str, settled: float) -> list[dict[str, Any]] | None:
-        """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
-        pause = _PAUSE
-        while True:
-            try:
-                return await self._store.run(claims.claimed(task_ids, token))
-            except DatabaseUnavailable:
-                if self._stopped.is_set() and monotonic() > settled:
-                    return None
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _MAX_PAUSE)
-
-    async def _hand_back_late(self, task_ids: list[str], doubtful: list[str], token: str, settled: float) -> None:
-        """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
-        run_ids = claims.run_ids_of(task_ids, token)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, settled - monotonic())):
-                await self._stopped.wait()
-        try:
-            states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
-            late = [t for t in doubtful if states.get(run_ids[t]) == RunStatus.RUNNING]
-            if late:
-                logger.warning("late claims handed back", extra=fields(tasks=len(late)))
-                await self._store.run(claims.finish([_handed_back(t, run_ids[t]) for t in late]))
-        except MtaskError as error:
-            logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
-
 
 def _claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, datetime]:
     """Return by task when the claim with this token took it."""
@@ -466,7 +451,3 @@ def _claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, d
         for run in claims.runs_in(document)
         if str(run.get("run_id")).startswith(f"{token}-")
     }
-
-
-def _handed_back(task_id: str, run_id: str) -> Outcome:
-    return Outcome(task_id, run_id, RunStatus.CANCELED, reason="handed back: the claim's reply was lost")

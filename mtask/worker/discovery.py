@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
-from mtask.errors import DatabaseUnavailable, MtaskError, OperationFailed
+from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import claims, setup, workers
 from mtask.store.driver import AsyncStore
@@ -21,12 +22,15 @@ from mtask.worker.controls import Controls
 from mtask.worker.hints import MAX_UNSERVED, Hints
 from mtask.worker.limits import Limits, Part
 from mtask.worker.log import fields, logger
+from mtask.worker.quarantine import Quarantine
 from mtask.worker.queue import PreemptionQueue
 from mtask.worker.runner import Runner
 
 #: A lapsed lease that nobody preempted for this long is settled by whoever scans.
 _SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
+#: How long settling may wait for a document that is locked; and of how many at once, each alone.
+_SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 _MALFORMED_LIMIT = 1000
 #: Between scans that were asked for because the queue had drained, in seconds at least.
@@ -62,6 +66,7 @@ class Discovery:
         runner: Runner,
         controls: Controls,
         limits: Limits,
+        quarantine: Quarantine,
         on_control: Callable[[], None],
         on_schedules: Callable[[], None],
         on_dropped: Callable[[], None],
@@ -77,6 +82,7 @@ class Discovery:
         self._runner = runner
         self._controls = controls
         self._limits = limits
+        self._quarantine = quarantine
         self._on_control = on_control
         self._on_schedules = on_schedules
         self._on_dropped = on_dropped
@@ -353,15 +359,30 @@ class Discovery:
             self._hints.note_unserved(str(name))
 
     async def _settle_lapsed(self) -> None:
-        task_ids = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        lapsed = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return
         try:
-            if await self._store.run(claims.settle(task_ids)) < len(task_ids):
+            if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
                 self._hints.look_again(task_ids)  # another worker was faster, or some are malformed
         except OperationFailed:
             # One malformed document fails the whole batch: a look finds out which, and the next turn does the rest.
             self._hints.look_again(task_ids)
+        except DatabaseTimeout:
+            # Someone's transaction has locked one of them, as a rule: the others do not wait for it.
+            places = asyncio.Semaphore(_MAX_APART)
+            await asyncio.gather(*(self._settle_alone(task_id, places) for task_id in task_ids))
+
+    async def _settle_alone(self, task_id: Any, places: asyncio.Semaphore) -> None:
+        try:
+            async with places:
+                await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
+        except DatabaseTimeout:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._quarantine.hold_up(task_id)
+        except MtaskError:
+            self._hints.look_again([task_id])
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

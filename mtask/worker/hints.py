@@ -141,6 +141,7 @@ class Hints:
             self.suspect(task_id)
             return
         self._note_heard(task_id)
+        self._quarantine.heard(task_id)
         is_held = self._runner.held_run(task_id) is not None
         if concerns_holder and (is_held or task_id in self._claimer.busy):
             self.look_at_holder(task_id)

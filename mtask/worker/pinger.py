@@ -7,26 +7,33 @@ which each lease may be trusted, and the end of a stop that takes too long.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 
-from mtask.errors import DatabaseUnavailable, MtaskError
+from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.model.status import RunStatus
 from mtask.store import claims, workers
 from mtask.store.driver import SyncStore
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
 from mtask.worker.run import EndReason, HeldRun, trusted_until
+from mtask.worker.tempo import Tempo
 
 _GROUP = 500
 #: Pings due within this part of their interval go along with one that is due.
 _SLACK = 0.1
 _MAX_CALL = 5.0
 _MIN_CALL = 0.2
+#: How long a ping may wait for a document that is locked, in seconds: at least, and at most.
+_LEAST_WAIT, _MOST_WAIT = 0.5, _MAX_CALL
+#: Runs of a held up group that are pinged at once, each alone.
+_MAX_APART = 8
+#: How long the last resort waits for all runs to be handed back together, in seconds.
+_HAND_BACK = 2.0
 _IDLE = 3600.0
 #: How long a run is pinged beyond its run_timeout_ms, in seconds: enough for its FAIL to be written.
 _OVERTIME = 10.0
@@ -42,6 +49,7 @@ class Pinger:
         store: SyncStore,
         registration: workers.Registration,
         heartbeat_interval: timedelta,
+        tempo: Tempo,
         beat: Callable[[], workers.Heartbeat],
         on_registered: Callable[[dict[str, Any] | None], None],
     ) -> None:
@@ -52,7 +60,11 @@ class Pinger:
         self._on_registered = on_registered
         self._runs: dict[str, HeldRun] = {}
         self._condition = threading.Condition()
-        self._pinging = threading.Lock()
+        #: The runs that a ping is under way for, by run_id.
+        self._under_way: set[str] = set()
+        self._tempo = tempo
+        #: Made when it is needed first.
+        self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
         self._is_stopped = False
@@ -67,15 +79,17 @@ class Pinger:
         """Stop the thread and wait for it."""
         with self._condition:
             self._is_stopped = True
-            self._condition.notify()
+            self._condition.notify_all()
         self._thread.join(timeout=_MAX_CALL * 2)
+        if self._apart is not None:
+            self._apart.shutdown(cancel_futures=True)
 
     def hold(self, run: HeldRun) -> None:
         """Keep this run's lease alive from now on."""
         with self._condition:
             self._runs[run.run_id] = run
             if min(run.next_ping, run.trusted_until) < self._wake_at:
-                self._condition.notify()
+                self._condition.notify_all()
 
     def release(self, run: HeldRun) -> None:
         """Let go of a run."""
@@ -92,24 +106,34 @@ class Pinger:
         with self._condition:
             run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
             if run.next_ping < self._wake_at:
-                self._condition.notify()
+                self._condition.notify_all()
 
     def beat_now(self) -> None:
         """Send a heartbeat at once, and read what is asked of this worker."""
         with self._condition:
             self._next_beat = 0.0
-            self._condition.notify()
+            self._condition.notify_all()
 
     def call_at(self, deadline: float, action: Callable[[], None]) -> None:
         """Call `action` in this thread once, at a monotonic instant (seconds): it works though the loop is blocked."""
         with self._condition:
             self._deadline = (deadline, action)
-            self._condition.notify()
+            self._condition.notify_all()
 
     def hand_back(self, outcomes: Sequence[Outcome]) -> None:
-        """Give runs back from this thread, in the last resort."""
-        self._store.timeout = timedelta(seconds=_MAX_CALL)
-        self._store.run(claims.finish(outcomes))
+        """Give runs back from this thread, in the last resort: each alone where some of them are locked."""
+        try:
+            self._store.run(claims.finish(outcomes, timedelta(seconds=_HAND_BACK)))
+            return
+        except DatabaseTimeout:
+            if len(outcomes) == 1:
+                raise
+        with ThreadPoolExecutor(_MAX_APART) as apart:
+            timeout = timedelta(seconds=_LEAST_WAIT)
+            each = [apart.submit(self._store.run, claims.finish([outcome], timeout)) for outcome in outcomes]
+        failed = [error for one in each if (error := one.exception()) is not None]
+        if failed:
+            raise failed[0]
 
     @contextmanager
     def suspended(self, run: HeldRun) -> Iterator[None]:
@@ -117,13 +141,13 @@ class Pinger:
         with self._condition:
             run.suspended += 1
         try:
-            with self._pinging:  # one that is under way has ended
-                pass
+            with self._condition:  # a ping that is under way has ended
+                self._condition.wait_for(lambda: run.run_id not in self._under_way)
             yield
         finally:
             with self._condition:
                 run.suspended -= 1
-                self._condition.notify()
+                self._condition.notify_all()
 
     def _loop(self) -> None:
         while True:
@@ -175,47 +199,112 @@ class Pinger:
     @staticmethod
     def _is_to_ping(run: HeldRun, now: float) -> bool:
         # A run out of time whose handler cannot be ended is not kept alive: its lease lapses, and it counts.
-        return not run.suspended and not run.is_over and now < min(run.trusted_until, run.deadline + _OVERTIME)
+        is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
+        return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
 
     def _ping_due(self, now: float) -> None:
         with self._condition:
             live = [run for run in self._runs.values() if self._is_to_ping(run, now)]
         if not any(run.next_ping <= now for run in live):
             return
-        by_lease: dict[int, list[HeldRun]] = defaultdict(list)
-        for run in live:
-            if run.next_ping <= now + _SLACK * run.ping_interval:
-                by_lease[run.lease_ms].append(run)
-        for lease_ms, runs in by_lease.items():
-            for start in range(0, len(runs), _GROUP):
-                self._ping(runs[start : start + _GROUP], lease_ms)
+        due = [run for run in live if run.next_ping <= now + _SLACK * run.ping_interval]
+        for run in due:
+            if run.is_locked:
+                self._ping_apart(run)
+        due = [run for run in due if not run.is_locked]
+        for start in range(0, len(due), _GROUP):
+            self._ping(due[start : start + _GROUP])
 
-    def _ping(self, candidates: list[HeldRun], lease_ms: int) -> None:
-        with self._pinging:
-            runs = [run for run in candidates if not run.suspended]
+    def _ping(self, candidates: Sequence[HeldRun]) -> None:
+        """Ping these runs together; one by one, in threads beside this one, where that cannot be done."""
+        with self._sending(candidates) as runs:
             if not runs:
                 return
-            sent = monotonic()
-            # A call that hangs must not hide another run's deadline.
-            self._bound_call(min(run.trusted_until for run in runs) - sent)
-            told = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
+            limit = self._limit_of(runs)
             try:
-                ping = claims.ping({run.run_id: run.task_id for run in runs}, lease_ms, told)
-                documents = self._store.run(ping)
-            except MtaskError as error:
-                logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
-                again = monotonic() + min(1.0, min(run.ping_interval for run in runs) / 4)
-                for run in runs:
-                    run.next_ping = again
-                is_refused = not isinstance(error, DatabaseUnavailable)
-            else:
-                self.apply(runs, documents, sent)
-                self._note_told(runs, told, sent)
+                self._send(runs, limit)
                 return
-        if is_refused and len(runs) > 1:
-            # One malformed document fails its whole group: the others' leases are kept one by one.
-            for run in runs:
-                self._ping([run], lease_ms)
+            except MtaskError as error:
+                self._put_off(runs, error)
+                is_timeout, is_refused = isinstance(error, DatabaseTimeout), not isinstance(error, DatabaseUnavailable)
+            # One malformed document fails its whole group, and one that is locked holds it up: the others' leases are
+            # kept one by one.
+            is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1
+        for run in runs if is_apart else ():
+            self._ping_apart(run)
+
+    def _send(self, runs: Sequence[HeldRun], limit: float) -> None:
+        sent = monotonic()
+        told = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
+        leases = {run.run_id: run.lease_ms for run in runs}
+        ping = claims.ping({run.run_id: run.task_id for run in runs}, leases, told, timedelta(seconds=limit))
+        documents = self._store.run(ping)
+        self._tempo.took(monotonic() - sent)
+        self.apply(runs, documents, sent)
+        self._note_told(runs, told, sent)
+
+    def _put_off(self, runs: Sequence[HeldRun], error: MtaskError) -> None:
+        logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
+        again = monotonic() + min(1.0, min(run.ping_interval for run in runs) / 4)
+        for run in runs:
+            run.next_ping = again
+
+    def _is_held_up(self, runs: Sequence[HeldRun], limit: float) -> bool:
+        """Whether it is a locked document that a ping waited for, as it seems: reading waits for no lock."""
+        asked = monotonic()
+        try:
+            self._store.run(claims.held([run.task_id for run in runs], timedelta(seconds=limit)))
+        except MtaskError:
+            self._tempo.took(limit)
+            return False
+        is_prompt = monotonic() - asked < limit / 2
+        if not is_prompt:
+            self._tempo.took(limit)
+        return is_prompt
+
+    def _ping_apart(self, run: HeldRun) -> None:
+        """Ping this run in a thread beside this one: a locked document holds up none of the others."""
+        if self._apart is None:
+            self._apart = ThreadPoolExecutor(_MAX_APART, thread_name_prefix="mtask-pinger-apart")
+        run.is_pinged_apart = True
+        self._apart.submit(self._ping_alone, run)
+
+    def _ping_alone(self, run: HeldRun) -> None:
+        try:
+            with self._sending([run], is_apart=True) as runs:
+                if runs and not self._is_stopped and not run.is_over and monotonic() < run.trusted_until:
+                    self._send(runs, self._limit_of(runs))
+                    run.is_locked = False
+        except MtaskError as error:
+            run.is_locked = isinstance(error, DatabaseTimeout)
+            self._put_off([run], error)
+        except Exception:
+            logger.exception("ping failed", extra=fields(task=run.task_id, run=run.run_id))
+        finally:
+            with self._condition:
+                run.is_pinged_apart = False
+                self._condition.notify_all()
+
+    @contextmanager
+    def _sending(self, candidates: Sequence[HeldRun], *, is_apart: bool = False) -> Iterator[list[HeldRun]]:
+        """Give those of these runs that are to be pinged now; `suspended` waits for the end of it."""
+        with self._condition:
+            runs = [run for run in candidates if not run.suspended and (is_apart or not run.is_pinged_apart)]
+            self._under_way.update(run.run_id for run in runs)
+        try:
+            yield runs
+        finally:
+            with self._condition:
+                self._under_way.difference_update(run.run_id for run in runs)
+                self._condition.notify_all()
+
+    def _limit_of(self, runs: Sequence[HeldRun]) -> float:
+        """Return how long (seconds) a ping of these may take: it must not hide the end of any other lease either."""
+        now = monotonic()
+        with self._condition:
+            ends = [run.trusted_until for run in (*runs, *self._runs.values()) if not run.is_over and not run.suspended]
+        left = min((end - now for end in ends if end > now), default=_MAX_CALL)
+        return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left / 4))
 
     def _note_told(self, runs: Sequence[HeldRun], told: Mapping[str, Mapping[str, Any]], sent: float) -> None:
         for run in runs:
@@ -227,7 +316,7 @@ class Pinger:
     def _bound_call(self, left: float) -> None:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
-    def apply(self, runs: list[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
+    def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
         """Take what the tasks say of these runs; `sent` is when a ping was sent, None where it was only a look."""
         by_id = {document["_id"]: document for document in documents}
         for run in runs:

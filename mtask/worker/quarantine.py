@@ -20,7 +20,7 @@ from mtask.worker.log import fields, logger
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
 _REFUSED_PAUSE = 30.0
 #: How long a task is left alone that could not be claimed in time, in seconds; twice as long each time, and at most.
-_HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 2.0, 16.0
+_HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 16.0
 _FORGOTTEN_AFTER = 60.0
 _MAX_REMEMBERED = 10_000
 
@@ -64,6 +64,11 @@ class Quarantine:
         if len(self._held_up) >= _MAX_REMEMBERED:
             self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
         self._held_up[name] = pause
+
+    def heard(self, task_id: str) -> None:
+        """Take note that a task has changed: the transaction that had locked it is over."""
+        if self._held_up.pop(task_id, None) is not None:
+            self._left_alone.pop(task_id, None)
 
     async def examine(self, task_ids: Sequence[Any], refusal: MtaskError | None = None) -> None:
         """Judge whole documents that could not be read, or that the server refused to change.

@@ -55,6 +55,8 @@ class HeldRun:
         "end_reason",
         "handler",
         "is_finishing",
+        "is_locked",
+        "is_pinged_apart",
         "lease_ms",
         "loop",
         "next_ping",
@@ -85,6 +87,10 @@ class HeldRun:
         self.progress: Mapping[str, Any] | None = None
         self.progress_at = -inf
         self.suspended = 0
+        #: A ping of this run alone is under way, or waits for its turn.
+        self.is_pinged_apart = False
+        #: Its last ping waited too long for its document: someone's transaction has locked it.
+        self.is_locked = False
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False

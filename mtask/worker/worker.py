@@ -33,6 +33,7 @@ from mtask.worker.registrar import Registrar
 from mtask.worker.registry import App
 from mtask.worker.run import EndReason
 from mtask.worker.runner import Runner
+from mtask.worker.tempo import Tempo
 from mtask.worker.upkeep import Upkeep
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
@@ -149,11 +150,13 @@ class Worker:
                 self._options.concurrency,
                 self._options.heartbeat_timeout,
             )
+            sent = monotonic()
             await self._registrar.register()
+            tempo = Tempo(monotonic() - sent)
             self._controls = Controls(store, clock, self.queues, sorted(self._handlers))
             self._heard(self._registrar.document, was_silent=False)
             await self._controls.begin()
-            self._build(store, stream_store, ping_store, clock)
+            self._build(store, stream_store, ping_store, clock, tempo)
             await self._serve()
             if self._failure is not None:
                 raise self._failure
@@ -168,18 +171,20 @@ class Worker:
         stream_store: AsyncStore,
         ping_store: SyncStore,
         clock: ServerClock,
+        tempo: Tempo,
     ) -> None:
         queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self._options.concurrency))
         self._pinger = Pinger(
             ping_store,
             self._registrar.registration,
             self._options.heartbeat_interval,
+            tempo,
             self._heartbeat,
             self._registered_from_thread,
         )
         self._upkeep = Upkeep(store, self._controls)
         self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.scan_soon())
-        self._finisher = Finisher(store, self._pinger, self._limits.over)
+        self._finisher = Finisher(store, self._pinger, tempo, self._limits.over)
         # A store of its own: the pinger sets the time limit of its calls as leases allow.
         handler_store = SyncStore(ping_store.client, self._options.database)
         transactions = RunTransactions(store, handler_store, self._pinger)
@@ -202,6 +207,7 @@ class Worker:
             hints=self._hints,
             quarantine=quarantine,
             runner=self._runner,
+            tempo=tempo,
             is_backed_up=lambda: self._finisher.pending > _MAX_UNWRITTEN,
             on_landed=self._refill,
         )
@@ -219,6 +225,7 @@ class Worker:
             runner=self._runner,
             controls=self._controls,
             limits=self._limits,
+            quarantine=quarantine,
             on_control=self._pinger.beat_now,
             on_schedules=self._wake_scheduler,
             on_dropped=self._declare_again,

@@ -97,8 +97,8 @@ def sizes_of(worker: Any) -> dict[str, int]:
     return {
         "leases": len(worker._pinger.held()),
         "runs": len(runner._runs) + len(runner._by_task) + len(runner._tasks),
-        "claims": len(claimer.busy) + len(claimer._in_flight) + len(claimer._recoveries),
-        "slots": claimer._claiming + claimer._running,
+        "claims": len(claimer.busy) + len(claimer._in_flight) + len(claimer._apart) + len(claimer._recovery.jobs),
+        "slots": len(claimer.busy) + claimer._running,
         "suspensions": len(runner._contexts._suspensions),
         "hints": len(hints._suspects) + len(hints._holders) + len(hints._missed) + len(hints._due_looks),
         "endings": finisher.pending + sum(len(lane.waiting) + len(lane.in_flight) for lane in finisher._lanes),

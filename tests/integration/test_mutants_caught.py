@@ -19,7 +19,7 @@ from mtask.store import claims, transactions
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.pipelines import Outcome
 from mtask.store.watch import Stream
-from mtask.worker import claimer, discovery, hints, pinger
+from mtask.worker import discovery, hints, pinger, recovery
 from mtask.worker.run import trusted_until
 from tests.clients import open_store
 from tests.integration import stores
@@ -276,7 +276,7 @@ class _LateClaim:
         result = await self._store.run(operation)
         if _name(operation) == "claimed":
             self.reads += 1
-            if self.reads == len(claimer._LOOKS_AGAIN) + 1 and self._late is not None:
+            if self.reads == len(recovery._LOOKS_AGAIN) + 1 and self._late is not None:
                 self.is_carried_out = bool(await self._store.run(self._late))
         return result
 
@@ -285,12 +285,12 @@ def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for as long as it can come true; here until the worker stops."""
-    monkeypatch.setattr(claimer, "_SETTLED", _FAR.total_seconds())
+    monkeypatch.setattr(recovery, "_SETTLED", _FAR.total_seconds())
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             late: Any = _LateClaim(bench.worker._claimer._store)
-            bench.worker._claimer._store = late
+            bench.worker._claimer._store = bench.worker._claimer._recovery._store = late
             await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
             await until(lambda: late.is_carried_out, message="the claim has come true")
             bench.worker.stop()

@@ -121,9 +121,9 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
                     raise DatabaseUnavailable("no answer")
 
             claiming = between(worker._claimer, "claim", before=lose if is_lost else hold)
-            between(worker._claimer, "run_statuses", before=hold)  # the last look at what a lost claim took
+            between(worker._claimer._recovery, "run_statuses", before=hold)  # the last look at what a lost claim took
             await bench.client.publish("other", key="1")
-            under_way = worker._claimer._recoveries if is_lost else worker._claimer._in_flight
+            under_way = worker._claimer._recovery.jobs if is_lost else worker._claimer._in_flight
             await until(lambda: under_way, message="under way")
             pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
             try:

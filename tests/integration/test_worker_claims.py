@@ -122,7 +122,7 @@ def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(
                 if next(refusals, None) is not None:
                     raise DatabaseUnavailable("not now")
 
-            between(bench.worker._claimer, "claimed", before=be_unavailable)
+            between(bench.worker._claimer._recovery, "claimed", before=be_unavailable)
             with bench.backed_up():
                 for key in ("1", "2", "4", "5"):
                     await bench.client.publish("work", {}, key=key)

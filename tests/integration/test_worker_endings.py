@@ -289,10 +289,12 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
     app, waiting, raised = App(), [], []
+    may_begin = asyncio.Event()
 
     @app.task
     async def work(context: Context) -> None:
         waiting.append(context._run)
+        await may_begin.wait()
         try:
             async with context.transaction():
                 """Nothing comes so far."""
@@ -303,9 +305,11 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             pinger = bench.worker._pinger
-            with pinger._pinging:  # a ping is under way
-                await bench.client.publish("work", {}, key="1")
-                await until(lambda: waiting and waiting[0].suspended)
+            await bench.client.publish("work", {}, key="1")
+            await until(lambda: waiting, message="the handler runs")
+            with pinger._sending(waiting):  # a ping is under way
+                may_begin.set()
+                await until(lambda: waiting[0].suspended)
                 await bench.client.cancel("work", "1")
                 await bench.status("work:1", "CANCELED")
             assert raised == [asyncio.CancelledError]

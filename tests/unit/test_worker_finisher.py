@@ -53,7 +53,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 else:  # one more success for each that was written: some always wait
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
 
-        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), lambda *_, **__: None)
+        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), Tempo(0.001), lambda *_, **__: None)
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -79,7 +79,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 else:
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
 
-        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), lambda *_, **__: None)
+        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), Tempo(0.001), lambda *_, **__: None)
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)

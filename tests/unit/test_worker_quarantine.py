@@ -36,15 +36,15 @@ def _pause(kept: Quarantine, clock: _Clock, task_id: Any) -> float:
 
 def test_task_that_is_held_up_is_tried_ever_more_rarely(kept: Quarantine, clock: _Clock) -> None:
     pauses = []
-    for _ in range(6):
+    for _ in range(8):
         kept.hold_up("work:1")
         assert kept.is_left_alone("work:1")
         pauses.append(_pause(kept, clock, "work:1"))
         clock.now = kept.left_alone_until("work:1") + 4.0
         assert not kept.is_left_alone("work:1")
-    assert pauses == [2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
     kept.hold_up("work:2")
-    assert _pause(kept, clock, "work:2") == 2.0
+    assert _pause(kept, clock, "work:2") == 0.5
 
 
 def test_task_that_was_not_held_up_for_long_begins_anew(kept: Quarantine, clock: _Clock) -> None:
@@ -52,7 +52,7 @@ def test_task_that_was_not_held_up_for_long_begins_anew(kept: Quarantine, clock:
         kept.hold_up("work:1")
     clock.now = kept.left_alone_until("work:1") + 61.0
     kept.hold_up("work:1")
-    assert _pause(kept, clock, "work:1") == 2.0
+    assert _pause(kept, clock, "work:1") == 0.5
 
 
 def test_what_is_over_is_forgotten_where_there_is_much(
