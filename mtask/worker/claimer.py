@@ -103,7 +103,7 @@ class Claimer:
         self._tempo = tempo
         self._launched_at = 0.0
         self._stopped = asyncio.Event()
-        self._recovery = Recovery(store, self._take_back, hints.look_again, self._stopped)
+        self._recovery = Recovery(store, self._take_back, self._never_came, hints.look_again, self._stopped)
         #: Whether the tasks of the last group were plain: the next one's may be, too.
         self._are_plain = True
         self.busy: set[str] = set()  #: tasks whose claim is under way
@@ -367,6 +367,11 @@ class Claimer:
         await self._adopt(documents, attempt)
         if attempt.admitted is not None:
             await self._limits.settle(attempt.admitted, _claim_times(documents, attempt.token), ())
+
+    async def _never_came(self, task_ids: Sequence[str], attempt: Attempt) -> None:
+        """Give back the places of tasks that a claim did not take after all."""
+        if attempt.admitted is not None and task_ids:
+            await self._limits.settle(attempt.admitted, {}, task_ids)
 
     async def _adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""

@@ -52,12 +52,15 @@ class Recovery:
         self,
         store: AsyncStore,
         take_back: Callable[[Sequence[Document], Attempt], Awaitable[None]],
+        never_came: Callable[[Sequence[str], Attempt], Awaitable[None]],
         look_again: Callable[[Iterable[str]], None],
         stopped: asyncio.Event,
     ) -> None:
-        """`take_back` starts the runs of these documents; `look_again` has tasks looked at soon."""
+        """`take_back` starts the runs of these documents; `never_came` is told of tasks that a claim did not take after
+        all; `look_again` has tasks looked at soon."""
         self._store = store
         self._take_back = take_back
+        self._never_came = never_came
         self._look_again = look_again
         self._stopped = stopped
         #: Recoveries that go on after `recover` has returned.
@@ -135,6 +138,8 @@ class Recovery:
             for task_id in late:  # each alone: one that is locked must not keep the others
                 logger.warning("late claim handed back", extra=fields(task=task_id))
                 await self._hand_back(task_id, run_ids[task_id])
+            if len(attempt.task_ids) == 1:  # a group's tasks were claimed again, each alone
+                await self._never_came([task_id for task_id in doubtful if run_ids[task_id] not in states], attempt)
         except MtaskError as error:
             logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -49,8 +49,10 @@ def locked(bench: Bench, task_id: str) -> Iterator[None]:
         session.start_transaction()
         written = bench.tasks.update_one({"_id": task_id}, {"$set": {"params": "locked"}}, session=session)
         assert written.modified_count == 1
-        yield
-        session.abort_transaction()
+        try:
+            yield
+        finally:
+            session.abort_transaction()
 
 
 def unfinished(bench: Bench, task_ids: list[str]) -> list[str]:
@@ -69,13 +71,12 @@ def test_claims_of_a_backlog_do_not_wait_for_a_locked_task(mongo_uri: str, datab
         gated = _Gated()
         gated.gate.set()
         async with working(mongo_uri, database_name, mongo, gated.app, concurrency=15) as bench:
-            with bench.backed_up():
-                await publish_all(bench)
-                lock = locked(bench, "work:0")
-                lock.__enter__()
-            await until(lambda: not unfinished(bench, _OTHERS), message="the others succeed")
-            assert bench.state("work:0")["status"] == "INIT"
-            lock.__exit__(None, None, None)
+            with ExitStack() as lock:
+                with bench.backed_up():
+                    await publish_all(bench)
+                    lock.enter_context(locked(bench, "work:0"))
+                await until(lambda: not unfinished(bench, _OTHERS), message="the others succeed")
+                assert bench.state("work:0")["status"] == "INIT"
             await bench.status("work:0", "SUCCESS")
             assert [run["attempt"] for run in bench.state("work:0")["worker_states"]] == [1]
             await bench.at_rest()
@@ -90,12 +91,11 @@ def test_worker_with_one_slot_does_not_wait_for_a_locked_task(
         gated = _Gated()
         gated.gate.set()
         async with working(mongo_uri, database_name, mongo, gated.app, concurrency=1) as bench:
-            with bench.backed_up():
-                await publish_all(bench)
-                lock = locked(bench, "work:0")
-                lock.__enter__()
-            await until(lambda: not unfinished(bench, _OTHERS), message="the others succeed")
-            lock.__exit__(None, None, None)
+            with ExitStack() as lock:
+                with bench.backed_up():
+                    await publish_all(bench)
+                    lock.enter_context(locked(bench, "work:0"))
+                await until(lambda: not unfinished(bench, _OTHERS), message="the others succeed")
             await bench.status("work:0", "SUCCESS")
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ import pytest
 from mtask.model.status import RunStatus
 from mtask.store.pipelines import Outcome
 from mtask.worker.finisher import Finisher
+from mtask.worker.tempo import Tempo
 
 _MANY = 500
 Ended = Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
