@@ -13,6 +13,10 @@ MAX_STAGGER = 0.06
 #: By how much longer a task must be due, in seconds, to go before one that this worker ranks first for. Age ends the
 #: preference: what nobody ranks first for, or only a worker that is full, is not left behind.
 PREFERENCE = 2.0
+#: A time that differs by less, in seconds, is the same: each reading of the server's clock moves it a little.
+_SAME_TIME = 0.002
+#: The heaps are cleared of what was dropped when they hold this many items more than twice the tasks.
+_MAX_DROPPED = 1_000
 
 
 _Ready = list[tuple[tuple[int, bool, float], int, "Entry"]]
@@ -94,7 +98,8 @@ class PreemptionQueue:
         """Add a task, or move the one that is there."""
         old = self._entries.get(task_id)
         if old is not None:
-            if (old.due, old.priority, old.rank, old.is_begun, old.queue) == (due, priority, rank, is_begun, queue):
+            is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
+            if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_plain, queue)
@@ -103,6 +108,8 @@ class PreemptionQueue:
         heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
         if len(self._entries) > self.capacity + self.capacity // 4:
             self._shrink()
+        elif self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
+            self._clear_dropped()
 
     def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
         """Change when a task is due and, where given, whether it was begun; return whether it was there."""
@@ -211,6 +218,12 @@ class PreemptionQueue:
         for entry in [*ready, *waiting][self.capacity :]:
             self._forget(entry)
         self.has_more = True
+        self._clear_dropped()
+
+    def _item_count(self) -> int:
+        return len(self._waiting) + sum(map(len, self._ready))
+
+    def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
         heapq.heapify(self._waiting)
         for heap in self._ready:

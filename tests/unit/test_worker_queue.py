@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mtask.worker.queue import MAX_STAGGER, PREFERENCE, PreemptionQueue
 
 NOW = 1000.0
@@ -116,3 +118,37 @@ def test_no_group_goes_below_the_priority_of_what_it_leaves_behind() -> None:
     while group := queue.take(10, NOW + MAX_STAGGER):
         groups.append([entry.task_id for entry in group])
     assert groups == [["own-9", "own-7", "own-5"], ["other-5"], ["own-3", "own-1"]]
+
+
+@pytest.mark.parametrize("drift", [0.00025, -0.00025])
+def test_clock_that_drifts_makes_no_queue_grow_that_nobody_takes_from(drift: float) -> None:
+    """Each scan finds the same backlog, due some microseconds earlier or later: of a worker that is full, or paused."""
+    queue = PreemptionQueue(2_000, clock=lambda: NOW)
+    for scan in range(100):
+        for number in range(2_000):
+            queue.push(f"work:{number}", "work", 0, NOW - 10.0 + drift * scan, number % 3)
+        queue.next_ready(NOW)
+    assert len(queue) == 2_000
+    assert held_items(queue) <= 2 * 2_000 + 1_001
+
+
+def test_tasks_that_come_and_go_leave_nothing_in_a_queue_that_nobody_takes_from() -> None:
+    queue = PreemptionQueue(2_000, clock=lambda: NOW)
+    for number in range(20_000):
+        queue.push(f"work:{number}", "work", number % 5, NOW - 1.0 + number % 7, number % 3)
+        queue.discard(f"work:{number}")
+    assert len(queue) == 0
+    assert held_items(queue) <= 1_001
+
+
+def test_task_whose_time_drifts_far_is_moved() -> None:
+    queue = PreemptionQueue(100)
+    for step in range(1, 101):
+        queue.push("late", "work", 0, NOW + 0.001 * step, 0)
+    assert taken(queue, NOW + 0.05) == []
+    assert taken(queue, NOW + 0.1) == ["late"]
+
+
+def held_items(queue: PreemptionQueue) -> int:
+    """Return how many items its heaps hold, those of dropped tasks among them."""
+    return len(queue._waiting) + sum(len(heap) for heap in queue._ready)
