@@ -20,7 +20,7 @@ from mtask.worker.log import fields, logger
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
 _REFUSED_PAUSE = 30.0
 #: How long a task is left alone that could not be claimed in time, in seconds; twice as long each time, and at most.
-_HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 16.0
+_HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
 _FORGOTTEN_AFTER = 60.0
 _MAX_REMEMBERED = 10_000
 

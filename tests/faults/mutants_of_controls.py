@@ -129,8 +129,8 @@ CONTROL_MUTATIONS = (
     Mutation(
         "pause-confirmed-amid-a-recovery",
         "A worker says that it goes by a pause while a claim whose reply was lost may still come true.",
-        (Edit("mtask/worker/claimer.py", "        recoveries = set(self._recoveries)  # those",
-              "        recoveries: set[asyncio.Task[None]] = set()  # those"),),
+        (Edit("mtask/worker/claimer.py", "(self._in_flight, self._apart, self._recovery.jobs):  # each",
+              "(self._in_flight, self._apart):  # each"),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
     Mutation(

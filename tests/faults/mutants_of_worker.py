@@ -9,12 +9,14 @@ _DISCOVERY = "mtask/worker/discovery.py"
 _FINISHER = "mtask/worker/finisher.py"
 _OUTCOMES = "mtask/worker/outcomes.py"
 _PINGER = "mtask/worker/pinger.py"
+_RECOVERY = "mtask/worker/recovery.py"
 _RUNNER = "mtask/worker/runner.py"
 
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _CLAIMS = "tests/integration/test_worker_claims.py"
 _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
+_LOCKED = "tests/integration/test_locked_tasks.py"
 
 _SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self.ask_full_scan()\n        # What", "        # What")
 
@@ -126,7 +128,7 @@ WORKER_MUTATIONS = (
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
             Edit(_CLAIMER,
-                 "left = await self._recover(task_ids, token, sent, () if is_rescue else _LOOKS_AGAIN, admitted)",
+                 "left = await self._recovery.recover(attempt, look_again_first=not is_timeout)",
                  "left = task_ids\n            self._hints.look_again(task_ids)"),
         ),
         (f"{_CLAIMS}::test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run",),
@@ -134,7 +136,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "late-claim-forgotten",
         "A claim that came true after it had been read back is held by nobody until its lease lapses.",
-        (Edit(_CLAIMER, "if doubtful:", "if False:"),),
+        (Edit(_RECOVERY, "        if doubtful:\n            late", "        if False:\n            late"),),
         (f"{_CAUGHT}::test_claim_that_comes_true_after_it_was_given_up_is_handed_back",),
     ),
     Mutation(
@@ -146,13 +148,52 @@ WORKER_MUTATIONS = (
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),
     ),
+    # --- locked documents -----------------------------------------------------------------------------------
+    Mutation(
+        "claims-wait-for-a-lock",
+        "A locked task holds up the claims of all others of its group.",
+        (Edit(_CLAIMER, "_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0", "_LEAST_WAIT, _MOST_WAIT = 100.0, 100.0"),),
+        (f"{_LOCKED}::test_claims_of_a_backlog_do_not_wait_for_a_locked_task",),
+    ),
+    Mutation(
+        "results-wait-for-a-lock",
+        "A locked task holds up the results of all others of its group.",
+        (Edit(_FINISHER, "self._send_apart(group, was_held_up=True)\n                        return", "pass"),),
+        (f"{_LOCKED}::test_results_do_not_wait_for_a_locked_task",),
+    ),
+    Mutation(
+        "results-wait-behind-a-lock",
+        "Results that are fewer than a group wait for the one under way, which waits for a locked task.",
+        (
+            Edit(_FINISHER, "_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0", "_LEAST_WAIT, _MOST_WAIT = 100.0, 100.0"),
+            Edit(_FINISHER, "        return left > 0", "        return True"),
+        ),
+        (f"{_LOCKED}::test_single_results_do_not_wait_behind_a_locked_one",),
+    ),
+    Mutation(
+        "pings-wait-for-a-lock",
+        "A locked task costs all others of its worker their leases.",
+        (
+            Edit(_PINGER, "is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1",
+                 "is_apart = is_refused and len(runs) > 1"),
+        ),
+        (f"{_LOCKED}::test_leases_are_kept_beside_a_locked_task",),
+    ),
+    Mutation(
+        "settling-waits-for-a-lock",
+        "A locked task keeps the other lapsed ones from being settled.",
+        (
+            Edit(_DISCOVERY, "*(self._settle_alone(task_id, places) for task_id in task_ids)",
+                 "*(self._settle_alone(task_id, places) for task_id in ())"),
+        ),
+        (f"{_LOCKED}::test_lapsed_tasks_are_settled_beside_a_locked_one",),
+    ),
     # --- leases ---------------------------------------------------------------------------------------------
     Mutation(
         "claim-trusted-from-its-reply",
         "The lease of a claim that was answered late is trusted beyond its end.",
         (
-            Edit(_CLAIMER, "await self._adopt(documents, task_ids, token, sent, admitted)\n            self._hints",
-                 "await self._adopt(documents, task_ids, token, monotonic(), admitted)\n            self._hints"),
+            Edit(_CLAIMER, "self._handlers[task.name], attempt.sent)", "self._handlers[task.name], monotonic())"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),
@@ -160,8 +201,8 @@ WORKER_MUTATIONS = (
         "ping-trusted-from-its-reply",
         "The lease of a ping that was answered late is trusted beyond its end.",
         (
-            Edit(_PINGER, "self.apply(runs, documents, sent)\n                self._note",
-                 "self.apply(runs, documents, monotonic())\n                self._note"),
+            Edit(_PINGER, "self.apply(runs, documents, sent)\n        self._note",
+                 "self.apply(runs, documents, monotonic())\n        self._note"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),
@@ -181,8 +222,8 @@ WORKER_MUTATIONS = (
         "pings-into-the-transaction",
         "Pings go on during a handler's transaction and make it conflict with itself.",
         (
-            Edit(_PINGER, "return not run.suspended and not run.is_over and now", "return not run.is_over and now"),
-            Edit(_PINGER, "runs = [run for run in candidates if not run.suspended]", "runs = list(candidates)"),
+            Edit(_PINGER, "not (run.suspended or run.is_pinged_apart", "not (run.is_pinged_apart"),
+            Edit(_PINGER, "if not run.suspended and (is_apart", "if (is_apart"),
         ),
         ("tests/acceptance/test_13_transactions.py"
          "::test_ping_interval_shorter_than_the_transaction_does_not_abort_it",),
