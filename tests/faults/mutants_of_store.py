@@ -22,7 +22,7 @@ _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
 _PLAIN_PARITY = "tests/parity/test_plain_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
-_FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        result"
+_FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        general"
 _OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},'
 _CLOSES = (
     'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
@@ -300,7 +300,7 @@ STORE_MUTATIONS = (
     Mutation(
         "finish-not-read-back",
         "A finish sent again after a lost reply is taken for a lost lease.",
-        (Edit(_CLAIMS, "return (yield from finished(outcomes))", "return set()"),),
+        (Edit(_CLAIMS, "return (yield from finished(outcomes, timeout))", "return set()"),),
         (f"{_STORE_CLAIMS}::test_a_finish_repeated_after_a_lost_reply_stands_once_and_says_so",),
     ),
     Mutation(
