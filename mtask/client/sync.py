@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
-from mtask.client import events as event_requests
+from mtask.client import following as event_requests
 from mtask.client import purging as purging_requests
 from mtask.client.events import Events
 from mtask.client.publication import TaskRef, TaskSpec
