@@ -125,9 +125,13 @@ class Events(_Reader):
         try:
             with bounded(_OPEN_TIMEOUT):
                 cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            self._open()
         except Exception as error:
             raise self._following.translated(error) from error
-        self._opened(cursor)
+        else:
+            self._opened(cursor)
 
     def _read(self) -> None:
         try:
@@ -243,9 +247,13 @@ class AsyncEvents(_Reader):
             with bounded(_OPEN_TIMEOUT):
                 following = self._following
                 cursor = await self._call(self._store.database.watch, following.pipeline, **following.options())
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            await self._open()
         except Exception as error:
             raise self._following.translated(error) from error
-        self._opened(cursor)
+        else:
+            self._opened(cursor)
 
     async def _read(self) -> None:
         is_whole = False

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from mtask.client import views
 from mtask.errors import DocumentTooLarge, EventsLost, InvalidInput, OperationFailed, shown
@@ -14,6 +14,7 @@ from mtask.store import events, readers
 from mtask.store.events import TaskEvent
 from mtask.store.readers import Detail, Wanted
 
+T = TypeVar("T")
 logger = logging.getLogger("mtask.client")
 
 #: How long one request waits for events on the server, in ms.
@@ -92,7 +93,7 @@ class Following:
         """Whether the task's document must be looked up as it was at the change."""
         if self.detail is Detail.WITHOUT_DOCUMENT:
             return self.wanted.needs_document and change["operationType"] == "update"
-        return events.is_in_doubt(change)
+        return _understood(events.is_in_doubt, change, False)
 
     def take(self, change: Document) -> tuple[list[TaskEvent], bool]:
         """Return the events of a change that were not read before, and go on after it.
@@ -102,7 +103,7 @@ class Following:
         here = str(change["_id"]["_data"])
         place = change["clusterTime"]
         # Counted before anything is left out: another reader may ask for other tasks.
-        found = _told(change)
+        found = _understood(events.events_of, change, [])
         pairs = [(event, f"{here}.{count}.{place.time}-{place.inc}") for count, event in enumerate(found, start=1)]
         unread = pairs if self.begun is None else self.begun.unread(here, pairs)
         if self.begun is None or self.begun.is_behind(here):
@@ -143,13 +144,13 @@ class Following:
         return error
 
 
-def _told(change: Document) -> list[TaskEvent]:
+def _understood(read: Callable[[Document], T], change: Document, otherwise: T) -> T:
+    """Return what is read out of a change: a document may hold anything, and ends no reader."""
     try:
-        return events.events_of(change)
-    except Exception:  # a document may hold anything, and ends no reader
-        logger.warning("a change is not understood, and left out: of task %s", shown(change["documentKey"]["_id"]))
-        logger.debug("why", exc_info=True)
-        return []
+        return read(change)
+    except Exception:
+        logger.exception("a change is not understood, and left out: of task %s", shown(change["documentKey"]["_id"]))
+        return otherwise
 
 
 def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None) -> Following:

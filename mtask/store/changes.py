@@ -39,7 +39,7 @@ class Runs:
     def having(self, fields: Mapping[str, Any]) -> Sequence[Document]:
         """Return the runs that have these values, texts or instants."""
         values = tuple(fields.values())
-        if not all(isinstance(value, str | datetime) for value in values):
+        if not all(map(_can_be_found, values)):
             return ()
         names = tuple(fields)
         if names not in self._found:
@@ -52,9 +52,13 @@ def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[
     found: dict[Any, list[Document]] = {}
     for run in runs:
         values = tuple(run.get(name) for name in names)
-        if all(isinstance(value, str | datetime) for value in values):
+        if all(map(_can_be_found, values)):
             found.setdefault(values, []).append(run)
     return found
+
+
+def _can_be_found(value: Any) -> bool:
+    return type(value) is str or isinstance(value, datetime)  # BSON's code is a str, too, and has no hash
 
 
 def updated_fields(description: Document) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
     }
     alike: dict[Any, list[int]] = {}
     for place, end in fields.items():
-        if all(isinstance(value, str | datetime) for value in end.values()):
+        if all(map(_can_be_found, end.values())):
             alike.setdefault(tuple(end.items()), []).append(place)
     ranked = ((place, rank, len(places)) for places in alike.values() for rank, place in enumerate(places))
     ends = {place: _End(fields[place], rank, count) for place, rank, count in ranked}
@@ -194,7 +198,9 @@ def _is_claim(place: int, run: Document, updated: Document) -> bool:
     if has_ended or run.get("status", _RUNNING) != _RUNNING:
         return False
     if _CLEAN_CNT in updated or "task_state.finish_time" in updated or updated.get(_FAILED_CNT) == 0:
-        return False  # published again, and cleaned, or a new round; the count is missing where an older version cleaned
+        return (
+            False  # published again, and cleaned, or a new round; the count is missing where an older version cleaned
+        )
     # A claim leaves old ones out beyond these; it writes them all where there was none.
     return place >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
 

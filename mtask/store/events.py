@@ -50,6 +50,7 @@ _OF_TASK = {
     TaskStatus.CANCELED.value: EventKind.CANCELED,
 }
 
+
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
     """One thing that happened to a task."""
@@ -123,7 +124,7 @@ def _with_status(
 ) -> list[TaskEvent]:
     """Say with the last event what the task is now; where no run tells of it, that is an event of its own."""
     status = updated.get(_STATUS)
-    if not isinstance(status, str) or status not in TaskStatus.__members__:
+    if type(status) is not str or status not in TaskStatus.__members__:
         return found
     known = TaskStatus(status)
     if found:
@@ -142,7 +143,7 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if isinstance(status, str) and status in _OF_RUN:
+        if type(status) is str and status in _OF_RUN:  # BSON's code is a str, too, and has no hash
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 
@@ -173,4 +174,4 @@ def _event(
 
 def _text(value: Any) -> str | None:
     """Return what is text; a document may hold anything."""
-    return value if isinstance(value, str) else None
+    return value if type(value) is str else None

@@ -39,7 +39,7 @@ def queue_of(change: Document, document: Document) -> str | None:
     if queue is _NONE:
         was_known = change["operationType"] != "update" or change.get(IS_EXACT) is True
         queue = document.get("queue") if was_known or _is_before(document, change["wallTime"]) else None
-    return queue if isinstance(queue, str) else None
+    return queue if type(queue) is str else None
 
 
 def _is_before(document: Document, instant: datetime) -> bool:

@@ -228,6 +228,27 @@ def test_a_run_that_a_publish_moved_up_beyond_those_kept_is_not_claimed_again(
         assert read_now(client, store, begin) == [("claimed", run_id)]
 
 
+def test_run_that_a_publish_moved_up_behind_twenty_others_is_not_claimed_again(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    """Twenty stay before it, and failed_cnt stays what it was: but for the count the change says what a claim's would."""
+    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 2, unexpected_retry_delay_ms=0)
+    for number in range(KEPT_RUNS + 1):
+        run_id = claim(store, "task:k", f"w{number}")
+        if number:
+            succeed(store, "task:k", run_id)
+        else:
+            finish(store, run_id, RunStatus.CANCELED)
+    with Client(mongo_uri, database=database_name) as client, client.events().open() as happening:
+        begin = happening.token
+        run_id = claim(store, "task:k", "another")
+        publish_task(store, "k", policy=Policy(clean_failed=True))
+        assert parsed(store, "k").task_state.worker_states[KEPT_RUNS].run_id == run_id
+        assert parsed(store, "k").task_state.clean_cnt == 1
+        assert publish_task(store, "k", policy=Policy(clean_failed=True)).updated is False, "nothing is left to clean"
+        assert read_now(client, store, begin) == [("claimed", run_id)]
+
+
 @pytest.mark.parametrize(
     ("status", "is_plain"),
     [(RunStatus.SUCCESS, True), (RunStatus.SUCCESS, False), (RunStatus.FAIL, False)],
