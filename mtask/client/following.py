@@ -103,7 +103,8 @@ class Following:
         here = str(change["_id"]["_data"])
         place = change["clusterTime"]
         # Counted before anything is left out: another reader may ask for other tasks.
-        found = _understood(events.events_of, change, [])
+        nothing: list[TaskEvent] = []
+        found = _understood(events.events_of, change, nothing)
         pairs = [(event, f"{here}.{count}.{place.time}-{place.inc}") for count, event in enumerate(found, start=1)]
         unread = pairs if self.begun is None else self.begun.unread(here, pairs)
         if self.begun is None or self.begun.is_behind(here):
@@ -144,7 +145,7 @@ class Following:
         return error
 
 
-def _understood(read: Callable[[Document], T], change: Document, otherwise: T) -> T:
+def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherwise: T) -> T:
     """Return what is read out of a change: a document may hold anything, and ends no reader."""
     try:
         return read(change)

@@ -1,7 +1,7 @@
 """What a document that was looked up tells of a change: only what is proven to be of that very task; pure.
 
-A change names what was changed. The rest, such as whose run it was and in which queue, is looked up, and the document is
-then as it is when the change is read: its task may have been moved to another queue since, or removed and published
+A change names what was changed. The rest, such as whose run it was and in which queue, is looked up, and the document
+is then as it is when the change is read: its task may have been moved to another queue since, or removed and published
 again under the same key, with other data in another queue.
 """
 

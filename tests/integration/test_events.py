@@ -231,7 +231,7 @@ def test_a_run_that_a_publish_moved_up_beyond_those_kept_is_not_claimed_again(
 def test_run_that_a_publish_moved_up_behind_twenty_others_is_not_claimed_again(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:
-    """Twenty stay before it, and failed_cnt stays what it was: but for the count the change says what a claim's would."""
+    """Twenty stay before it, and failed_cnt what it was: but for the count the change says what a claim's would."""
     publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 2, unexpected_retry_delay_ms=0)
     for number in range(KEPT_RUNS + 1):
         run_id = claim(store, "task:k", f"w{number}")
