@@ -225,7 +225,7 @@ class AsyncEvents(_Reader):
 
     async def _read_on(self) -> None:
         """Wait until something was read, or nothing came for a while; who is cancelled leaves it to the next."""
-        if self._reading is None:
+        if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(_look_at)
         reading = self._reading

@@ -112,7 +112,7 @@ def events_of(change: Document) -> list[TaskEvent]:
 
 
 def is_in_doubt(change: Document) -> bool:
-    """Whether the document, as it was looked up, may be another task's than the change's, or in another queue by now."""
+    """Whether the document that was looked up may be another task's than the change's, or in another queue by now."""
     if change["operationType"] != "update" or not isinstance(change.get("fullDocument"), Mapping):
         return False
     document = lookup.document_of(change)
