@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
-from mtask.client import events as event_requests
+from mtask.client import following as event_requests
 from mtask.client import purging as purging_requests
 from mtask.client.events import AsyncEvents
 from mtask.client.publication import TaskRef, TaskSpec
@@ -232,14 +232,15 @@ class AsyncClient:
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
 
-        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile.
+        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile, even if
+        another was published under its key since.
         """
         waiting = requests.waiting(requests.identify(task, key), timeout)
         began = time.monotonic()
         happening: AsyncEvents | None = None
         try:
             while True:
-                found = await self._run(requests.get(waiting.task_id))
+                found = waiting.same(await self._run(requests.get(waiting.task_id)))
                 if found.status.is_final:
                     return found
                 elapsed = time.monotonic() - began
@@ -257,7 +258,7 @@ class AsyncClient:
                         )
                         await happening.open()
                     else:
-                        await happening.poll(patience)
+                        waiting.follow(await happening.poll(patience))
                 except (AccessDenied, OperationFailed):
                     waiting.can_follow = False  # not everyone may open a change stream
         finally:
@@ -277,8 +278,8 @@ class AsyncClient:
 
         Published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed: each once, and in order
         for each task. `after` is an event's `token`: it goes on right behind that, whatever happened meanwhile; or
-        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened to tasks that
-        are gone by then is left out. Raises InvalidInput.
+        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened in it; of
+        tasks that are gone by then, or are others, it is left out. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
         return AsyncEvents(self._store, asked, self._make_ready)

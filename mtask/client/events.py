@@ -6,136 +6,23 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from mtask.client import views
-from mtask.errors import DatabaseUnavailable, EventsLost, InvalidInput, OperationFailed, shown
-from mtask.store import events
+from mtask.client.following import Following
+from mtask.errors import DatabaseUnavailable, DocumentTooLarge
+from mtask.store import readers
 from mtask.store.driver import AsyncStore, SyncStore, bounded
 from mtask.store.events import TaskEvent
 
 logger = logging.getLogger("mtask.client")
 
-#: How long one request waits for events on the server, in ms.
-_MAX_AWAIT_MS = 1_000
-_BATCH = 500
 _STEP = 3600.0
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
-_OPEN_TIMEOUT = timedelta(seconds=10)
-#: ChangeStreamHistoryLost, ChangeStreamFatalError, and an instant before the oplog's first.
-_LOST = frozenset({286, 280})
+_OPEN_TIMEOUT, _CLOSE_TIMEOUT = timedelta(seconds=10), timedelta(seconds=2)
 Document = dict[str, Any]
-Texts = str | Sequence[str] | None
-
-
-@dataclass(slots=True)
-class Following:
-    """Where a reader stands in the stream of changes, and what it wants of it. No input or output."""
-
-    pipeline: list[Document]
-    #: The change after which to go on: a resume token's text.
-    after: str | None
-    since: Any  #: an instant as the driver takes it
-    #: Events of the next change that were read before.
-    skip: int
-    needs_document: bool = True
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments with which to open the change stream."""
-        options: dict[str, Any] = {"max_await_time_ms": _MAX_AWAIT_MS, "batch_size": _BATCH}
-        if self.needs_document:
-            options["full_document"] = "updateLookup"
-        if self.after is not None:
-            options["start_after"] = {"_data": self.after}
-        elif self.since is not None:
-            options["start_at_operation_time"] = self.since
-        return options
-
-    def opened(self, token: Mapping[str, Any] | None) -> None:
-        """Take down where the stream begins, so that it can be opened anew there."""
-        if self.after is None and token is not None:
-            self.after = str(token["_data"])
-
-    @property
-    def token(self) -> str | None:
-        """Where to go on after all that was taken."""
-        return f"{self.after}.{self.skip}" if self.after is not None and self.skip else self.after
-
-    def take(self, change: Document) -> list[TaskEvent]:
-        """Return the events of a change that were not read before, and go on after it."""
-        here = str(change["_id"]["_data"])
-        before = self.after
-        found = events.events_of(change)
-        last = len(found) - 1
-        # In the middle of a change: the one before it, and how many of this one's were read.
-        tokens = [here if place == last or before is None else f"{before}.{place + 1}" for place in range(len(found))]
-        read, self.skip = self.skip, 0
-        self.after = here
-        pairs = list(zip(found, tokens, strict=True))[read:]
-        return [replace(event, token=token) for event, token in pairs]
-
-    def passed(self, token: Mapping[str, Any] | None) -> None:
-        """Go on after what was left out: the server tells how far it has looked."""
-        if token is not None and not self.skip:
-            self.after = str(token["_data"])
-
-    def translated(self, error: Exception) -> Exception:
-        """Return the error, as one that says what to do where the token is too old."""
-        if isinstance(error, OperationFailed) and error.code in _LOST:
-            return EventsLost(error.reason)
-        return error
-
-
-def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None) -> Following:
-    """Return the checked request; raise InvalidInput."""
-    criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None)
-
-    def several(field: str) -> list[str] | None:
-        wanted = criteria[field]
-        return [wanted] if isinstance(wanted, str) else wanted
-
-    if after is not None and since is not None:
-        raise InvalidInput("give after or since, not both.", field="after")
-    token, skip = _parsed(after)
-    stages = events.pipeline(several("name"), several("queue"), several("key"))
-    return Following(stages, token, _timestamp(since), skip)
-
-
-def follow_task(task_id: str) -> Following:
-    """Return the request for what happens to one task."""
-    return Following(events.pipeline(None, None, None, task_id), None, None, 0, needs_document=False)
-
-
-def _parsed(after: str | None) -> tuple[str | None, int]:
-    if after is None:
-        return None, 0
-    token, dot, skip = after.partition(".") if isinstance(after, str) else ("", "", "")
-    try:
-        bytes.fromhex(token)
-        count = int(skip) if dot else 0
-    except ValueError:
-        token, count = "", 0
-    if not token or count < 0:
-        raise InvalidInput(
-            f"after {shown(after)} is no token: use that of an event (`event.token`, or mtask tail --json).",
-            field="after",
-        )
-    return token, count
-
-
-def _timestamp(since: datetime | None) -> Any:
-    if since is None:
-        return None
-    if not isinstance(since, datetime) or since.utcoffset() is None:
-        raise InvalidInput(f"since {shown(since)}: give an aware datetime, such as datetime.now(UTC).", field="since")
-    try:
-        return events.in_oplog(since)
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"since {since} lies outside of what the oplog can hold.", field="since") from None
 
 
 class _Reader:
@@ -160,13 +47,20 @@ class _Reader:
         self._returned = event.token
         return event
 
-    def _take(self, change: Document | None, resume_token: Mapping[str, Any] | None) -> None:
+    def _opened(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self._following.opened(cursor.resume_token)
+
+    def _take(self, change: Document | None, resume_token: Mapping[str, Any] | None, *, is_alive: bool) -> bool:
+        """Take what was read; return whether the stream is to be opened anew."""
         if change is None:
-            self._following.passed(resume_token)
-            return
+            is_as_before = self._following.passed(resume_token)
+            return not (is_alive and is_as_before)
         if not self._found:
             self._returned = self._following.token
-        self._found.extend(self._following.take(change))
+        found, is_as_before = self._following.take(change)
+        self._found.extend(found)
+        return not is_as_before
 
 
 class Events(_Reader):
@@ -230,33 +124,45 @@ class Events(_Reader):
     def _open(self) -> None:
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+                cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            self._open()
         except Exception as error:
             raise self._following.translated(error) from error
-        self._following.opened(self._cursor.resume_token)
+        else:
+            self._opened(cursor)
 
     def _read(self) -> None:
         try:
             with bounded(None):
                 change = self._cursor.try_next()
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            self._drop()
+            return
         except Exception as error:
             raise self._following.translated(error) from error
-        self._take(change, self._cursor.resume_token)
-        if change is None and not self._cursor.alive:
+        if change is not None and self._following.is_in_doubt(change):
+            change = self._store.run(readers.with_document_then(change))
+        if self._take(change, self._cursor.resume_token, is_alive=self._cursor.alive):
             self._drop()
 
     def _drop(self) -> None:
         cursor, self._cursor = self._cursor, None
         if cursor is not None:
             try:
-                with bounded(timedelta(seconds=2)):
+                with bounded(_CLOSE_TIMEOUT):
                     cursor.close()
             except Exception as error:
                 logger.debug("cursor not closed: %s", error)
 
 
 class AsyncEvents(_Reader):
-    """What happens to tasks, as it happens: `async for` over it in an `async with` block, or `poll`. See `Events`."""
+    """What happens to tasks, as it happens: `async for` over it in an `async with` block, or `poll`. See `Events`.
+
+    A call that is cancelled loses nothing: what it sent for is read all the same, and told to the next call.
+    """
 
     def __init__(
         self, store: AsyncStore | SyncStore, following: Following, prepare: Callable[[], Awaitable[None]]
@@ -264,8 +170,8 @@ class AsyncEvents(_Reader):
         super().__init__(following)
         self._store = store
         self._prepare = prepare
-        #: For a Motor client, whose own way it is: the driver's sync client, in threads.
-        self._in_threads: Events | None = None
+        #: What is being read, whoever waits for it.
+        self._reading: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -296,68 +202,98 @@ class AsyncEvents(_Reader):
         pause = _PAUSE
         while not self._found and not self._is_closed:
             try:
-                await self._read()
+                await self._read_on()
                 pause = _PAUSE
             except DatabaseUnavailable as error:
                 logger.warning("events broke off, and are taken up again: %s", error)
-                await self._drop()
                 await asyncio.sleep(min(pause, max(0.0, end - time.monotonic())))
                 pause = min(2 * pause, _MAX_PAUSE)
             if not self._found and time.monotonic() >= end:
                 return None
         return self._next()
 
-    @property
-    def token(self) -> str | None:
-        """Where to go on after the last event that was returned, and what was left out since."""
-        if self._in_threads is None:
-            return super().token
-        return self._returned if self._found else self._in_threads.token
-
     async def close(self) -> None:
         """End the iteration."""
         self._is_closed = True
+        reading = self._reading
+        if reading is not None and not reading.done():
+            if isinstance(self._store, SyncStore):  # a thread cannot be cancelled, and what it has sent for comes soon
+                await asyncio.wait((reading,), timeout=_CLOSE_TIMEOUT.total_seconds())
+            reading.cancel()
+            await asyncio.wait((reading,))
         await self._drop()
+
+    async def _read_on(self) -> None:
+        """Wait until something was read, or nothing came for a while; who is cancelled leaves it to the next."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_look_at)
+        reading = self._reading
+        await asyncio.wait((reading,))
+        if self._reading is reading:
+            self._reading = None
+        if not reading.cancelled():
+            reading.result()
+
+    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the driver: with a Motor client its own way, which is the sync client in threads."""
+        if isinstance(self._store, SyncStore):
+            return await asyncio.to_thread(method, *args, **kwargs)
+        return await method(*args, **kwargs)
 
     async def _open(self) -> None:
         await self._prepare()
-        if isinstance(self._store, SyncStore):
-            self._in_threads = await asyncio.to_thread(Events(self._store, self._following).open)
-            return
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = await self._store.database.watch(self._following.pipeline, **self._following.options())
+                following = self._following
+                cursor = await self._call(self._store.database.watch, following.pipeline, **following.options())
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            await self._open()
         except Exception as error:
             raise self._following.translated(error) from error
-        self._following.opened(self._cursor.resume_token)
+        else:
+            self._opened(cursor)
 
     async def _read(self) -> None:
-        if self._in_threads is None and self._cursor is None:
-            await self._open()
-        if self._in_threads is not None:
-            event = await asyncio.to_thread(self._in_threads.poll, 0.0)
-            if event is not None:
-                self._found.append(event)
-            return
+        is_whole = False
+        try:
+            if self._cursor is None:
+                await self._open()
+            is_whole = not await self._read_one()
+        finally:
+            if not is_whole:  # where the cursor stands by now is not known: another one begins after what was taken
+                await self._drop()
+
+    async def _read_one(self) -> bool:
+        """Read a change, if one comes; return whether the stream is to be opened anew."""
+        cursor = self._cursor
         try:
             with bounded(None):
-                change = await self._cursor.try_next()
+                change = await self._call(cursor.try_next)
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            return True
         except Exception as error:
             raise self._following.translated(error) from error
-        self._take(change, self._cursor.resume_token)
-        if change is None and not self._cursor.alive:
-            await self._drop()
+        if change is not None and self._following.is_in_doubt(change):
+            change = await self._call(self._store.run, readers.with_document_then(change))
+        return self._take(change, cursor.resume_token, is_alive=cursor.alive)
 
     async def _drop(self) -> None:
-        if self._in_threads is not None:
-            await asyncio.to_thread(self._in_threads.close)
         cursor, self._cursor = self._cursor, None
         if cursor is not None:
             try:
-                with bounded(timedelta(seconds=2)):
-                    await cursor.close()
+                with bounded(_CLOSE_TIMEOUT):
+                    await self._call(cursor.close)
             except Exception as error:
                 logger.debug("cursor not closed: %s", error)
+
+
+def _look_at(reading: asyncio.Task[None]) -> None:
+    """Look at what became of it, where nobody waits for it any more."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _end(timeout: timedelta | float | None) -> float:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import inf
 from typing import Any
 
 from mtask.client import views
 from mtask.client.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
-from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, NotStorable, OperationFailed, shown
+from mtask.errors import (
+    DocumentTooLarge,
+    InvalidInput,
+    InvalidParams,
+    NotStorable,
+    OperationFailed,
+    TaskNotFound,
+    shown,
+)
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.handlers import handler_of
 from mtask.model.identity import check_key, check_name, check_text, task_id_of
 from mtask.store import publishing, tasks, workers
+from mtask.store.events import EventKind, TaskEvent
 from mtask.store.operation import Operation
 from mtask.store.publishing import Policy, Published
 
@@ -124,6 +133,20 @@ class Waiting:
     timeout: timedelta | None
     pause: float = 0.01
     can_follow: bool = True
+    #: When the task was made that is waited for: another may be published under its key.
+    create_time: datetime | None = None
+    is_removed: bool = False
+
+    def same(self, found: Task) -> Task:
+        """Return the task that was read; raise TaskNotFound where it is another than was read first."""
+        first, self.create_time = self.create_time, found.task_state.create_time
+        if self.is_removed or first not in (None, self.create_time):
+            raise TaskNotFound(self.task_id)
+        return found
+
+    def follow(self, event: TaskEvent | None) -> None:
+        """Take down what has happened to it."""
+        self.is_removed |= event is not None and event.kind is EventKind.REMOVED
 
     def next_pause(self, elapsed: float) -> float | None:
         """Return the seconds to wait before the next read, or None when time is up."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
 from mtask.client import controls as control_requests
-from mtask.client import events as event_requests
+from mtask.client import following as event_requests
 from mtask.client import purging as purging_requests
 from mtask.client.events import Events
 from mtask.client.publication import TaskRef, TaskSpec
@@ -214,14 +214,15 @@ class Client:
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
 
-        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile.
+        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile, even if
+        another was published under its key since.
         """
         waiting = requests.waiting(requests.identify(task, key), timeout)
         began = time.monotonic()
         happening: Events | None = None
         try:
             while True:
-                found = self._run(requests.get(waiting.task_id))
+                found = waiting.same(self._run(requests.get(waiting.task_id)))
                 if found.status.is_final:
                     return found
                 elapsed = time.monotonic() - began
@@ -237,7 +238,7 @@ class Client:
                         happening = Events(self._store, event_requests.follow_task(waiting.task_id))
                         happening.open()
                     else:
-                        happening.poll(patience)
+                        waiting.follow(happening.poll(patience))
                 except (AccessDenied, OperationFailed):
                     waiting.can_follow = False  # not everyone may open a change stream
         finally:
@@ -257,8 +258,8 @@ class Client:
 
         Published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed: each once, and in order
         for each task. `after` is an event's `token`: it goes on right behind that, whatever happened meanwhile; or
-        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened to tasks that
-        are gone by then is left out. Raises InvalidInput.
+        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened in it; of
+        tasks that are gone by then, or are others, it is left out. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
         self._make_ready()

@@ -27,8 +27,10 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: Raised whenever the validator or an index changes within one schema_version.
-SCHEMA_REVISION = 3
+SCHEMA_REVISION = 4
 DEFAULT_QUEUE = "default"
+#: So many queues are kept in which a task was before.
+MAX_FORMER_QUEUES = 20
 
 #: Without references, so that what is equal looks equal; and 1, 1.0 and True differ in any case.
 _MARSHAL_VERSION = 2
@@ -100,6 +102,11 @@ class TaskState(BaseModel):
     next_preempt_time: Instant | None = None
     failed_cnt: Annotated[int, Field(ge=0), WHOLE]
     cancel_requested: StrictBool = False
+    #: How many publishes have dropped runs (clean_failed, clean_success): tells such a change from a claim.
+    clean_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
+    #: When a publish moved it to its present queue, and the queues before, the newest first: for who reads of it later.
+    queue_time: Instant | None = None
+    former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     worker_states: list[Run]
 
 

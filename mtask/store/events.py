@@ -1,25 +1,22 @@
 """Events: what happens to tasks, told by what each change of a document says; pure.
 
 Each change that the engine makes names exactly the fields that it changed, so what has happened, and how many events
-that makes, follows from the change alone, in the order of the changes, once. Which run it was, and of which queue,
-tells the document as it is when the event is read.
+that makes, follows from the change alone, in the order of the changes, once. Which run it was, and in which queue, the
+document says that was looked up, as far as it is proven to be the same task's (`mtask.store.lookup`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from bson.timestamp import Timestamp
-
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
-from mtask.store.changes import END_TIMES, changed_runs
+from mtask.store import lookup
+from mtask.store.changes import END_TIMES, changed_runs, updated_fields
 from mtask.store.claims import runs_in
-from mtask.store.filters import RUNS
 
 Document = Mapping[str, Any]
 _STATUS = "task_state.status"
@@ -52,17 +49,6 @@ _OF_TASK = {
     TaskStatus.FAIL.value: EventKind.FAILED,
     TaskStatus.CANCELED.value: EventKind.CANCELED,
 }
-_RUN_FIELDS = (
-    "run_id",
-    "worker_id",
-    "attempt",
-    "status",
-    "claim_time",
-    "success_time",
-    "fail_time",
-    "fail_reason",
-    "progress",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,7 @@ class TaskEvent:
     kind: EventKind
     task_id: str
     time: datetime  #: by the server's clock
-    queue: str | None = None  #: None where the task was gone when the event was read
+    queue: str | None = None  #: at that time; None where the task was gone, or was another, when the event was read
     #: None where the run had been left out of the document, or the task was gone, when the event was read.
     run_id: str | None = None
     worker_id: str | None = None
@@ -103,23 +89,34 @@ class TaskEvent:
 
 
 def events_of(change: Document) -> list[TaskEvent]:
-    """Return what a change says has happened: nothing, one event, or several, in order."""
+    """Return what a change says has happened: nothing, one event, or several, in order.
+
+    How many these are does not depend on the document.
+    """
     task_id = change.get("documentKey", {}).get("_id")
     if not isinstance(task_id, str):
         return []
-    document = change.get("fullDocument") or {}
-    queue = document.get("queue") if isinstance(document.get("queue"), str) else None
+    document = lookup.document_of(change)
+    queue = lookup.queue_of(change, document)
     time: datetime = change["wallTime"]
     kind = change["operationType"]
     if kind in ("insert", "replace"):
         return [TaskEvent(EventKind.PUBLISHED, task_id, time, queue, task_status=TaskStatus.INIT)]
     if kind == "delete":
         return [TaskEvent(EventKind.REMOVED, task_id, time)]
-    if kind != "update":
+    description = change.get("updateDescription")
+    if kind != "update" or description is None:
         return []
-    description = change["updateDescription"]
     found = list(_of_runs(changed_runs(description, runs_in(dict(document))), task_id, time, queue))
-    return _with_status(found, description.get("updatedFields", {}), task_id, time, queue)
+    return _with_status(found, updated_fields(description), task_id, time, queue)
+
+
+def is_in_doubt(change: Document) -> bool:
+    """Whether the document that was looked up may be another task's than the change's, or in another queue by now."""
+    if change["operationType"] != "update" or not isinstance(change.get("fullDocument"), Mapping):
+        return False
+    document = lookup.document_of(change)
+    return lookup.queue_of(change, document) is None and bool(events_of(change))
 
 
 def _with_status(
@@ -127,7 +124,7 @@ def _with_status(
 ) -> list[TaskEvent]:
     """Say with the last event what the task is now; where no run tells of it, that is an event of its own."""
     status = updated.get(_STATUS)
-    if not isinstance(status, str) or status not in TaskStatus.__members__:
+    if type(status) is not str or status not in TaskStatus.__members__:
         return found
     known = TaskStatus(status)
     if found:
@@ -146,7 +143,7 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if status in _OF_RUN:
+        if type(status) is str and status in _OF_RUN:  # BSON's code is a str, too, and has no hash
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 
@@ -166,40 +163,15 @@ def _event(
         task_id,
         next((run[name] for name in times if isinstance(run.get(name), datetime)), time),
         queue,
-        run_id=run.get("run_id"),
-        worker_id=run.get("worker_id"),
-        attempt=run.get("attempt"),
-        reason=run.get("fail_reason") if is_end else None,
+        run_id=_text(run.get("run_id")),
+        worker_id=_text(run.get("worker_id")),
+        attempt=int(attempt) if isinstance(attempt := run.get("attempt"), int) else None,
+        reason=_text(run.get("fail_reason")) if is_end else None,
         progress=float(fraction) if isinstance(fraction, int | float) else None,
-        message=progress.get("message"),
+        message=_text(progress.get("message")),
     )
 
 
-def in_oplog(instant: datetime) -> Timestamp:
-    """Return an instant as the oplog counts; raise ValueError or OverflowError."""
-    return Timestamp(instant, 0)
-
-
-def pipeline(
-    names: Sequence[str] | None, queues: Sequence[str] | None, keys: Sequence[str] | None, task_id: str | None = None
-) -> list[dict[str, Any]]:
-    """Return the stages that leave other tasks' changes out, and of the documents what can be large."""
-    matched: dict[str, Any] = {"ns.coll": "tasks", "documentKey._id": {"$type": "string"}}
-    if task_id is not None:
-        matched["documentKey._id"] = task_id
-    if names is not None:
-        matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, names))}):"}
-    stages: list[dict[str, Any]] = [{"$match": matched}]
-    if keys is not None:
-        key = {"$substrBytes": [_id(), {"$add": [{"$indexOfBytes": [_id(), ":"]}, 1]}, -1]}
-        stages.append({"$match": {"$expr": {"$in": [key, {"$literal": list(keys)}]}}})
-    if queues is not None:
-        stages.append({"$match": {"fullDocument.queue": {"$in": list(queues)}}})
-    kept = ("operationType", "ns", "documentKey", "wallTime", "updateDescription", "fullDocument.queue")
-    runs = {f"fullDocument.{RUNS}.{field}": 1 for field in _RUN_FIELDS}
-    return [*stages, {"$project": {**dict.fromkeys(kept, 1), **runs}}]
-
-
-def _id() -> dict[str, Any]:
-    """Return the task's id where it is text: stages may be reordered."""
-    return {"$cond": [{"$eq": [{"$type": "$documentKey._id"}, "string"]}, "$documentKey._id", ":"]}
+def _text(value: Any) -> str | None:
+    """Return what is text; a document may hold anything."""
+    return value if type(value) is str else None

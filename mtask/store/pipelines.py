@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.documents import MAX_FORMER_QUEUES, SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.rules import HORIZON, KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
@@ -365,6 +365,7 @@ def republish(
                 "$set": {
                     **{name: x.literal(value) for name, value in replacement.items()},
                     "task_state.start_time": "$$REMOVE" if start is None else start,
+                    **_moved(replacement["queue"], now),
                 }
             }
         )
@@ -380,8 +381,34 @@ def republish(
         }
         if clean_failed:
             change["task_state.failed_cnt"] = 0
+        change["task_state.clean_cnt"] = _one_more_if_any(dropped)
         pipeline.append({"$set": change})
     return [*pipeline, *derive(now)]
+
+
+def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
+    """Return what says since when the task is in this queue, and where it was before; nothing where it stays."""
+    former = f"{x.STATE}.former_queues"
+    others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
+    before = {"$cond": [{"$isArray": [former]}, others, []]}
+    is_moved = {"$ne": ["$queue", x.literal(queue)]}
+
+    def if_moved(value: x.Expression, field: str) -> x.Expression:
+        return {"$cond": [is_moved, value, {"$ifNull": [f"{x.STATE}.{field}", "$$REMOVE"]}]}
+
+    newest_first = {"$slice": [{"$concatArrays": [["$queue"], before]}, MAX_FORMER_QUEUES]}
+    return {
+        "task_state.queue_time": if_moved(now, "queue_time"),
+        "task_state.former_queues": if_moved(newest_first, "former_queues"),
+    }
+
+
+def _one_more_if_any(dropped: list[str]) -> x.Expression:
+    """Return how many publishes have dropped runs, with this one if it drops any of these statuses."""
+    count = f"{x.STATE}.clean_cnt"
+    one_more = {"$add": [{"$ifNull": [count, 0]}, 1]}
+    has_any = {"$gt": [{"$size": x.runs_where({"$in": ["$$run.status", dropped]})}, 0]}
+    return {"$cond": [has_any, one_more, {"$ifNull": [count, "$$REMOVE"]}]}
 
 
 def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:

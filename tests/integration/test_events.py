@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
@@ -13,7 +12,6 @@ from typing import Any, Literal
 import pytest
 
 from mtask import AsyncClient, Client, RunStatus
-from mtask.client.events import AsyncEvents, Events
 from mtask.errors import EventsLost, InvalidInput
 from mtask.model.rules import KEPT_RUNS
 from mtask.store import claims, setup
@@ -22,14 +20,12 @@ from mtask.store.events import EventKind, TaskEvent
 from mtask.store.pipelines import Outcome
 from mtask.store.publishing import Policy
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
+from tests.integration.event_readings import SOON, Reading, Told, told
 from tests.integration.stores import lapse, parsed, server_time
 from tests.integration.stores import publish as publish_task
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
 
-#: How long an event may take to come, in seconds.
-SOON = 20.0
-Told = list[tuple[str, str]]
 #: The kind of event, and the run.
 Transition = tuple[str, str | None]
 
@@ -43,52 +39,6 @@ def set_up(store: SyncStore) -> None:
 def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
     with open_client(request.param, mongo_uri, database_name) as made:
         yield made
-
-
-class Reading:
-    """Events of any kind of client, read one by one."""
-
-    def __init__(self, client: AnyClient, **given: Any) -> None:
-        self._client = client
-        self._happening: Events | AsyncEvents = client.events(**given)
-        self._do(self._happening.open)
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._do(self._happening.close)
-
-    def _do(self, method: Callable[..., Any], *args: Any) -> Any:
-        if self._client.kind == "sync":
-            return method(*args)
-
-        async def awaited() -> Any:
-            answer = method(*args)
-            return await answer if inspect.isawaitable(answer) else answer
-
-        return self._client.runner.run(awaited())
-
-    @property
-    def token(self) -> str | None:
-        return self._happening.token
-
-    def take(self, count: int) -> list[TaskEvent]:
-        """Return so many events, and see that they come."""
-        found: list[TaskEvent] = []
-        while len(found) < count:
-            event = self._do(self._happening.poll, SOON)
-            assert event is not None, told(found)
-            found.append(event)
-        return found
-
-    def is_silent(self) -> bool:
-        """Whether nothing more has happened by now."""
-        return self._do(self._happening.poll, 0.0) is None
-
-
-def told(events: list[TaskEvent]) -> Told:
-    return [(event.kind.value, event.task_id) for event in events]
 
 
 def a_life(store: SyncStore, key: str = "k", *, is_removed: bool = True) -> Told:
@@ -275,6 +225,27 @@ def test_a_run_that_a_publish_moved_up_beyond_those_kept_is_not_claimed_again(
         run_id = claim(store, "task:k", "another")
         publish_task(store, "k", policy=Policy(clean_failed=True))
         assert parsed(store, "k").task_state.worker_states[KEPT_RUNS].run_id == run_id
+        assert read_now(client, store, begin) == [("claimed", run_id)]
+
+
+def test_run_that_a_publish_moved_up_behind_twenty_others_is_not_claimed_again(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    """Twenty stay before it, and failed_cnt what it was: but for the count the change says what a claim's would."""
+    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 2, unexpected_retry_delay_ms=0)
+    for number in range(KEPT_RUNS + 1):
+        run_id = claim(store, "task:k", f"w{number}")
+        if number:
+            succeed(store, "task:k", run_id)
+        else:
+            finish(store, run_id, RunStatus.CANCELED)
+    with Client(mongo_uri, database=database_name) as client, client.events().open() as happening:
+        begin = happening.token
+        run_id = claim(store, "task:k", "another")
+        publish_task(store, "k", policy=Policy(clean_failed=True))
+        assert parsed(store, "k").task_state.worker_states[KEPT_RUNS].run_id == run_id
+        assert parsed(store, "k").task_state.clean_cnt == 1
+        assert publish_task(store, "k", policy=Policy(clean_failed=True)).updated is False, "nothing is left to clean"
         assert read_now(client, store, begin) == [("claimed", run_id)]
 
 

@@ -106,6 +106,9 @@ def tasks(draw: st.DrawFn, max_runs: int = 6) -> Document:
             state["finish_time"] = draw(earlier)
     else:
         state["next_preempt_time"] = draw(instants)
+    if draw(st.booleans()):
+        state |= {"clean_cnt": draw(st.integers(0, 3)), "queue_time": draw(earlier)}
+        state["former_queues"] = draw(st.lists(st.sampled_from(["default", "$other", "third"]), unique=True))
     return {
         "_id": f"task:{key}",
         "name": "task",

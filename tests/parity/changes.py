@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model import backoff, rules
+from mtask.model.documents import MAX_FORMER_QUEUES
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.pipelines import LAPSED_REASON, Outcome
@@ -180,6 +181,9 @@ def republish(
     def change(document: Document, now: datetime) -> None:
         state = document["task_state"]
         if replacement is not None:
+            if replacement["queue"] != document["queue"]:
+                others = [queue for queue in state.get("former_queues", []) if queue != document["queue"]]
+                state |= {"queue_time": now, "former_queues": [document["queue"], *others][:MAX_FORMER_QUEUES]}
             document.update(replacement)
             state.pop("start_time", None)
             if start is not None:
@@ -190,6 +194,8 @@ def republish(
             state["failed_cnt"] = 0
         if clean_success:
             dropped.add("SUCCESS")
+        if any(run["status"] in dropped for run in state["worker_states"]):
+            state["clean_cnt"] = state.get("clean_cnt", 0) + 1
         state["worker_states"] = [run for run in state["worker_states"] if run["status"] not in dropped]
         if (clean_failed and state["status"] == "FAIL") or (clean_success and state["status"] == "SUCCESS"):
             state["status"] = "INIT"
