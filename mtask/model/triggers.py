@@ -22,8 +22,8 @@ from mtask.model.documents import Instant, Text
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
-#: How many years ahead a cron's next firing is looked for: leap years, weekdays and weeks come in all their combinations
-#: within 40. One that would have none is known by that, and not after 8,000 years.
+#: How many years ahead a cron's next firing is looked for: leap years, weekdays and weeks come in all their
+#: combinations within 40. One that would have none is known by that, and not after 8,000 years.
 _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -264,8 +264,11 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
     ]
     common = firings[0].task.fixed()  # but for id and key the same for all
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
-    made = [
-        {"_id": "$firing._id", "name": x.literal(common["name"]), "key": "$firing.key"},
+    made: list[x.Expression] = [
+        # In the order of every task's fields.
+        {"_id": "$firing._id"},
+        {"name": x.literal(common["name"])},
+        {"key": "$firing.key"},
         x.literal({name: common[name] for name in ("queue", "params", "task_option")}),
         pipelines.task_document({}, "$firing.start_time", x.NOW),
     ]
@@ -274,5 +277,6 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"$project": {"firing": {"$filter": {"input": x.literal(asked), "cond": is_pending}}}},
         {"$unwind": "$firing"},
         {"$replaceWith": {"$mergeObjects": made}},
-        {"$merge": {"into": "tasks", "on": "_id", "whenMatched": "keepExisting", "whenNotMatched": "insert"}},
+        # "keepExisting" would insert the same, with its fields in another order.
+        {"$merge": {"into": "tasks", "on": "_id", "whenMatched": [{"$replaceWith": "$$ROOT"}]}},
     ]

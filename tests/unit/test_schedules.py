@@ -79,9 +79,18 @@ def test_down_for_an_hour_and_back_between_two(policy: dict[str, Any], made: lis
 
 
 def test_every_second_none_is_left_out_within_the_grace() -> None:
-    found = plan(schedule(Every(interval_ms=1_000), catch_up="none"), NOW + GRACE)
+    found = plan(schedule(Every(interval_ms=1_000)), NOW + GRACE)
     assert found is not None
     assert found.firings == tuple(NOW + timedelta(seconds=second) for second in range(11))
+    assert not found.has_missed
+
+
+@pytest.mark.parametrize("late", [timedelta(seconds=2), GRACE, 60 * MINUTE])
+def test_grace_of_none_is_one_interval_at_most(late: timedelta) -> None:
+    every_second = schedule(Every(interval_ms=1_000), catch_up="none")
+    assert plan(every_second, NOW + late) == Plan((NOW + late,), NOW + late + timedelta(seconds=1), has_missed=True)
+    at_once = plan(every_second, NOW + timedelta(milliseconds=900))
+    assert at_once == Plan((NOW,), NOW + timedelta(seconds=1), has_missed=False)
 
 
 def test_missed_for_years_is_found_quickly() -> None:
