@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from mtask import App, Client, Cron
+from mtask.client import scheduling
 from mtask.model.schedules import Pending, plan
 from mtask.schedule import scheduler as scheduler_module
 from mtask.store import schedules
 from mtask.store.driver import SyncStore
+from mtask.store.schedules import Firing
 from tests.integration.schedulers import keys, scheduling_by, set_next
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import between, until
@@ -148,7 +150,7 @@ def examined(store: SyncStore, stages: list[Document]) -> tuple[int, int, int]:
 
 def test_look_for_what_comes_examines_hardly_more_than_it_returns(client: Client, store: SyncStore) -> None:
     others, due = 2_000, 40
-    over = {"next_fire_time": None, "fired_cnt": 1, "skipped_cnt": 0, "pending": []}
+    over: Document = {"next_fire_time": None, "fired_cnt": 1, "skipped_cnt": 0, "pending": []}
     fill(client, store, "undeclared", others, source="app")
     fill(client, store, "paused", others, paused=True)
     fill(client, store, "over", others, schedule_state=over)
@@ -289,11 +291,7 @@ def test_firing_whose_task_is_there_leaves_it_as_it_is(client: Client, store: Sy
     schedule = client.get_schedule("s")
     made = plan(schedule, client.server_time())
     assert made is not None
-    firing = scheduler_module.Scheduler._firing(
-        scheduler_module.Scheduler,
-        schedule,
-        Pending(fire_time=due, start_time=due),  # type: ignore[arg-type]
-    )
+    firing = Firing(Pending(fire_time=due, start_time=due), scheduling.new_task(schedule, due, due))
     assert store.run(schedules.advance(schedule, made, [firing])) == [firing]
     store.run(schedules.publish("s", [firing]))
     assert list(store.tasks.find()) == before
