@@ -106,17 +106,17 @@ def test_what_is_no_number_is_an_error_that_names_the_option(name: str, least: i
 
 @pytest.mark.parametrize("name", [name for name, _, _ in RANGES if name != "retry_backoff"])
 def test_a_whole_double_is_a_whole_number_and_a_broken_one_is_refused(name: str) -> None:
-    value = built(name, 7.0)
-    assert value == 7
+    value = built(name, 107.0)
+    assert value == 107
     assert type(value) is int
     with pytest.raises(InvalidOption):
-        built(name, 7.5)
+        built(name, 107.5)
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 def test_a_timedelta_is_stored_as_whole_milliseconds(name: str) -> None:
     assert built(name, timedelta(seconds=1.5)) == 1500
-    assert built(name, timedelta(milliseconds=6.6)) == 7
+    assert built(name, timedelta(milliseconds=106.6)) == 107
 
 
 @pytest.mark.parametrize("name", DURATIONS)
