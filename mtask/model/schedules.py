@@ -91,7 +91,9 @@ class Schedule(BaseModel):
 
     def next_firing(self, after: datetime) -> datetime | None:
         """Return the first firing later than `after`, within start_time and end_time; None where there is none."""
-        earliest = after if self.start_time is None else max(after, self.start_time - _MILLISECOND)
+        earliest = after
+        if self.start_time is not None and self.start_time > after:
+            earliest = self.start_time - _MILLISECOND
         found = triggers.next_firing(self.trigger, earliest, self.anchor)
         return None if found is None or (self.end_time is not None and found > self.end_time) else found
 
@@ -150,8 +152,8 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
     """Return the newest firings from `start` on and before `end`, in order. The first of all is the stored one."""
-    if schedule.end_time is not None:
-        end = min(end, schedule.end_time + _MILLISECOND)
+    if schedule.end_time is not None and schedule.end_time < end:
+        end = schedule.end_time + _MILLISECOND
     first = schedule.schedule_state.next_fire_time
     found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
     if first is not None and start <= first < end and len(found) < count and first not in found:

@@ -200,6 +200,13 @@ def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime)
     """Return the first firing later than `after`; None where there is none. `anchor`: what an interval counts from."""
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
+    try:
+        return _next_firing(trigger, after, anchor)
+    except OverflowError:  # it would lie beyond the year 9999
+        return None
+
+
+def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> datetime | None:
     computed: Any = _computed(trigger, anchor if isinstance(trigger, Every) else _EPOCH, 0, _last_year(trigger, after))
     while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
         firing = _whole(found)

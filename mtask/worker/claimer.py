@@ -349,7 +349,7 @@ class Claimer:
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._hints.look_at_holder(task_id)
             else:
-                self._limits.over(task_id, run_ids[task_id], is_closed=False)
+                self._limits.over(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._start_waiting()
         self._forget_old(now)
         if len(task_ids) > 1 and documents:

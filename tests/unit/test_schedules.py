@@ -126,6 +126,14 @@ def test_once_that_was_missed_is_made_as_catch_up_says() -> None:
     assert schedule(Once(time=NOW), schedule_state={"last_fire_time": NOW}).first_firing(NOW + MINUTE) is None
 
 
+@pytest.mark.parametrize("trigger", [Every(interval_ms=600_000), Cron.parse("*/10 * * * *", "Pacific/Pago_Pago")])
+def test_times_at_the_ends_of_the_calendar_bound_nothing(trigger: Any) -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    unbounded = schedule(trigger, start_time=datetime(1, 1, 1, tzinfo=UTC), end_time=last)
+    assert plan(unbounded, NOW + MINUTE) == Plan((NOW,), NOW + 10 * MINUTE, has_missed=True)
+    assert schedule(trigger, start_time=last, end_time=last).next_firings(last, 2) == []
+
+
 def test_keys_are_told_apart_by_the_instant_alone() -> None:
     assert schedule().key_of(NOW) == "s/2026-03-02T12:00:00Z"
     berlin = NOW.astimezone(Cron.parse("* * * * *", "Europe/Berlin").computed().timezone)
