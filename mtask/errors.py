@@ -57,6 +57,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
+#: The longest that a task waits for its start, or for its next try: ten years, as every duration.
+MAX_DELAY = timedelta(days=3650)
+
 
 def shown(value: object, limit: int = 80) -> str:
     """Return a value for a message, on one line, abridged: whatever the value is, it can be told of."""
@@ -531,12 +534,20 @@ class Fail(Verdict):
 
 
 class Retry(Verdict):
-    """Give the task back, not counted, to be tried again after `delay` (seconds or timedelta)."""
+    """Give the task back, not counted, to be tried again after `delay` (seconds or timedelta, ten years at most).
+
+    Raises InvalidOption for any other delay.
+    """
 
     def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:
-        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        try:
+            wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        except (OverflowError, TypeError, ValueError):
+            raise InvalidOption("delay", f"{shown(delay)} is no length of time: use 0 to 10 years", delay) from None
         if wait < timedelta(0):
             raise InvalidOption("delay", "a Retry cannot lie in the past", delay)
+        if wait > MAX_DELAY:
+            raise InvalidOption("delay", f"{wait.days} days: use 0 to 10 years", delay)
         super().__init__(reason)
         self.reason = reason
         self.delay = wait

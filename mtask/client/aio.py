@@ -482,7 +482,9 @@ class AsyncClient:
 
     async def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
         """Return when a schedule fires next, in UTC; none where it is paused or over. Raises ScheduleNotFound."""
-        return await self._run(scheduling.next_firings(schedule_id, count))
+        scheduling.check_count(count)
+        schedule = await self._run(scheduling.get(schedule_id))
+        return await asyncio.to_thread(scheduling.firings_of, schedule, count)
 
     async def server_time(self) -> datetime:
         """Return the server's clock."""

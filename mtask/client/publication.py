@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
 
-from mtask.errors import DocumentTooLarge, InvalidInput, InvalidParams, MtaskError, NotStorable, shown
+from mtask.errors import (
+    MAX_DELAY,
+    DocumentTooLarge,
+    InvalidInput,
+    InvalidParams,
+    MtaskError,
+    NotStorable,
+    shown,
+)
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handlers import Handler, handler_of
 from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
@@ -17,7 +25,6 @@ from mtask.store.publishing import IfExists, NewTask, Policy
 
 #: A task's name, or its registered function.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
-MAX_DELAY = timedelta(days=3650)
 #: What most tasks have, as it is sent.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 

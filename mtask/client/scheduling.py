@@ -299,9 +299,18 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 def next_firings(schedule_id: str, count: int) -> Operation[list[datetime]]:
     """Return when a schedule fires next, at most so many times; none where it is paused or over."""
+    check_count(count)
+    return firings_of((yield from get(schedule_id)), count)
+
+
+def check_count(count: object) -> None:
+    """Raise InvalidInput for a number of firings that is not told of at once."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
         raise InvalidInput(f"count {shown(count)}: use 1 to 10000.", field="count")
-    schedule = yield from get(schedule_id)
+
+
+def firings_of(schedule: Schedule, count: int) -> list[datetime]:
+    """Compute when a schedule fires next; for thousands of times that takes a second or more."""
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None:
         return []

@@ -22,6 +22,8 @@ from mtask.model.identity import check_text
 
 #: Ten years: the longest duration an option takes, in ms.
 MAX_DURATION_MS = 315_360_000_000
+#: Pings any closer would be a storm of writes. Documents that ask for it are read, and pinged as often as this.
+MIN_PING_INTERVAL_MS = 100
 MAX_WORKERS_PER_TASK = 1000
 #: Closed runs kept in any case at most, successes aside: it bounds the document.
 MAX_COUNTED_RUNS = 1000
@@ -118,6 +120,11 @@ class TaskOption(BaseModel):
         return self.max_unexpected_retries >= 0
 
 
+def ping_seconds(interval_ms: float, lease_ms: float) -> float:
+    """Return after how many seconds to ping a run again: as it asks, but not in a storm, nor too late for its lease."""
+    return max(interval_ms, min(MIN_PING_INTERVAL_MS, lease_ms / 3)) / 1000
+
+
 class TaskOptions(TypedDict, total=False):
     """The options as keyword arguments. Durations: whole milliseconds or a timedelta."""
 
@@ -169,6 +176,13 @@ def build_option(*layers: Mapping[str, Any]) -> TaskOption:
         if first["loc"]:
             reason += f" (got {shown(first['input'])})"
         raise InvalidOption(name, reason, first["input"]) from None
+    # What is changed in a task's options leaves the others as an older version may have stored them.
+    if option.ping_interval_ms < MIN_PING_INTERVAL_MS and "ping_interval_ms" in layers[-1]:
+        raise InvalidOption(
+            "ping_interval_ms",
+            f"use at least {MIN_PING_INTERVAL_MS} (got {option.ping_interval_ms}): each ping is a write",
+            option.ping_interval_ms,
+        )
     named = len(option.specific_worker_ids)
     if 0 < named < option.concurrent_worker_cnt:
         raise InvalidOption(

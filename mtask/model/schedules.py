@@ -14,7 +14,8 @@ from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import WHOLE, TaskOption
 from mtask.model.triggers import Once, Trigger
 
-#: A firing that is later than this was missed, and catch_up says what becomes of it.
+#: A firing that is later than this was missed, and catch_up says what becomes of it; with "none" also one that is later
+#: than one interval.
 GRACE = timedelta(seconds=10)
 MAX_CATCH_UP = 1_000
 MAX_JITTER_MS = 86_400_000
@@ -90,7 +91,9 @@ class Schedule(BaseModel):
 
     def next_firing(self, after: datetime) -> datetime | None:
         """Return the first firing later than `after`, within start_time and end_time; None where there is none."""
-        earliest = after if self.start_time is None else max(after, self.start_time - _MILLISECOND)
+        earliest = after
+        if self.start_time is not None and self.start_time > after:
+            earliest = self.start_time - _MILLISECOND
         found = triggers.next_firing(self.trigger, earliest, self.anchor)
         return None if found is None or (self.end_time is not None and found > self.end_time) else found
 
@@ -127,27 +130,30 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
     """Return which firings to make now; None where it is not due.
 
     What was due within GRACE is made. Of what was missed before: nothing with catch_up "none"; the newest with "all",
-    as many as catch_up_limit; with "last" the newest of all that is due, in place of all.
+    as many as catch_up_limit; with "last" the newest of all that is due, in place of all. With "none", what is followed
+    by another firing that is due was missed, too: the grace is one interval at most.
     """
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None or first > now:
         return None
     begin = now - GRACE
-    recent = _between(schedule, max(first, begin), now + _MILLISECOND, _MAX_RECENT)
+    most = 1 if schedule.catch_up == "none" else _MAX_RECENT
+    recent = _between(schedule, max(first, begin), now + _MILLISECOND, most)
     missed: list[datetime] = []
     if first < begin and schedule.catch_up != "none":
         missed = _between(schedule, first, begin, schedule.catch_up_limit if schedule.catch_up == "all" else 1)
     made = [*missed, *recent]
     if first < begin and schedule.catch_up == "last":
         made = made[-1:]
-    has_missed = first < begin and not (schedule.catch_up == "all" and missed and missed[0] == first)
+    is_late = first < begin or schedule.catch_up == "none"
+    has_missed = is_late and not (schedule.catch_up != "last" and made and made[0] == first)
     return Plan(tuple(made), schedule.next_firing(now), has_missed)
 
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
     """Return the newest firings from `start` on and before `end`, in order. The first of all is the stored one."""
-    if schedule.end_time is not None:
-        end = min(end, schedule.end_time + _MILLISECOND)
+    if schedule.end_time is not None and schedule.end_time < end:
+        end = schedule.end_time + _MILLISECOND
     first = schedule.schedule_state.next_fire_time
     found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
     if first is not None and start <= first < end and len(found) < count and first not in found:

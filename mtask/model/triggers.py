@@ -6,10 +6,10 @@ daylight saving included. All times that come out are in UTC, in whole milliseco
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import islice, takewhile
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
@@ -22,6 +22,13 @@ from mtask.model.documents import Instant, Text
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
+#: How many years ahead a cron's next firing is looked for: leap years, weekdays and weeks come in all their
+#: combinations within 40. One that would have none is known by that, and not after 8,000 years.
+_YEARS_AHEAD = 100
+_LAST_YEAR = 9999
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: How many more firings than twice those wanted are computed before a shorter span is looked through.
+_SPARE = 8
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
 _trigger = ConfigDict(frozen=True, extra="forbid")
@@ -84,10 +91,15 @@ class Cron(BaseModel):
         """Return the fields that are given, the longest unit first."""
         return self.model_dump(exclude={"kind", "timezone"}, exclude_none=True)
 
-    def computed(self, jitter_ms: int = 0) -> BaseTrigger:
-        """Return APScheduler's trigger; raise ValueError."""
+    def computed(self, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
+        """Return APScheduler's trigger, which looks no further than the end of that year; raise ValueError."""
         try:
-            return CronTrigger(**self.fields(), timezone=_zone(self.timezone), jitter=jitter_ms / 1000 or None)
+            return CronTrigger(
+                **self.fields(),
+                timezone=_zone(self.timezone),
+                jitter=jitter_ms / 1000 or None,
+                end_date=None if last_year >= _LAST_YEAR else datetime(last_year, 12, 31, tzinfo=UTC),
+            )
         except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
@@ -165,15 +177,37 @@ def _named_weekdays(field: str) -> str:
 
 
 @lru_cache(maxsize=512)
-def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
-    return trigger.computed(jitter_ms) if isinstance(trigger, Cron) else trigger.computed(anchor, jitter_ms)
+def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
+    if isinstance(trigger, Cron):
+        return trigger.computed(jitter_ms, last_year)
+    return trigger.computed(anchor, jitter_ms)
+
+
+def _last_year(trigger: Cron | Every, after: datetime) -> int:
+    """Return how far a cron's next firing is looked for: from the first year on that it names, if it names any."""
+    if not isinstance(trigger, Cron):
+        return _LAST_YEAR
+    begin = after.year
+    if trigger.year is not None:
+        first: Any = _computed(Cron(year=trigger.year), _EPOCH)
+        found = first.get_next_fire_time(None, datetime(max(1, begin - 1), 1, 1, tzinfo=UTC))
+        begin = begin if found is None else max(begin, found.year)
+    # The same for ten years, so that one trigger serves them.
+    return min(begin // 10 * 10 + 10 + _YEARS_AHEAD, _LAST_YEAR)
 
 
 def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> datetime | None:
     """Return the first firing later than `after`; None where there is none. `anchor`: what an interval counts from."""
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
-    computed: Any = _computed(trigger, anchor)
+    try:
+        return _next_firing(trigger, after, anchor)
+    except OverflowError:  # it would lie beyond the year 9999
+        return None
+
+
+def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> datetime | None:
+    computed: Any = _computed(trigger, anchor if isinstance(trigger, Every) else _EPOCH, 0, _last_year(trigger, after))
     while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
         firing = _whole(found)
         if isinstance(trigger, Every):
@@ -198,19 +232,24 @@ def last_firings(
 ) -> list[datetime]:
     """Return the newest firings from `start` on and before `end`, at most so many, in order.
 
-    They may lie anywhere in a long time, and triggers only look ahead: so it looks back further and further.
+    They may lie anywhere in a long time, close together or years apart, and triggers only look ahead: so it looks back
+    in spans that grow where they hold little, and shrink where they hold much more than is wanted.
     """
-    span = timedelta(seconds=2 * count)
-    while True:
-        begin = max(start, end - span) if end - start > span else start
-        found: deque[datetime] = deque(maxlen=count)
-        for firing in firings(trigger, begin - _MILLISECOND, anchor):
-            if firing >= end:
-                break
-            found.append(firing)
-        if len(found) == count or begin == start:
-            return list(found)
-        span *= 4
+    found: list[datetime] = []
+    begin, span = end, timedelta(seconds=2 * count)
+    while begin > start and len(found) < count:
+        wanted = count - len(found)
+        earlier = max(start, begin - span) if begin - start > span else start
+        # As no two are closer than a second, what is too much now is not for ever.
+        most = 2 * wanted + _SPARE
+        ahead = firings(trigger, earlier - _MILLISECOND, anchor)
+        several = list(islice(takewhile(begin.__gt__, ahead), most + 1))
+        if len(several) > most:
+            span /= 4
+        else:
+            found[:0] = several
+            begin, span = earlier, span * 4 if begin - start > span else span
+    return found[-count:]
 
 
 def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:

@@ -101,10 +101,11 @@ def scan_begun(
     horizon_ms: int,
     limit: int,
     left_out: Sequence[str] = (),
+    also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
     """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
-    begun |= filters.without_keys(left_out)
+    begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 

@@ -130,6 +130,11 @@ def without_keys(keys: Sequence[str]) -> Filter:
     return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
+def other_than(task_ids: Sequence[str]) -> list[Filter]:
+    """Leave out these tasks: added to another filter; nothing where there are none."""
+    return [{"_id": {"$nin": list(task_ids)}}] if task_ids else []
+
+
 def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
     """Match the tasks of these names in the slots beside them: a text with "1" for each that is meant, and "0"."""
     return {

@@ -16,9 +16,9 @@ from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, Schedule
 from mtask.model.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL_STATUSES
 from mtask.store import expressions as x
-from mtask.store import publishing, setup
+from mtask.store import pipelines, setup
 from mtask.store.operation import Operation, command, schedules, tasks
-from mtask.store.publishing import NewTask, Policy
+from mtask.store.publishing import NewTask
 
 Document = dict[str, Any]
 _STATE = "schedule_state"
@@ -26,6 +26,8 @@ _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
 #: Whoever changes one reads it first; it may take several tries beside others that do.
 _RACES = 20
+#: Tasks that are published at once.
+_AT_ONCE = 100
 
 #: Given the server's time and the document as it is, the one to be stored; None leaves it.
 Changed = Callable[[datetime, Document | None], Document | None]
@@ -104,27 +106,86 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where one page of what is coming ended, for the next to begin: None where there is no more of a kind."""
+
+    #: Of what clients have stored: the instant and the id of the last one.
+    fires: tuple[datetime, str] | None
+    #: Of what has been begun: the id of the last one.
+    begun: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Coming:
-    """The schedules that fire before long, and the server's time where there are any."""
+    """One page of the schedules that fire before long, the server's time where there are any, and where it ended."""
 
     documents: list[Document]
     server_time: datetime | None
+    #: None: nothing comes after it.
+    end: Place | None
 
 
-def coming(horizon_ms: int, limit: int) -> Operation[Coming]:
-    """Return what fires within the horizon, or has begun to; the earliest first."""
-    is_soon = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
-    fires = {"paused": {"$ne": True}, _NEXT: {"$type": "date"}, **is_soon}
-    found: list[Document] = yield schedules(
-        "rows",
-        [
-            {"$match": {"$or": [fires, {f"{_PENDING}.0": {"$exists": True}}]}},
-            {"$sort": {_NEXT: 1}},
-            {"$limit": limit},
-            {"$set": {"now": x.NOW}},
-        ],
+def coming(
+    horizon_ms: int,
+    limit: int,
+    declared: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+    after: Place | None = None,
+) -> Operation[Coming]:
+    """Return what clients have stored, or is among `declared`, and fires within the horizon or has begun to.
+
+    What clients have stored comes the earliest first, at most `limit` at once; what lies beyond comes with the next
+    page, `after` this one. What is declared comes whole, with the first page. `left_out`: not these.
+    """
+    kinds: dict[str, list[Document]] = {}
+    if after is None or after.fires is not None:
+        kinds["fires"] = _fires(horizon_ms, limit, left_out, None if after is None else after.fires)
+    if after is None or after.begun is not None:
+        kinds["begun"] = _begun(limit, declared, left_out, None if after is None else after.begun)
+    if after is None and declared:
+        wanted = sorted(set(declared).difference(left_out))
+        kinds["declared"] = [{"$match": {"_id": {"$in": wanted}, "source": "app", **_is_soon(horizon_ms)}}]
+    first, *others = ([*stages, {"$set": {"kind": kind}}] for kind, stages in kinds.items())
+    united = [{"$unionWith": {"coll": "schedules", "pipeline": stages}} for stages in others]
+    found: list[Document] = yield schedules("rows", [*first, *united, {"$set": {"now": x.NOW}}])
+    fires, begun = ([document for document in found if document["kind"] == kind] for kind in ("fires", "begun"))
+    end = Place(
+        (fires[-1]["schedule_state"]["next_fire_time"], fires[-1]["_id"]) if len(fires) == limit else None,
+        begun[-1]["_id"] if len(begun) == limit else None,
     )
-    return Coming(found, found[0]["now"] if found else None)
+    return Coming(
+        list({document["_id"]: document for document in found}.values()),
+        found[0]["now"] if found else None,
+        None if end == Place(None, None) else end,
+    )
+
+
+def _is_soon(horizon_ms: int) -> Document:
+    until = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
+    # None: a service in another language may leave the field out.
+    return {"paused": {"$in": [False, None]}, _NEXT: {"$type": "date"}, **until}
+
+
+def _fires(horizon_ms: int, limit: int, left_out: Sequence[str], after: tuple[datetime, str] | None) -> list[Document]:
+    """Find what clients have stored: what an app declares is found by its id, however much of it nobody declares."""
+    wanted: Document = {"source": {"$in": ["client", None]}, **_is_soon(horizon_ms), "_id": _other_ids(left_out)}
+    if after is not None:
+        time, schedule_id = after
+        wanted[_NEXT] = {"$type": "date", "$gte": time}
+        wanted["$or"] = [{_NEXT: {"$gt": time}}, {"_id": {"$gt": schedule_id}}]
+    return [{"$match": wanted}, {"$sort": {_NEXT: 1, "_id": 1}}, {"$limit": limit}]
+
+
+def _begun(limit: int, declared: Sequence[str], left_out: Sequence[str], after: str | None) -> list[Document]:
+    ours = [{"source": {"$in": ["client", None]}}, {"source": "app", "_id": {"$in": list(declared)}}]
+    wanted = {f"{_PENDING}.0": {"$exists": True}, "_id": _other_ids(left_out, after), "$or": ours}
+    return [{"$match": wanted}, {"$sort": {"_id": 1}}, {"$limit": limit}]
+
+
+def _other_ids(left_out: Sequence[str], after: str | None = None) -> Document:
+    """Match the ids of schedules, which are text, but for these."""
+    beyond = {"$gt": after} if after is not None else {}
+    return {"$type": "string", "$nin": list(left_out), **beyond}
 
 
 def is_finished(task_id: str) -> Operation[bool]:
@@ -173,10 +234,49 @@ def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operat
 
 
 def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
-    """Publish the tasks of firings and cross them off; of two that do, one makes the tasks."""
-    if not firings:
-        return
-    yield from publishing.publish_many([firing.task for firing in firings], Policy(), in_session=False)
+    """Publish the tasks of firings that are still to be published, and cross them off.
+
+    Whether they are, the server looks up in the schedule as it inserts them: a process that was frozen in between
+    publishes nothing that another has published, and that may have been done and removed since.
+    """
+    for start in range(0, len(firings), _AT_ONCE):
+        group = firings[start : start + _AT_ONCE]
+        # The newest state, not the majority's: another process may have crossed them off just now.
+        yield command(
+            "aggregate",
+            "schedules",
+            pipeline=_published(schedule_id, group),
+            cursor={},
+            readConcern={"level": "local"},
+            writeConcern={"w": "majority", "j": True},
+        )
+        times = [firing.pending.fire_time for firing in group]
+        crossed_off = {"$pull": {_PENDING: {"fire_time": {"$in": times}}}, "$inc": {"revision": 1}}
+        yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)
+
+
+def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
+    """Return the pipeline that inserts the tasks of those of these firings that the schedule holds as pending."""
     times = [firing.pending.fire_time for firing in firings]
-    crossed_off = {"$pull": {_PENDING: {"fire_time": {"$in": times}}}, "$inc": {"revision": 1}}
-    yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)
+    asked = [
+        {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
+        for f in firings
+    ]
+    common = firings[0].task.fixed()  # but for id and key the same for all
+    is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
+    made: list[x.Expression] = [
+        # In the order of every task's fields.
+        {"_id": "$firing._id"},
+        {"name": x.literal(common["name"])},
+        {"key": "$firing.key"},
+        x.literal({name: common[name] for name in ("queue", "params", "task_option")}),
+        pipelines.task_document({}, "$firing.start_time", x.NOW),
+    ]
+    return [
+        {"$match": {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}},
+        {"$project": {"firing": {"$filter": {"input": x.literal(asked), "cond": is_pending}}}},
+        {"$unwind": "$firing"},
+        {"$replaceWith": {"$mergeObjects": made}},
+        # "keepExisting" would insert the same, with its fields in another order.
+        {"$merge": {"into": "tasks", "on": "_id", "whenMatched": [{"$replaceWith": "$$ROOT"}]}},
+    ]

@@ -20,7 +20,8 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
-FIRING_INDEX = "mtask_firing"
+FIRING_INDEX = "mtask_coming"
+PENDING_INDEX = "mtask_pending"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -202,8 +203,28 @@ def worker_indexes() -> list[IndexModel]:
 
 
 def schedule_indexes() -> list[IndexModel]:
-    """Return the indexes of `schedules`: what fires next."""
-    return [IndexModel([("schedule_state.next_fire_time", ASCENDING)], name=FIRING_INDEX)]
+    """Return the indexes of `schedules`.
+
+    - firing: what fires next of what clients have stored; what apps declare, and what is paused or over, has places of
+      its own in it and is never looked at.
+    - pending: what has begun to fire, and is not done.
+    """
+    return [
+        IndexModel(
+            [
+                ("source", ASCENDING),
+                ("paused", ASCENDING),
+                ("schedule_state.next_fire_time", ASCENDING),
+                ("_id", ASCENDING),
+            ],
+            name=FIRING_INDEX,
+        ),
+        IndexModel(
+            [("_id", ASCENDING), ("source", ASCENDING)],
+            name=PENDING_INDEX,
+            partialFilterExpression={"schedule_state.pending.0": {"$exists": True}},
+        ),
+    ]
 
 
 def place_indexes() -> list[IndexModel]:

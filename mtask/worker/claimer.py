@@ -400,12 +400,18 @@ class Claimer:
                 self._waiting.append((now, run))
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._hints.look_at_holder(task_id)
+            else:
+                self._limits.over(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._start_waiting()
         self._forget_old(now)
         if len(attempt.task_ids) > 1 and documents:
             self._are_plain = are_plain
         for document, problem in refused:
-            await self._quarantine.end(document, run_ids[document["_id"]], problem)
+            run_id, is_closed = run_ids[document["_id"]], False
+            try:
+                is_closed = await self._quarantine.end(document, run_id, problem)
+            finally:
+                self._limits.over(document["_id"], run_id, is_closed=is_closed)
 
     def _start_waiting(self) -> None:
         while self._waiting and (self._running < self._concurrency or self._stopped.is_set()):

@@ -278,7 +278,13 @@ class Discovery:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
         scan = claims.scan(
-            self._controls.queues, self._controls.names, self._worker_id, 0, limit, also=share, timeout=_SHARE_TIMEOUT
+            self._controls.queues,
+            self._controls.names,
+            self._worker_id,
+            0,
+            limit,
+            also=[*share, *self._hints.not_left_alone()],
+            timeout=_SHARE_TIMEOUT,
         )
         is_enough = has_seen_all = False
         try:
@@ -320,7 +326,8 @@ class Discovery:
         scan = claims.scan_begun if begun_only else claims.scan
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._worker_id
-        return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out))
+        also = self._hints.not_left_alone()
+        return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out, also))
 
     async def _take_scan(self, scan: Operation[claims.Scan]) -> claims.Scan:
         sent = monotonic()
@@ -390,6 +397,8 @@ class Discovery:
         live = await self._store.run(workers.live(self._queues))
         if live:  # this worker's own document is there as a rule: an idle worker's clock is read by it, too
             self._clock.observe(live[0]["now"], sent, monotonic())
+        # Beside the loop: ranks among a thousand workers take a tenth of a second.
+        await asyncio.to_thread(self._hints.prepare_peers, live)
         self._hints.take_peers(live)
 
 

@@ -22,7 +22,7 @@ from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
 from mtask.store import claims
 from mtask.store.driver import AsyncStore
-from mtask.store.filters import Filter, of_shares
+from mtask.store.filters import Filter, of_shares, other_than
 from mtask.store.operation import Operation
 from mtask.worker.claimer import Claimer
 from mtask.worker.clock import ServerClock
@@ -196,6 +196,10 @@ class Hints:
             self.unserved_names.add(name)
             logger.warning("no handler here for a task in a queue served here", extra=fields(name=name))
 
+    def prepare_peers(self, live: Sequence[Mapping[str, Any]]) -> None:
+        """Compute in any thread what `take_peers` needs."""
+        self._peers.prepare(live, self._names)
+
     def take_peers(self, live: Sequence[Mapping[str, Any]]) -> None:
         """Rank anew among these workers."""
         self._peers.update(live)
@@ -209,6 +213,13 @@ class Hints:
         shares = self._peers.shares(names)
         part = min((slots.count("1") / len(slots) for _, slots in shares), default=1.0)
         return ([of_shares(shares)] if shares else []), part
+
+    def not_left_alone(self) -> list[Filter]:
+        """Return what leaves the tasks out of a scan that are left alone here.
+
+        Each has its look when that is over; a batch of nothing else would hide what stands behind it.
+        """
+        return other_than(self._quarantine.left_alone())
 
     def _enqueue(
         self,

@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+from datetime import timedelta
 from typing import Any, Literal
 
-from mtask.errors import DocumentTooLarge, Fail, InvalidParams, NotStorable, Retry, TransactionConflict
+from mtask.errors import (
+    MAX_DELAY,
+    DocumentTooLarge,
+    Fail,
+    InvalidParams,
+    NotStorable,
+    Retry,
+    TransactionConflict,
+)
 from mtask.model.documents import Run
 from mtask.model.status import RunStatus
 from mtask.model.values import storable
@@ -55,7 +64,10 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
 def failed(run: HeldRun, error: BaseException) -> Outcome:
     """Return the outcome of a run whose handler raised."""
     if isinstance(error, Retry):
-        return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=milliseconds(error.delay))
+        # A handler may have changed it since it was checked.
+        wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)
+        bounded = milliseconds(min(max(wait, timedelta(0)), MAX_DELAY))
+        return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=bounded)
     if isinstance(error, TransactionConflict) or transactions.is_conflict(error):
         uncounted = sum(_is_conflict(before) for before in run.task.runs)
         if uncounted < _FREE_CONFLICTS:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.model.options import ping_seconds
 from mtask.model.status import RunStatus
 from mtask.store import claims, workers
 from mtask.store.driver import SyncStore
@@ -341,7 +342,7 @@ class Pinger:
         run.trusted_until = max(run.trusted_until, trusted_until(sent, run.lease_ms))
         interval = _option(document, "ping_interval_ms")
         if isinstance(interval, int | float) and 0 < interval < run.lease_ms:
-            run.ping_interval = interval / 1000
+            run.ping_interval = ping_seconds(interval, run.lease_ms)
             run.next_ping = sent + run.ping_interval
 
     def _heartbeat(self) -> None:

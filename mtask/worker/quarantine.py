@@ -43,6 +43,11 @@ class Quarantine:
         """Return until when (monotonic seconds) it is left alone; what is past says that it is not."""
         return self._left_alone.get(_name_of(task_id), 0.0)
 
+    def left_alone(self) -> list[str]:
+        """Return the tasks that are left alone now, by their ids."""
+        now = monotonic()
+        return [name for name, until in self._left_alone.items() if until > now]
+
     def leave_alone(self, task_id: Any, pause: float = _REFUSED_PAUSE) -> None:
         """Do not try this task for so long (seconds)."""
         now = monotonic()
@@ -85,8 +90,8 @@ class Quarantine:
                 logger.error("task refused", extra=fields(task=document["_id"], reason=str(refusal)))
                 self.leave_alone(document["_id"])
 
-    async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> None:
-        """End a run that was claimed and cannot be started."""
+    async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> bool:
+        """End a run that was claimed and cannot be started; return whether it is closed in the task by that."""
         malformed = malformation(document)
         reason = malformed or f"it cannot be run here: {type(error).__name__}: {error}"
         task_id = document["_id"]
@@ -102,6 +107,7 @@ class Quarantine:
             logger.error("task that cannot be run marked FAIL", extra=fields(task=task_id, reason=reason))
         elif malformed is not None:  # without a lease that holds, say
             await self._mark(task_id, malformed)
+        return bool(ended)
 
     async def _mark(self, task_id: Any, reason: str) -> None:
         try:

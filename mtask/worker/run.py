@@ -14,6 +14,7 @@ from typing import Any
 
 from mtask.model.documents import Run, StoredTask
 from mtask.model.handlers import Handler
+from mtask.model.options import ping_seconds
 
 #: The part of a lease that is not trusted to its end, and its bound in seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
@@ -78,7 +79,7 @@ class HeldRun:
         self.handler = handler
         # As the claim wrote it: the options read back may be newer.
         self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
-        self.ping_interval = min(task.task_option.ping_interval_ms, self.lease_ms / 2) / 1000
+        self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
         #: The monotonic instant (seconds) at which the run is out of time, once its handler begins.
         self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)

@@ -10,6 +10,7 @@ _SCHEDULER = "mtask/schedule/scheduler.py"
 _STORE = "mtask/store/schedules.py"
 
 _SCHEDULES_TESTS = "tests/integration/test_schedules.py"
+_MANY_TESTS = "tests/integration/test_schedules_many.py"
 _UNIT_TESTS = "tests/unit/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
@@ -55,8 +56,8 @@ SCHEDULE_MUTATIONS = (
         "fires-by-the-local-clock",
         "What is due is read from the wall clock of the worker's machine.",
         (
-            Edit(_SCHEDULER, "read_at, now = monotonic(), coming.server_time",
-                 'read_at, now = monotonic(), coming.server_time and datetime.now(__import__("datetime").UTC)'),
+            Edit(_SCHEDULER, "read_at, now, page = monotonic(), coming.server_time,",
+                 'read_at, now, page = monotonic(), coming.server_time and datetime.now(__import__("datetime").UTC),'),
         ),
         ("tests/acceptance/test_20_schedules.py"
          "::test_every_second_by_five_processes_with_wrong_clocks_of_which_one_after_another_is_killed",),
@@ -82,5 +83,40 @@ SCHEDULE_MUTATIONS = (
                  'former["schedule_state"]'),
         ),
         (f"{_SCHEDULES_TESTS}::test_paused_resumed_removed",),
+    ),
+    Mutation(
+        "published-whatever-is-pending",
+        "A process that was frozen publishes a firing's task anew that was done and removed meanwhile.",
+        (
+            Edit(_STORE, '{"$match": {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}},',
+                 '{"$match": {"_id": schedule_id}},'),
+            Edit(_STORE, '"cond": is_pending', '"cond": True'),
+        ),
+        (f"{_MANY_TESTS}::"
+         "test_process_frozen_before_it_publishes_does_not_publish_what_was_done_and_removed_meanwhile",),
+    ),
+    Mutation(
+        "schedules-of-others-looked-for",
+        "What nobody here declares is read like any other schedule.",
+        (Edit(_STORE, '{"source": {"$in": ["client", None]}, **_is_soon(horizon_ms)', "{**_is_soon(horizon_ms)"),),
+        (f"{_MANY_TESTS}::test_look_for_what_comes_examines_hardly_more_than_it_returns",),
+    ),
+    Mutation(
+        "one-page-of-schedules",
+        "Schedules that cannot be fired hide those behind them.",
+        (Edit(_SCHEDULER, "            if page is None:\n", "            if page is None or page is not None:\n"),),
+        (f"{_MANY_TESTS}::test_malformed_schedules_starve_no_others",),
+    ),
+    Mutation(
+        "firings-computed-in-the-loop",
+        "Nothing else goes on in a worker that catches up.",
+        (Edit(_SCHEDULER, "await asyncio.to_thread(self._planned_all, batch, now)", "self._planned_all(batch, now)"),),
+        (f"{_MANY_TESTS}::test_catching_up_does_not_block_the_event_loop",),
+    ),
+    Mutation(
+        "grace-of-many-intervals",
+        'catch_up "none" makes the last ten seconds in a burst.',
+        (Edit(_MODEL, 'most = 1 if schedule.catch_up == "none" else _MAX_RECENT', "most = _MAX_RECENT"),),
+        (f"{_UNIT_TESTS}::test_grace_of_none_is_one_interval_at_most",),
     ),
 )  # fmt: skip

@@ -86,9 +86,22 @@ WORKER_MUTATIONS = (
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
-        (Edit("mtask/worker/peers.py", "        room[first] -= 1\n", ""),),
+        (Edit("mtask/worker/peers.py", "        room[chosen] -= 1\n", ""),),
         ("tests/unit/test_worker_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
+    ),
+    Mutation(
+        "scans-full-of-what-is-left-alone",
+        "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
+        (Edit("mtask/worker/hints.py", "return other_than(self._quarantine.left_alone())", "return []"),),
+        ("tests/integration/test_worker_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
+    ),
+    Mutation(
+        "place-of-what-never-started-kept",
+        "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
+        (Edit("mtask/worker/claimer.py",
+              'self._limits.over(document["_id"], run_id, is_closed=is_closed)', "pass"),),
+        ("tests/integration/test_worker_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
         "no-scan-after-a-lost-stream",

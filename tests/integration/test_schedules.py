@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,10 +14,10 @@ from mtask import App, Client, Cron
 from mtask.client import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
 from mtask.model.schedules import GRACE, Pending, plan
-from mtask.schedule.scheduler import Scheduler
-from mtask.store import connect, schedules
+from mtask.store import schedules
 from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.schedules import Firing
+from tests.integration.schedulers import keys, scheduling_by, set_next
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import until, working
 from tests.mongo import Client as Mongo
@@ -32,34 +30,6 @@ LATER = datetime(2099, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def store(mongo: Mongo, database_name: str) -> SyncStore:
     return ready_store(mongo, database_name)
-
-
-@asynccontextmanager
-async def scheduling_by(uri: str, database: str, count: int, app: App | None = None) -> AsyncIterator[list[Scheduler]]:
-    """Run so many schedulers, each with connections of its own."""
-    async with AsyncExitStack() as stack:
-        stores = [connect.async_store(uri, database, "scheduler") for _ in range(count)]
-        for store in stores:
-            stack.push_async_callback(store.close)
-        schedulers = [Scheduler(store, app.schedules if app else []) for store in stores]
-        async with asyncio.TaskGroup() as group:
-            for scheduler in schedulers:
-                group.create_task(scheduler.run())
-            yield schedulers
-            for scheduler in schedulers:
-                scheduler.stop()
-
-
-def set_next(store: SyncStore, schedule_id: str, at: datetime) -> None:
-    """Let a schedule stand where it would after a time in which nothing ran."""
-    changed = store.collections["schedules"].update_one(
-        {"_id": schedule_id}, {"$set": {"schedule_state.next_fire_time": at}}
-    )
-    assert changed.matched_count == 1
-
-
-def keys(store: SyncStore) -> list[str]:
-    return sorted(document["key"] for document in store.tasks.find({}, {"key": 1}))
 
 
 def now_of(client: Client) -> datetime:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,13 @@ def test_a_retry_takes_seconds_or_a_timedelta(delay: float | timedelta) -> None:
 def test_a_retry_in_the_past_is_refused() -> None:
     with pytest.raises(errors.InvalidOption, match="delay"):
         errors.Retry(-1)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [errors.MAX_DELAY + timedelta(milliseconds=1), timedelta(days=3_000_000), timedelta.max, 1e300, float("nan"), "1"],
+)
+def test_a_retry_later_than_ten_years_is_refused(delay: Any) -> None:
+    with pytest.raises(errors.InvalidOption, match="use 0 to 10 years"):
+        errors.Retry(delay)
+    assert errors.Retry(errors.MAX_DELAY).delay == errors.MAX_DELAY

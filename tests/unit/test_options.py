@@ -14,11 +14,13 @@ from mtask.model.options import (
     DEFAULT_OPTION,
     MAX_DURATION_MS,
     MAX_WORKERS_PER_TASK,
+    MIN_PING_INTERVAL_MS,
     OPTION_NAMES,
     STORED_OPTIONS,
     TaskOption,
     TaskOptions,
     build_option,
+    ping_seconds,
 )
 
 _LEAST, _MOST = 0, MAX_DURATION_MS
@@ -26,7 +28,7 @@ _LEAST, _MOST = 0, MAX_DURATION_MS
 RANGES: list[tuple[str, int, int]] = [
     ("priority", -1_000_000_000, 1_000_000_000),
     ("concurrent_worker_cnt", 1, MAX_WORKERS_PER_TASK),
-    ("ping_interval_ms", 1, _MOST - 1),
+    ("ping_interval_ms", MIN_PING_INTERVAL_MS, _MOST - 1),
     ("worker_timeout_ms", 2, _MOST),
     ("max_unexpected_retries", -1, 1_000_000),
     ("unexpected_retry_delay_ms", _LEAST, _MOST),
@@ -104,17 +106,17 @@ def test_what_is_no_number_is_an_error_that_names_the_option(name: str, least: i
 
 @pytest.mark.parametrize("name", [name for name, _, _ in RANGES if name != "retry_backoff"])
 def test_a_whole_double_is_a_whole_number_and_a_broken_one_is_refused(name: str) -> None:
-    value = built(name, 7.0)
-    assert value == 7
+    value = built(name, 107.0)
+    assert value == 107
     assert type(value) is int
     with pytest.raises(InvalidOption):
-        built(name, 7.5)
+        built(name, 107.5)
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 def test_a_timedelta_is_stored_as_whole_milliseconds(name: str) -> None:
     assert built(name, timedelta(seconds=1.5)) == 1500
-    assert built(name, timedelta(milliseconds=6.6)) == 7
+    assert built(name, timedelta(milliseconds=106.6)) == 107
 
 
 @pytest.mark.parametrize("name", DURATIONS)
@@ -144,6 +146,22 @@ def test_none_is_refused_elsewhere(name: str) -> None:
 def test_a_lease_that_does_not_outlast_its_ping_is_refused(lease: int, ping: int) -> None:
     with pytest.raises(InvalidOption, match=r"worker_timeout_ms \(\d+\) must exceed ping_interval_ms \(1000\)"):
         build_option({"worker_timeout_ms": lease, "ping_interval_ms": ping})
+
+
+def test_pings_in_a_storm_are_refused_and_read_where_they_are_stored() -> None:
+    stored = TaskOption(ping_interval_ms=1, worker_timeout_ms=60_000).stored()
+    with pytest.raises(InvalidOption, match=r"use at least 100 \(got 1\): each ping is a write"):
+        build_option(stored)
+    changed = build_option(stored, {"priority": 5})
+    assert (changed.ping_interval_ms, changed.priority) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "lease_ms", "expected"),
+    [(1, 60_000, 0.1), (100, 60_000, 0.1), (30_000, 60_000, 30.0), (1, 150, 0.05), (140, 150, 0.14)],
+)
+def test_pings_are_sent_in_time_and_not_in_a_storm(interval_ms: int, lease_ms: int, expected: float) -> None:
+    assert ping_seconds(interval_ms, lease_ms) == pytest.approx(expected)
 
 
 def test_a_lease_longer_than_its_ping_by_a_millisecond_is_taken() -> None:

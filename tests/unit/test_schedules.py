@@ -79,9 +79,18 @@ def test_down_for_an_hour_and_back_between_two(policy: dict[str, Any], made: lis
 
 
 def test_every_second_none_is_left_out_within_the_grace() -> None:
-    found = plan(schedule(Every(interval_ms=1_000), catch_up="none"), NOW + GRACE)
+    found = plan(schedule(Every(interval_ms=1_000)), NOW + GRACE)
     assert found is not None
     assert found.firings == tuple(NOW + timedelta(seconds=second) for second in range(11))
+    assert not found.has_missed
+
+
+@pytest.mark.parametrize("late", [timedelta(seconds=2), GRACE, 60 * MINUTE])
+def test_grace_of_none_is_one_interval_at_most(late: timedelta) -> None:
+    every_second = schedule(Every(interval_ms=1_000), catch_up="none")
+    assert plan(every_second, NOW + late) == Plan((NOW + late,), NOW + late + timedelta(seconds=1), has_missed=True)
+    at_once = plan(every_second, NOW + timedelta(milliseconds=900))
+    assert at_once == Plan((NOW,), NOW + timedelta(seconds=1), has_missed=False)
 
 
 def test_missed_for_years_is_found_quickly() -> None:
@@ -115,6 +124,14 @@ def test_once_that_was_missed_is_made_as_catch_up_says() -> None:
         assert found.next_fire_time is None
     assert schedule(Once(time=NOW)).first_firing(NOW + MINUTE) == NOW
     assert schedule(Once(time=NOW), schedule_state={"last_fire_time": NOW}).first_firing(NOW + MINUTE) is None
+
+
+@pytest.mark.parametrize("trigger", [Every(interval_ms=600_000), Cron.parse("*/10 * * * *", "Pacific/Pago_Pago")])
+def test_times_at_the_ends_of_the_calendar_bound_nothing(trigger: Any) -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    unbounded = schedule(trigger, start_time=datetime(1, 1, 1, tzinfo=UTC), end_time=last)
+    assert plan(unbounded, NOW + MINUTE) == Plan((NOW,), NOW + 10 * MINUTE, has_missed=True)
+    assert schedule(trigger, start_time=last, end_time=last).next_firings(last, 2) == []
 
 
 def test_keys_are_told_apart_by_the_instant_alone() -> None:

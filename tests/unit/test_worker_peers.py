@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from typing import Any
 
 import pytest
@@ -26,6 +28,52 @@ def fleet(size: int) -> dict[str, Peers]:
     """Return how each of so many workers sees the others."""
     workers = [worker(f"w{number}") for number in range(size)]
     return {known["_id"]: peers_of(known["_id"], *workers) for known in workers}
+
+
+def plain_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
+    """Return the worker's rank for each slot, by the rule as it reads, slot by slot."""
+    workers = sorted(worker_ids)
+    scored = {
+        name: struct.unpack(f"<{SLOT_CNT}I", hashlib.shake_128(name.encode()).digest(4 * SLOT_CNT)) for name in workers
+    }
+    room = dict.fromkeys(workers, -(-SLOT_CNT // len(workers)))
+    ranks = []
+    for slot in range(SLOT_CNT):
+        order = sorted(workers, key=lambda name: -scored[name][slot])
+        first = next(name for name in order if room[name])
+        room[first] -= 1
+        order.remove(first)
+        ranks.append(min([first, *order].index(worker_id), 255))
+    return ranks
+
+
+@pytest.mark.parametrize("size", [2, 3, 64, 300])
+def test_ranks_are_those_of_the_rule_slot_by_slot(size: int) -> None:
+    worker_ids = [f"host-{number}" for number in range(size)]
+    for name in (worker_ids[0], worker_ids[-1]):
+        peers = peers_of(name, *(worker(worker_id) for worker_id in worker_ids))
+        of_slot = {slot_of(task_id): peers.rank(task_id, "work") for task_id in IDS}
+        ranks = plain_ranks(name, worker_ids)
+        assert len(of_slot) > SLOT_CNT / 2
+        assert of_slot == {slot: ranks[slot] for slot in of_slot}
+
+
+def test_scores_of_workers_that_are_gone_are_forgotten() -> None:
+    peers = peers_of("me", *(worker(f"w{number}") for number in range(10)))
+    assert peers.last("work") == 10
+    assert peers.rank(IDS[0], "work") <= 10
+    peers.update([worker("w3")])
+    assert peers._digests.keys() == {"me", "w3"}
+
+
+def test_ranks_that_were_prepared_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = [worker("one"), worker("two", "work", "other")]
+    peers, expected = Peers("me"), peers_of("me", *workers)
+    ranks = [expected.rank(task_id, "work") for task_id in IDS]
+    peers.prepare(workers, ["work", "alone"])
+    monkeypatch.setattr("mtask.worker.peers._ranks", None)
+    peers.update(workers)
+    assert [peers.rank(task_id, "work") for task_id in IDS] == ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
