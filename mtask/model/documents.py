@@ -27,7 +27,7 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: Raised whenever the validator or an index changes within one schema_version.
-SCHEMA_REVISION = 3
+SCHEMA_REVISION = 4
 DEFAULT_QUEUE = "default"
 
 #: Without references, so that what is equal looks equal; and 1, 1.0 and True differ in any case.
@@ -67,6 +67,8 @@ class Run(BaseModel):
     fail_reason: str | None = None
     returns: Any = None
     progress: Progress | None = None
+    #: The session of the transaction that the run announced last. Whoever rescues it ends that session.
+    session_id: Text | None = None
     #: On a failed or handed-back run: not before this instant is the task tried again.
     retry_time: Instant | None = None
     #: The run ended in a final failure.

@@ -19,7 +19,7 @@ from mtask.model.documents import StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.identity import fresh_token
 from mtask.model.status import RunStatus
-from mtask.store import claims
+from mtask.store import claims, sessions
 from mtask.store.driver import OPERATION_TIMEOUT, AsyncStore
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
@@ -226,6 +226,8 @@ class Claimer:
 
     async def _claim_free(self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool) -> None:
         """Claim these tasks, which need no places."""
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
         if look_first:
             wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
@@ -234,6 +236,8 @@ class Claimer:
 
     async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> None:
         """Claim those of these tasks that get their places; the others wait for theirs."""
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
         due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
         tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
         free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
@@ -304,6 +308,17 @@ class Claimer:
             self._hints.look_again(lost)
             if admitted is not None:
                 await self._limits.settle(admitted, _claim_times(documents, token), lost)
+
+    async def _end_lapsed_sessions(self, task_ids: Sequence[str]) -> None:
+        """End the transactions that dead workers left open on these tasks: a claim would wait for them."""
+        try:
+            ended = await self._store.run(sessions.end_lapsed(task_ids))
+        except DatabaseError as error:
+            # The claim decides all the same: what is still locked is left alone for a while.
+            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
+            return
+        for task_id in ended:
+            logger.info("session of a lapsed run ended", extra=fields(task=task_id))
 
     async def _rescue_apart(self, task_ids: list[str], *, is_alone: bool) -> None:
         """Claim each alone: an open transaction may hold one of them up, and it must not hold up the others again."""

@@ -250,7 +250,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "transaction-left-open",
         "A handler's transaction that is not committed holds its locks until the server gives up.",
-        (Edit("mtask/worker/effects.py", "await session.end_session()", "pass"),),
+        (Edit("mtask/worker/effects.py", "await session.abort_transaction()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
