@@ -318,7 +318,7 @@ class Claimer:
             logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
             return
         for task_id in ended:
-            logger.info("session of a lapsed run ended", extra=fields(task=task_id))
+            logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     async def _rescue_apart(self, task_ids: list[str], *, is_alone: bool) -> None:
         """Claim each alone: an open transaction may hold one of them up, and it must not hold up the others again."""
