@@ -88,8 +88,8 @@ STORE_MUTATIONS = (
         "ping-without-fence",
         "A ping brings a lapsed lease back to life.",
         (
-            Edit(_CLAIMS, "guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(",
-                 "guard, pipeline = filters.by_ids(task_ids), pipelines.ping("),
+            Edit(_CLAIMS, "guard = filters.held_runs(task_ids, run_ids)\n    pipeline = pipelines.ping(",
+                 "guard = filters.by_ids(task_ids)\n    pipeline = pipelines.ping("),
             Edit(_PIPELINES,
                  'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}',
                  'holds = {"$in": ["$$run.run_id", x.literal(list(run_ids))]}'),

@@ -256,7 +256,10 @@ WORKER_MUTATIONS = (
     Mutation(
         "named-session-left-open",
         "A task is rescued from a dead worker's open transaction only when MongoDB gives that up, a minute later.",
-        (Edit("mtask/worker/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))", "ended = []"),),
+        (
+            Edit("mtask/worker/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))",
+                 "ended: list[str] = []"),
+        ),
         ("tests/acceptance/test_13_transactions.py"
          "::test_task_is_rescued_at_once_from_a_transaction_that_a_killed_worker_left_open",),
     ),
