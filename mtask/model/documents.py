@@ -69,6 +69,8 @@ class Run(BaseModel):
     fail_reason: str | None = None
     returns: Any = None
     progress: Progress | None = None
+    #: The session of the transaction that the run announced last. Whoever rescues it ends that session.
+    session_id: Text | None = None
     #: On a failed or handed-back run: not before this instant is the task tried again.
     retry_time: Instant | None = None
     #: The run ended in a final failure.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
 
+from mtask.errors import DatabaseError
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
-from mtask.store import filters, pipelines, plain
+from mtask.store import filters, pipelines, plain, sessions
 from mtask.store.operation import Operation, tasks
 from mtask.store.pipelines import Outcome
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
@@ -277,16 +279,19 @@ def ping(
     lease_ms: int | Mapping[str, int],
     progress: Mapping[str, Mapping[str, Any]] | None = None,
     timeout: timedelta | None = None,
+    session_id: str | None = None,
 ) -> Operation[list[Document]]:
     """Move the leases of these runs (run_id to task_id); return their tasks as they are after it.
 
     `lease_ms`: how long the leases last, of each run where they differ. `progress` is what is told of some of them, by
-    run_id. `timeout`: None = as long as an operation may take.
+    run_id. `timeout`: None = as long as an operation may take. `session_id`: the session of the transaction that the
+    one run is about to begin.
 
     A run that is not RUNNING in what comes back, or whose task is not there at all, has lost its lease.
     """
     task_ids, run_ids = list(runs.values()), list(runs)
-    guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(run_ids, lease_ms, progress=progress)
+    guard = filters.held_runs(task_ids, run_ids)
+    pipeline = pipelines.ping(run_ids, lease_ms, progress=progress, session_id=session_id)
     if len(runs) == 1:
         one = tasks("find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER)
         document = yield one.within(timeout)
@@ -315,6 +320,8 @@ def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
 
 def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
+    with suppress(DatabaseError):  # it is tried again with the next settlement
+        yield from sessions.end_lapsed(task_ids)
     result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(timeout)
     return int(result.modified_count)
 

@@ -98,6 +98,11 @@ def held_runs(task_ids: Sequence[str], run_ids: Sequence[str], now: x.Expression
     return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}
 
 
+def naming_sessions(task_ids: Sequence[Any]) -> Filter:
+    """Match those of these tasks of which a run that is not closed names the session of its transaction."""
+    return {**by_ids(task_ids), RUNS: {"$elemMatch": {"status": "RUNNING", "session_id": {"$exists": True}}}}
+
+
 def with_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
     """Match the tasks that hold one of these runs, whatever became of it."""
     return {**by_ids(task_ids), f"{RUNS}.run_id": {"$in": list(run_ids)}}

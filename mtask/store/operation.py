@@ -5,7 +5,7 @@ An operation is a generator that yields Calls and gets their results. The stores
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -36,6 +36,22 @@ class Call:
     def within(self, timeout: timedelta | None) -> Call:
         """Return the same call with another limit in place of the usual one, None: with the usual one."""
         return replace(self, timeout=timeout)
+
+
+def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
+    """Run an operation of which each call may take what is left when it is sent."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                answer = yield call.within(time_left())
+            except Exception as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 def tasks(method: str, *args: Any, **kwargs: Any) -> Call:

@@ -244,16 +244,20 @@ def ping(
     lease_ms: int | Mapping[str, int],
     now: x.Expression = x.NOW,
     progress: Mapping[str, Mapping[str, Any]] | None = None,
+    session_id: str | None = None,
 ) -> Pipeline:
     """Move the leases of these runs to `lease_ms` from now, never back, and derive.
 
-    `lease_ms`: of each run, by run_id, where they differ. `progress`: of some, by run_id.
+    `lease_ms`: of each run, by run_id, where they differ. `progress`: of some, by run_id. `session_id`: the session of
+    a transaction, named by the one run that is about to begin it.
     """
     lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, _lease_of(lease_ms))]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}
     changes: list[x.Expression] = ["$$run", {"ping_expire_time": lease}]
     if progress:
         changes.append(_progress_of(progress, now))
+    if session_id is not None:
+        changes.append({"session_id": x.literal(session_id)})
     moved = {"$mergeObjects": changes}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
     # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -12,7 +13,6 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.errors import DatabaseError, LeaseLost
 from mtask.store import claims
-from mtask.store.driver import AsyncStore, SyncStore
 from mtask.store.operation import Call, Operation
 from mtask.store.pipelines import Outcome
 from mtask.store.translate import first_line
@@ -25,18 +25,19 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def begin(store: SyncStore) -> SyncSession:
-    """Start a transaction on a new session."""
-    session = store.client.start_session()
+def start(session: SyncSession) -> None:
+    """Start a transaction: nothing is sent before its first statement."""
     session.start_transaction(**_OPTIONS)
-    return session
 
 
-async def begin_async(store: AsyncStore) -> AsyncSession:
-    """Start a transaction on a new session."""
-    session = store.client.start_session()
+async def start_async(session: AsyncSession) -> None:
+    """Start a transaction: nothing is sent before its first statement."""
     await session.start_transaction(**_OPTIONS)
-    return session
+
+
+def id_of(session: SyncSession | AsyncSession) -> UUID:
+    """Return the id by which the server knows a session."""
+    return UUID(bytes=bytes(session.session_id["id"]))
 
 
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:

@@ -19,7 +19,7 @@ from mtask.model.documents import StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.identity import fresh_token
 from mtask.model.status import RunStatus
-from mtask.store import claims
+from mtask.store import claims, sessions
 from mtask.store.driver import AsyncStore
 from mtask.worker.log import fields, logger
 from mtask.worker.pace import PATIENCE, Pace
@@ -238,6 +238,8 @@ class Claimer:
         self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool
     ) -> Collection[str]:
         """Claim these tasks, which need no places; return those that are claimed apart from now on."""
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
         if look_first:
             wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
@@ -248,6 +250,8 @@ class Claimer:
 
         Returns those that are claimed apart from now on.
         """
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
         due = {task.id: task for task in await self._store.run(self._hints.still_due(task_ids))}
         tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
         free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
@@ -353,6 +357,17 @@ class Claimer:
     def _wait(self) -> float:
         """How long a claim may wait for a document that is locked, in seconds."""
         return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
+
+    async def _end_lapsed_sessions(self, task_ids: Sequence[str]) -> None:
+        """End the transactions that dead workers left open on these tasks: a claim would wait for them."""
+        try:
+            ended = await self._store.run(sessions.end_lapsed(task_ids))
+        except DatabaseError as error:
+            # The claim decides all the same: what is still locked is left alone for a while.
+            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
+            return
+        for task_id in ended:
+            logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     def _leave_alone(self, task_ids: Sequence[str]) -> None:
         """Leave tasks alone for a while that someone's open transaction has locked."""

@@ -21,6 +21,7 @@ from mtask.worker.controls import Controls
 from mtask.worker.discovery import Discovery
 from mtask.worker.effects import RunTransactions
 from mtask.worker.finisher import Finisher
+from mtask.worker.handler_stores import HandlerStores
 from mtask.worker.hints import Hints
 from mtask.worker.host import automatic_worker_id
 from mtask.worker.limits import Limits
@@ -138,6 +139,7 @@ class Worker:
         store = connect.async_store(uri, database, name)
         stream_store = connect.async_store(uri, database, name, **connect.QUIET)
         ping_store = connect.sync_store(uri, database, name, **connect.QUIET)
+        handler_stores = HandlerStores(uri, database, name)
         try:
             sent = monotonic()
             server_time = await store.run(setup.ensure())
@@ -156,11 +158,12 @@ class Worker:
             self._controls = Controls(store, clock, self.queues, sorted(self._handlers))
             self._heard(self._registrar.document, was_silent=False)
             await self._controls.begin()
-            self._build(store, stream_store, ping_store, clock, tempo)
+            self._build(store, stream_store, ping_store, handler_stores, clock, tempo)
             await self._serve()
             if self._failure is not None:
                 raise self._failure
         finally:
+            await handler_stores.close()
             await stream_store.close()
             await store.close()
             await asyncio.to_thread(ping_store.close)
@@ -170,6 +173,7 @@ class Worker:
         store: AsyncStore,
         stream_store: AsyncStore,
         ping_store: SyncStore,
+        handler_stores: HandlerStores,
         clock: ServerClock,
         tempo: Tempo,
     ) -> None:
@@ -185,9 +189,7 @@ class Worker:
         self._upkeep = Upkeep(store, self._controls)
         self._limits = Limits(store, self._controls, clock, self._look_again, lambda: self._discovery.scan_soon())
         self._finisher = Finisher(store, self._pinger, tempo, self._limits.over)
-        # A store of its own: the pinger sets the time limit of its calls as leases allow.
-        handler_store = SyncStore(ping_store.client, self._options.database)
-        transactions = RunTransactions(store, handler_store, self._pinger)
+        transactions = RunTransactions(handler_stores, self._pinger)
         quarantine = Quarantine(store, self.worker_id)
         names = sorted(self._handlers)
         self._hints = Hints(

@@ -14,6 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel
 from pymongo.errors import AutoReconnect
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+    register,
+)
 
 from mtask import App, Context
 from tests.acceptance import app as common
@@ -222,4 +229,48 @@ async def deposit_late(context: Context, database: str, gate: str) -> str:
         async with context.transaction() as session:
             effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
             await session.client[database]["effects"].insert_one(effect, session=session)
+    return context.worker_id
+
+
+class _LastMoment(CommandListener):
+    """Kills this process when the doomed transaction is about to send its commit: its SUCCESS is written by then."""
+
+    doomed: str | None = None  #: the session's id, in hex
+
+    def started(self, event: CommandStartedEvent) -> None:
+        """Kill on the doomed session's commit, before it is sent."""
+        if event.command_name == "commitTransaction" and bytes(event.command["lsid"]["id"]).hex() == self.doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        """Do nothing."""
+
+
+_last_moment = _LastMoment()
+register(_last_moment)  # with the clients that are made from now on
+
+
+@app.task
+async def deposit_and_die(context: Context, database: str) -> str:
+    """Write an effect in the task's own transaction; at the first attempt die between the SUCCESS and the commit."""
+    with noted(context):
+        async with context.transaction() as session:
+            effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+            await session.client[database]["effects"].insert_one(effect, session=session)
+            if context.attempt == 1:
+                _last_moment.doomed = bytes(session.session_id["id"]).hex()
+    return context.worker_id
+
+
+@app.task
+def deposit_and_die_plain(context: Context, database: str) -> str:
+    """Do as `deposit_and_die`, in a thread."""
+    with noted(context), context.transaction() as session:
+        effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+        session.client[database]["effects"].insert_one(effect, session=session)
+        if context.attempt == 1:
+            _last_moment.doomed = bytes(session.session_id["id"]).hex()
     return context.worker_id

@@ -88,8 +88,8 @@ STORE_MUTATIONS = (
         "ping-without-fence",
         "A ping brings a lapsed lease back to life.",
         (
-            Edit(_CLAIMS, "guard, pipeline = filters.held_runs(task_ids, run_ids), pipelines.ping(",
-                 "guard, pipeline = filters.by_ids(task_ids), pipelines.ping("),
+            Edit(_CLAIMS, "guard = filters.held_runs(task_ids, run_ids)\n    pipeline = pipelines.ping(",
+                 "guard = filters.by_ids(task_ids)\n    pipeline = pipelines.ping("),
             Edit(_PIPELINES,
                  'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}',
                  'holds = {"$in": ["$$run.run_id", x.literal(list(run_ids))]}'),
@@ -117,6 +117,23 @@ STORE_MUTATIONS = (
                  "yield from claims.finish_in_transaction(outcome)\n    if not is_lease_valid():"),
         ),
         (f"{_CAUGHT}::test_commit_of_a_run_whose_lease_lapsed_is_refused_and_its_write_is_not_there",),
+    ),
+    Mutation(
+        "session-of-a-live-run-ended",
+        "A rescue ends the transaction of a run whose lease still holds.",
+        (Edit("mtask/store/sessions.py", 'lease <= document["now"] and ', ""),),
+        ("tests/integration/test_store_sessions.py::test_session_of_a_live_run_is_left_alone",),
+    ),
+    Mutation(
+        "session-of-a-closed-run-ended",
+        "The transaction of a run is ended since another, which is closed, had the session before it.",
+        (
+            Edit("mtask/store/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
+                 '{"$elemMatch": {"session_id"'),
+            Edit("mtask/store/sessions.py", 'if isinstance(run, dict) and run.get("status") == RunStatus.RUNNING:',
+                 "if isinstance(run, dict):"),
+        ),
+        ("tests/integration/test_store_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
     ),
     Mutation(
         "success-beside-the-transaction",

@@ -302,9 +302,35 @@ WORKER_MUTATIONS = (
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
+        "handlers-clients-left-open",
+        "A worker that has stopped keeps the connections of its handlers' transactions.",
+        (Edit("mtask/worker/worker.py", "await handler_stores.close()", "pass"),),
+        (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
+    ),
+    Mutation(
+        "named-session-left-open",
+        "A task is rescued from a dead worker's open transaction only when MongoDB gives that up, a minute later.",
+        (
+            Edit("mtask/worker/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))",
+                 "ended: list[str] = []"),
+        ),
+        ("tests/acceptance/test_13_transactions.py"
+         "::test_task_is_rescued_at_once_from_a_transaction_that_a_killed_worker_left_open",),
+    ),
+    Mutation(
+        "aborted-session-used-again",
+        "The transaction of one run is ended for another's, whose session it uses.",
+        (
+            Edit("mtask/worker/effects.py",
+                 "        is_reusable = False\n        store = self._stores.for_async()\n",
+                 "        is_reusable = True\n        store = self._stores.for_async()\n"),
+        ),
+        ("tests/integration/test_handler_transactions.py::test_session_of_an_aborted_transaction_serves_no_other_run",),
+    ),
+    Mutation(
         "transaction-left-open",
         "A handler's transaction that is not committed holds its locks until the server gives up.",
-        (Edit("mtask/worker/effects.py", "await session.end_session()", "pass"),),
+        (Edit("mtask/worker/effects.py", "await session.abort_transaction()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(

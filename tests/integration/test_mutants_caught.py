@@ -377,8 +377,8 @@ def test_commit_of_a_run_whose_lease_lapsed_is_refused_and_its_write_is_not_ther
     stores.claim(store, "w", "k")
     run_id = stores.parsed(store, "k").runs[0].run_id
     stores.lapse(store, "k")
-    session = transactions.begin(store)
-    with session:
+    with store.client.start_session() as session:
+        transactions.start(session)
         store.database["effects"].insert_one({"_id": 1}, session=session)
         outcome = Outcome("task:k", run_id, RunStatus.SUCCESS)
         with pytest.raises(LeaseLost):

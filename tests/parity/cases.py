@@ -79,6 +79,8 @@ def runs(draw: st.DrawFn, number: int) -> Document:
     told = draw(progress)
     if told is not None:
         drawn["progress"] = {**told, "time": draw(earlier)}
+    if draw(st.sampled_from([False, False, True])):
+        drawn["session_id"] = draw(st.sampled_from(["6a3f", "$name"]))
     # No live run is ever of an earlier round: run_again leaves it in the round.
     past = draw(st.sampled_from([None, None, False, True]))
     if past is not None:

@@ -114,13 +114,20 @@ def _tell(run: Document, progress: Mapping[str, Any], now: datetime) -> None:
         run["progress"] = {**progress, "time": now}
 
 
-def ping(run_ids: list[str], lease_ms: int, progress: Mapping[str, Mapping[str, Any]] | None = None) -> Change:
+def ping(
+    run_ids: list[str],
+    lease_ms: int,
+    progress: Mapping[str, Mapping[str, Any]] | None = None,
+    session_id: str | None = None,
+) -> Change:
     def change(document: Document, now: datetime) -> None:
         for run in document["task_state"]["worker_states"]:
             if run["run_id"] in run_ids and run["status"] == "RUNNING" and run["ping_expire_time"] > now:
                 run["ping_expire_time"] = max(run["ping_expire_time"], now + timedelta(milliseconds=lease_ms))
                 if progress and run["run_id"] in progress:
                     _tell(run, progress[run["run_id"]], now)
+                if session_id is not None:
+                    run["session_id"] = session_id
 
     return Routine(change)
 

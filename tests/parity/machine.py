@@ -63,7 +63,8 @@ class World:
         result: Any = None
         try:
             if in_transaction:
-                with transactions.begin(self.store) as session:
+                with self.store.client.start_session() as session:
+                    transactions.start(session)
                     result = self.store.run(operation, session)
             else:
                 result = self.store.run(operation)

@@ -92,8 +92,9 @@ def test_a_ping_moves_live_leases_and_never_back(
 ) -> None:
     run_ids = sorted({run_id for document in documents for run_id in live_runs(document)})[skipped:] or ["none"]
     told = {run_id: value for run_id in run_ids if (value := data.draw(progress)) is not None}
-    pipeline = pipelines.ping(run_ids, lease_ms, NOW, told)
-    check(store, documents, pipeline, changes.ping(run_ids, lease_ms, told), closes_lapsed=False)
+    session_id = data.draw(st.sampled_from([None, "$name", "6a3f"]))
+    pipeline = pipelines.ping(run_ids, lease_ms, NOW, told, session_id)
+    check(store, documents, pipeline, changes.ping(run_ids, lease_ms, told, session_id), closes_lapsed=False)
 
 
 @st.composite

@@ -240,6 +240,12 @@ def deposits(story: Story) -> None:
     story.deposit(task_id, story.claim(task_id, "w2"))
 
 
+def a_deposit_begun_at_the_instant_of_its_claim(story: Story) -> None:
+    task_id = story.publish("deposit")
+    story.wait(0.02)
+    story.deposit(task_id, story.claim(task_id))
+
+
 def a_deposit_whose_worker_died_behind_its_commit(story: Story) -> None:
     task_id = story.publish("deposit")
     run_id = story.claim(task_id)
@@ -301,6 +307,7 @@ LEGAL: tuple[Scene, ...] = (
     a_removal_while_it_runs,
     a_task_that_expired,
     deposits,
+    a_deposit_begun_at_the_instant_of_its_claim,
     a_deposit_whose_worker_died_behind_its_commit,
     a_publish_that_was_never_answered,
     a_retry_that_was_never_answered,

@@ -47,6 +47,15 @@ def result_written_into_a_closed_run(story: Story) -> None:
 
 
 @SCENES.violate("stale_results")
+def session_named_by_a_closed_run(story: Story) -> None:
+    task_id, run_id = story.running(max_unexpected_retries=5)
+    story.finish(task_id, run_id, FAIL)
+    story.wait(1.0)
+    story.change_run(task_id, session_id="session")
+    story.finish(task_id, story.claim(task_id))
+
+
+@SCENES.violate("stale_results")
 def lease_of_a_closed_run_that_is_moved(story: Story) -> None:
     task_id, run_id = story.running()
     story.finish(task_id, run_id, CANCELED)

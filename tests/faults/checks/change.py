@@ -40,7 +40,8 @@ class Change:
     vanished: list[Run] = field(default_factory=list)
     closed: list[Pair] = field(default_factory=list)
     moved: list[Pair] = field(default_factory=list)
-    #: Runs that were closed before and are not the same now; `past` aside.
+    #: Runs that were closed before and are not the same now, `past` aside; or that run and show more than pings leave:
+    #: a lease, and the session of a transaction that is about to begin.
     altered: list[Pair] = field(default_factory=list)
     is_aged: bool = False
 
@@ -62,7 +63,7 @@ class Change:
                 self.closed.append((earlier, run))
             elif run.ping_expire_time != earlier.ping_expire_time:
                 self.moved.append((earlier, run))
-            elif run.past is earlier.past:
+            elif run.past is earlier.past and run.model_copy(update={"session_id": earlier.session_id}) != earlier:
                 self.altered.append((earlier, run))
         elif run.model_copy(update={"past": earlier.past}) != earlier or (earlier.past and not run.past):
             self.altered.append((earlier, run))

@@ -168,9 +168,9 @@ class Story:
         self.note("start", task_id, run_id, worker_id=worker_id)
         return run_id
 
-    def ping(self, task_id: str, run_id: str, lease: float = 4.0) -> None:
-        """Move a lease."""
-        self.apply(task_id, pipelines.ping([run_id], round(lease * 1000), instant(self.now)))
+    def ping(self, task_id: str, run_id: str, lease: float = 4.0, session_id: str | None = None) -> None:
+        """Move a lease, and name the session of a transaction."""
+        self.apply(task_id, pipelines.ping([run_id], round(lease * 1000), instant(self.now), session_id=session_id))
 
     def finish(
         self,
@@ -191,7 +191,8 @@ class Story:
         self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
 
     def deposit(self, task_id: str, run_id: str) -> None:
-        """Write an effect and the SUCCESS in one transaction."""
+        """Write an effect and the SUCCESS in one transaction, whose session is named first."""
+        self.ping(task_id, run_id, session_id=self.fresh("session"))
         worker_id = self.note("written", task_id, run_id).worker_id
         self.effects.append({"task_id": task_id, "run_id": run_id, "worker_id": worker_id})
         self.finish(task_id, run_id)
