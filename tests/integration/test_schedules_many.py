@@ -230,7 +230,8 @@ def test_catching_up_does_not_block_the_event_loop(
                 await until(lambda: store.tasks.estimated_document_count() >= count * 400, message="caught up")
 
     asyncio.run(scenario())
-    assert max(longest) < takes
+    # All three, and the jitter of each firing, take five times as long or more.
+    assert max(longest) < 2 * takes
 
 
 # --- published once -------------------------------------------------------------------------------------------
