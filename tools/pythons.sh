@@ -11,18 +11,21 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 # As in pyproject.toml's classifiers.
 versions=(3.11 3.12 3.13)
-# What an interpreter may change: what is made of handlers and values, asyncio under the worker and the clients, threads
-# and processes, and the proxy of the fault tests. Without what draws: matplotlib is not in mtask[short].
+# What an interpreter may change: what is made of handlers, options and values, asyncio under the worker and the clients,
+# threads and processes, and the proxy of the fault tests. Without what tests the tests, the figures and the papers.
 short=(
     tests/unit
-    --ignore=tests/unit/test_benchmarks_report.py
-    --ignore=tests/unit/test_faults_report.py
+    --ignore-glob='tests/unit/test_benchmarks_*'
+    --ignore-glob='tests/unit/test_demo_*'
+    --ignore-glob='tests/unit/test_faults_*'
+    --ignore=tests/unit/test_cli_help.py
+    --ignore=tests/unit/test_compose.py
     tests/parity/test_plain_parity.py
+    tests/integration/test_client_transactions.py
     tests/integration/test_fault_proxy.py
     tests/integration/test_worker_endings.py
-    tests/integration/test_client_transactions.py
-    tests/acceptance/test_01_publish_once.py
-    tests/acceptance/test_09_stop_and_pause.py
+    tests/integration/test_writes_are_targeted.py
+    tests/acceptance/test_04_start_time_and_priority.py
 )
 
 # The full version and the interpreter itself, whatever led to it: a link, a shim or a virtual environment.

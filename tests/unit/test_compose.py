@@ -117,10 +117,10 @@ def test_ci_runs_the_tests_as_the_readme_does() -> None:
 
 def test_what_runs_on_each_python_is_there_and_the_versions_are_those_of_the_package() -> None:
     script = (ROOT / "tools" / "pythons.sh").read_text(encoding="utf-8")
-    named = re.findall(r"^    (?:--ignore=)?(tests/\S+)$", script, re.MULTILINE)
+    named = re.findall(r"^    (?:--ignore=|--ignore-glob=)?'?(tests/[^\s']+)'?$", script, re.MULTILINE)
     assert len(named) > 3
     for test in named:
-        assert (ROOT / test).exists(), test
+        assert list(ROOT.glob(test)), test
     versions = re.search(r"^versions=\((.*)\)$", script, re.MULTILINE)
     assert versions is not None
     told = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
