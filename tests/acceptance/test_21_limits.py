@@ -56,7 +56,8 @@ def test_ten_groups_at_three_starts_in_three_seconds_with_four_workers(stage: St
         nonlocal probes
         stage.client.publish("noop", key=f"probe-{probes}", delay=0.2)
         probes += 1
-        return tasks_of(stage).count_documents({"task_option.limit_key": {"$ne": None}, **_DONE}) == _EACH * _KEYS
+        of_keys = {"task_option.limit_key": {"$ne": None}, **_DONE}
+        return bool(tasks_of(stage).count_documents(of_keys) == _EACH * _KEYS)
 
     eventually(is_done, 2 * shortest + PATIENCE, "all done", interval=0.2)
     eventually(lambda: stage.client.count(status="SUCCESS") == _EACH * _KEYS + probes, PATIENCE, "the probes, too")
