@@ -214,12 +214,13 @@ async def runs(bench: Bench) -> None:
     )
     await client.publish_many([TaskSpec("hold", key=key) for key in "abc"])
     for key in "abc":
-        await bench.status(f"hold:{key}", "RUNNING")
-        lease = bench.state(f"hold:{key}")["worker_states"][-1]["ping_expire_time"]
-        await until(
-            lambda key=key, lease=lease: bench.state(f"hold:{key}")["worker_states"][-1]["ping_expire_time"] > lease,
-            message="pinged",
-        )
+        state = await bench.status(f"hold:{key}", "RUNNING")
+        await pinged(bench, f"hold:{key}", state["worker_states"][-1]["ping_expire_time"])
+
+
+async def pinged(bench: Bench, task_id: str, lease: datetime) -> None:
+    """Wait until the task's lease has moved."""
+    await until(lambda: bench.state(task_id)["worker_states"][-1]["ping_expire_time"] > lease, message="pinged")
 
 
 async def changes(bench: Bench, client: Client) -> None:
