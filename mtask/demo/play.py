@@ -21,7 +21,7 @@ from mtask.demo.watch import Watch, outcome_of
 
 #: How long the tasks that pause do so: long enough to be met by the kill, shorter than their lease.
 PAUSE = timedelta(milliseconds=1200)
-#: The last of them waits for the kill, however slow the machine: its worker is the victim.
+#: The last of them waits for the kill, as long as its lease holds: its worker is the victim.
 LAST_PAUSE = timedelta(seconds=60)
 START_TIMEOUT = timedelta(seconds=60)
 #: For one command: the machine may be busy with the demo itself, and with all else.
