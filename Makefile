@@ -39,6 +39,10 @@ test: lint ## Run linters, types, import contracts, all tests and each fault onc
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
 
+.PHONY: pythons
+pythons: $(VENV)/.dev-ready ## Run the short part of the tests on each other Python from 3.11 to 3.13 that is found
+	tools/pythons.sh $(VENV)
+
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and prove that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)

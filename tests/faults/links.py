@@ -154,10 +154,11 @@ class Link:
         return self._is_over
 
     def begin(self) -> None:
-        """Take up the client's connection; nothing is read from it before the member's is there."""
+        """Take up the client's connection; what it sends is kept until the member's connection is there."""
         self.traffic.links.add(self)
         self.traffic.counts.accepted += 1
-        self.client.transport.pause_reading()
+        # Pausing the transport here would not do: before Python 3.11.3 asyncio reads from it all the same.
+        self.client.hold_back()
         self.refresh()
 
     async def dial(self) -> None:
@@ -176,7 +177,7 @@ class Link:
             return
         host, port = self.server.transport.get_extra_info("sockname")
         self.address = f"{host}:{port}"
-        self.client.transport.resume_reading()
+        self.client.pass_on()
 
     def refresh(self) -> None:
         """Apply the faults in force."""
@@ -300,6 +301,7 @@ class _Side(asyncio.Protocol):
         self._link = link
         self._take = take
         self._frames = wire.Frames()
+        self._early: list[bytes] | None = None  #: what came while it was held back
         self._late: deque[tuple[float, bytes]] = deque()
         self._last_due = 0.0
         self._is_closing = False
@@ -311,8 +313,21 @@ class _Side(asyncio.Protocol):
         if self is self._link.client:
             self._link.begin()
 
+    def hold_back(self) -> None:
+        """Keep what comes, and take nothing of it before `pass_on`."""
+        self._early = []
+
+    def pass_on(self) -> None:
+        """Take what was held back, and from now on what comes."""
+        early, self._early = self._early or [], None
+        for data in early:
+            self.data_received(data)
+
     def data_received(self, data: bytes) -> None:
-        """Take what is whole."""
+        """Take the messages that are now whole."""
+        if self._early is not None:
+            self._early.append(data)
+            return
         for message in self._frames.feed(data):
             self._take(message)
 

@@ -186,4 +186,11 @@ CONTROL_MUTATIONS = (
         (Edit("mtask/worker/upkeep.py", "keep, self._controls.validity()))", "keep))"),),
         (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
+    Mutation(
+        "places-given-back-everywhere",
+        "On a sharded cluster every shard looks through all its places for those that are given back.",
+        (Edit(_PLACES, '{"_id": {"$in": sorted(set(place_ids))}},', "{},"),),
+        ("tests/integration/test_writes_are_targeted.py"
+         "::test_every_write_of_workers_and_clients_names_its_documents_by_id",),
+    ),
 )  # fmt: skip

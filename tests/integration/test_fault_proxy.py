@@ -23,7 +23,7 @@ from mtask.local import ReplicaSet
 from mtask.local.node import Node
 from mtask.local.replication import direct_client
 from tests.faults import wire
-from tests.faults.links import Direction
+from tests.faults.links import Direction, Link
 from tests.faults.network import ReplicaSetProxy
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document, eventually
@@ -206,6 +206,22 @@ def test_replies_that_stream_and_those_with_a_checksum_name_the_proxys_ports_too
             number = wire.request_id(message)
     with Raw(proxy.address(node)) as raw:
         assert ask(raw, {"ping": 1}, flags=1)["ok"] == 1, "the checksum of what is passed on is still there and right"
+
+
+def test_what_a_client_sends_before_the_members_connection_is_there_reaches_the_member(
+    proxy: ReplicaSetProxy, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial = Link.dial
+
+    async def dial_late(link: Link) -> None:
+        while not link.client._early:  # noqa: ASYNC110 read, whether or not this Python's asyncio heeds a pause
+            await asyncio.sleep(0.01)
+        await dial(link)
+
+    monkeypatch.setattr(Link, "dial", dial_late)
+    with Raw(proxy.address(replica_set.nodes[0])) as raw:
+        sent = [raw.send({"ping": 1}) for _ in range(5)]
+        assert [wire.response_to(raw.receive()) for _ in sent] == sent
 
 
 def test_step_down_is_followed_behind_the_proxy(

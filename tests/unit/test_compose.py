@@ -108,11 +108,26 @@ def test_image_holds_what_its_build_and_the_example_need(dockerfile: list[list[s
 def test_ci_runs_the_tests_as_the_readme_does() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "exec make test </dev/null" in script.read_text(encoding="utf-8")
-    assert os.access(ROOT / "tools" / "setup.sh", os.X_OK)
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert lines[-2:] == ["make test </dev/null", "exec make pythons </dev/null"]
+    assert "set -euo pipefail" in lines
+    for tool in ("setup.sh", "pythons.sh"):
+        assert os.access(ROOT / "tools" / tool, os.X_OK)
 
 
-@pytest.mark.parametrize("script", ["tools/setup.sh", ".ci/run"])
+def test_what_runs_on_each_python_is_there_and_the_versions_are_those_of_the_package() -> None:
+    script = (ROOT / "tools" / "pythons.sh").read_text(encoding="utf-8")
+    named = re.findall(r"^    (?:--ignore=|--ignore-glob=)?'?(tests/[^\s']+)'?$", script, re.MULTILINE)
+    assert len(named) > 3
+    for test in named:
+        assert list(ROOT.glob(test)), test
+    versions = re.search(r"^versions=\((.*)\)$", script, re.MULTILINE)
+    assert versions is not None
+    told = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert versions[1].split() == told
+
+
+@pytest.mark.parametrize("script", ["tools/setup.sh", "tools/pythons.sh", ".ci/run"])
 def test_script_is_sound_bash(script: str) -> None:
     subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
 

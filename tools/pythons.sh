@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Run the short part of the tests on each further Python that this machine has, each in a virtual environment of its own.
+#
+#   tools/pythons.sh [VENV]
+#
+# VENV (.venv) is where `make test` ran: its Python has run all tests, so it is left out. An interpreter is found on PATH,
+# in /usr/bin, or where pyenv keeps its own, if there is a pyenv. PYTEST_ARGS: more for pytest's command line.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=${1:-.venv}
+# As in pyproject.toml's classifiers.
+versions=(3.11 3.12 3.13)
+# What an interpreter may change: what is made of handlers, options and values, asyncio under the worker and the clients,
+# threads and processes, and the proxy of the fault tests. Without what tests the tests, the figures and the papers.
+short=(
+    tests/unit
+    --ignore-glob='tests/unit/test_benchmarks_*'
+    --ignore-glob='tests/unit/test_demo_*'
+    --ignore-glob='tests/unit/test_faults_*'
+    --ignore=tests/unit/test_cli_help.py
+    --ignore=tests/unit/test_compose.py
+    tests/parity/test_plain_parity.py
+    tests/integration/test_client_transactions.py
+    tests/integration/test_fault_proxy.py
+    tests/integration/test_worker_endings.py
+    tests/integration/test_writes_are_targeted.py
+    tests/acceptance/test_04_start_time_and_priority.py
+)
+
+# The full version and the interpreter itself, whatever led to it: a link, a shim or a virtual environment.
+identity='import os, sys; print("%d.%d.%d" % sys.version_info[:3], os.path.realpath(sys._base_executable))'
+
+candidates() {
+    local version root
+    for version in "${versions[@]}"; do
+        type -aP "python$version" || true
+        [[ ! -x /usr/bin/python$version ]] || echo "/usr/bin/python$version"
+    done
+    type -aP python3 || true
+    if command -v pyenv >/dev/null && root=$(pyenv root); then
+        compgen -G "$root/versions/*/bin/python3" || true
+    fi
+}
+
+is_supported() { # a version such as 3.11.2
+    local version
+    for version in "${versions[@]}"; do
+        [[ $1 != "$version".* ]] || return 0
+    done
+    return 1
+}
+
+declare -A done=()
+read -r version _ < <("$venv/bin/python" -c "$identity")
+done[$version]=1
+while read -r candidate; do
+    # A shim may stand for nothing.
+    told=$("$candidate" -c "$identity" 2>/dev/null) || continue
+    read -r version python <<<"$told"
+    [[ -z ${done[$version]:-} ]] && is_supported "$version" || continue
+    done[$version]=1
+    own=$venv/pythons/$version
+    PYTHON=$python tools/setup.sh short "$own" </dev/null
+    echo "pythons: the short part of the tests on Python $version"
+    PATH="$PWD/$own/bin:$PATH" "$own/bin/python" -m pytest -q ${PYTEST_ARGS:-} "${short[@]}" </dev/null
+done < <(candidates)
+echo "pythons: passed on ${!done[*]}"
