@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from mtask.client import views
 from mtask.errors import DatabaseUnavailable, EventsLost, InvalidInput, OperationFailed, shown
-from mtask.store import events
+from mtask.store import events, roles
 from mtask.store.driver import AsyncStore, SyncStore, bounded
 from mtask.store.events import TaskEvent
 
@@ -230,9 +230,10 @@ class Events(_Reader):
     def _open(self) -> None:
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+                self._cursor = self._store.tasks.watch(self._following.pipeline, **self._following.options())
         except Exception as error:
-            raise self._following.translated(error) from error
+            translated = self._following.translated(error)
+            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
         self._following.opened(self._cursor.resume_token)
 
     def _read(self) -> None:
@@ -326,9 +327,10 @@ class AsyncEvents(_Reader):
             return
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = await self._store.database.watch(self._following.pipeline, **self._following.options())
+                self._cursor = await self._store.tasks.watch(self._following.pipeline, **self._following.options())
         except Exception as error:
-            raise self._following.translated(error) from error
+            translated = self._following.translated(error)
+            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
         self._following.opened(self._cursor.resume_token)
 
     async def _read(self) -> None:
