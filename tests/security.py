@@ -79,7 +79,7 @@ def accounts(server: ReplicaSet, database: str, *, set_up: bool = True) -> Accou
             {"resource": {"db": database, "collection": name}, "actions": ["find", "insert"]} for name in HANDLERS_OWN
         ]
         mongo.admin.command("createRole", own, privileges=rights, roles=[])
-        granted = {role: [_granted(database, role)] for role in ROLES} if set_up else dict.fromkeys(ROLES, [])
+        granted: dict[str, list[Document]] = {role: [_granted(database, role)] if set_up else [] for role in ROLES}
         granted |= {"nobody": [], "service": [*granted["publisher"], *granted["operator"]]}
         granted["worker"] = [*granted["worker"], {"role": own, "db": "admin"}]
         made = {}

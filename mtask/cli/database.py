@@ -70,7 +70,7 @@ def list_roles(
     Needs no database. `mtask init --roles` makes them.
     """
     database = cli.database()
-    document = [
+    document: list[dict[str, Any]] = [
         {
             "role": role,
             "name": roles.role_name(database, role),

@@ -106,7 +106,8 @@ class Fleet:
             self.workers.append(WorkerProcess(worker_id, self._command(worker_id), with_uri(os.environ, self._uri)))
 
     def _command(self, worker_id: str) -> list[str]:
-        # Every other flag is given, so that the user's environment changes nothing. Supervised: it ends with its parent.
+        # Every flag but the URI is given, so that the user's environment changes nothing.
+        # Supervised: it ends with its parent.
         return worker_command(
             [
                 *(APP, "--supervised", "--processes", "1", "--queues", "demo", "--worker-id", worker_id),

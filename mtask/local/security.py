@@ -56,7 +56,7 @@ class Security:
 def uri_of(
     addresses: str, replica_set: str, security: Security | None, user: str | None = None, password: str | None = None
 ) -> str:
-    """Return the connection string of a replica set, as this user; without one as the administrator, if there is any."""
+    """Return the connection string of a replica set as this user, else as the administrator if there is one."""
     if security is None:
         return f"mongodb://{addresses}/?replicaSet={replica_set}"
     name, word = (security.user, security.password) if user is None else (user, password or "")

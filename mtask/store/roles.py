@@ -74,7 +74,7 @@ _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
 
 def role_name(database: str, role: Role) -> str:
-    """Return the name of a database's role, as it is made in `admin`: only roles there may hold rights on the server."""
+    """Return the name of a database's role. It is made in `admin`: only roles there may hold rights on the server."""
     return f"mtask_{database}_{role}"
 
 

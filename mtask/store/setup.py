@@ -159,7 +159,10 @@ def _check_documents(collection: Collection) -> Operation[None]:
 def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
     if not names:
         return True
-    listed = yield command("listIndexes", collection)
+    try:
+        listed = yield command("listIndexes", collection)
+    except AccessDenied:  # who may not look may not make any: what the user came for says which role that takes
+        return True
     there = {found["name"] for found in listed["cursor"]["firstBatch"]}
     return there.issuperset(names)
 

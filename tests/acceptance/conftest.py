@@ -24,7 +24,7 @@ Report = Callable[[str, Any], None]
 def stage(mongo_server: ReplicaSet, database_name: str, tmp_path: Path) -> Iterator[Stage]:
     """Give one test a database of its own on the shared server, and workers that end with it.
 
-    Where the server asks for passwords, its workers have the role worker, and its client those of publisher and operator.
+    Where the server asks for passwords, its workers have the role worker, its client those of publisher and operator.
     """
     users = accounts(mongo_server, database_name) if is_secure() else None
     with open_stage(mongo_server.uri, database_name, tmp_path, users) as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -36,7 +37,11 @@ def test_strict_client_sets_up_publishes_finds_and_changes_tasks(
     strict.init()
     assert strict.publish("mail", {"n": 1}, key="a").created
     assert not strict.publish("mail", {"n": 2}, key="a", if_exists="update", delay=DAY).created
-    assert [done.created for done in strict.publish_many([TaskSpec("mail", key=k) for k in "abc"])] == [False, True, True]
+    assert [done.created for done in strict.publish_many([TaskSpec("mail", key=k) for k in "abc"])] == [
+        False,
+        True,
+        True,
+    ]
     assert {task.key for task in strict.find(name="mail")} == {"a", "b", "c"}
     assert (strict.count(), strict.count(status="INIT")) == (3, 3)
     assert strict.update_option("mail", "a", priority=7).task_option.priority == 7
@@ -121,16 +126,20 @@ def test_what_the_stable_api_has_no_command_for_says_so(strict: AnyClient) -> No
 def test_wait_of_a_strict_client_follows_the_task_rather_than_reading_it_again_and_again(
     mongo_uri: str, database_name: str
 ) -> None:
-    with open_client("sync", mongo_uri, database_name, **STRICT) as client, open_store(mongo_uri, database_name) as store:
+    with (
+        open_client("sync", mongo_uri, database_name, **STRICT) as client,
+        open_store(mongo_uri, database_name) as store,
+    ):
         client.publish("mail", key="k")
         run_id = claim(store, "mail:k")
         waiter = Client(client.source, database=database_name)
-        import threading
-
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(waiter.wait("mail", "k", timeout=40)))
         thread.start()
-        streams = [{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database_name}.tasks"}}]
+        streams: list[dict[str, Any]] = [
+            {"$currentOp": {"idleCursors": True}},
+            {"$match": {"ns": f"{database_name}.tasks"}},
+        ]
         eventually(
             lambda: [op for op in store.client.admin.aggregate(streams) if "$changeStream" in str(op)],
             message="a change stream",
