@@ -124,7 +124,10 @@ def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users
 
 
 def streams_on_tasks(stage: Stage, what: str) -> list[Document]:
-    streams: list[Document] = [{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{SHOP}.tasks"}}]
+    streams: list[Document] = [
+        {"$currentOp": {"allUsers": True, "idleCursors": True}},
+        {"$match": {"ns": f"{SHOP}.tasks"}},
+    ]
     return [op for op in stage.mongo.admin.aggregate(streams) if "$changeStream" in str(op) and what in str(op)]
 
 

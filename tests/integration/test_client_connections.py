@@ -348,7 +348,10 @@ def test_worker_with_the_longest_id_can_connect(
 ) -> None:
     """The server takes 128 bytes as an application's name; what is beyond them is left out, and no part of a letter."""
     app = App()
-    app.task(lambda: 7, name="seven")
+
+    @app.task
+    def seven() -> int:
+        return 7
 
     async def scenario() -> str:
         async with working(mongo_uri, database_name, mongo, app, worker_id) as bench:
