@@ -63,7 +63,7 @@ def as_role(users: Accounts, role: str) -> Client:
 
 def mtask(uri: str, *arguments: str, database: str = SHOP) -> subprocess.CompletedProcess[str]:
     """Run a command as a process, its URI in the environment."""
-    environment = {**os.environ, "MTASK_URI": uri, "MTASK_DATABASE": database}
+    environment = {**os.environ, "MTASK_URI": uri, "MTASK_DATABASE": database, "COLUMNS": "300"}
     return subprocess.run(
         [sys.executable, "-m", "mtask.cli.main", *arguments],
         cwd=ROOT,
