@@ -27,6 +27,7 @@ MtaskError
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
 │       ├── NotStorable          a value that BSON cannot hold
 │       ├── DuplicateKey         a document with this `_id` exists
+│       ├── NotInStableApi       the client keeps to the Stable API, which has no command for this
 │       └── EventsLost           the oplog no longer reaches back to where events were to begin
 ├── ScheduleError                about a schedule
 │   ├── ScheduleExists           one with this id exists
@@ -54,6 +55,7 @@ Passwords are never part of a field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
@@ -326,12 +328,28 @@ class ServerTooOld(DatabaseError):
 class AccessDenied(DatabaseError):
     """The database user is unknown, or may not do this."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"MongoDB refused access: {reason.rstrip('.')}. Check user, password and authSource; the user needs the "
-            "role readWrite on the database, and dbAdmin once for `mtask init`."
-        )
+    def __init__(
+        self, reason: str, *, is_unauthorized: bool = False, need: str | None = None, roles: Sequence[str] = ()
+    ) -> None:
+        """`is_unauthorized`: the user is known and lacks the right. `roles` are those that have what is needed."""
+        if need is None:
+            remedy = (
+                "This takes a user administrator of the database, such as one with the role userAdminAnyDatabase"
+                if is_unauthorized
+                else "Check user, password and authSource; the user needs one of the roles that `mtask roles` lists"
+            )
+        elif roles:
+            remedy = (
+                f"It takes {need}, and the role that may is {' or '.join(roles)}: grant it to this user, or call as "
+                "a user who has it (`mtask roles` lists the roles, `mtask init --roles` makes them)"
+            )
+        else:
+            remedy = f"It takes {need}, which none of mtask's roles has: call as an administrator"
+        super().__init__(f"MongoDB refused access: {reason.rstrip('.')}. {remedy}.")
         self.reason = reason
+        self.is_unauthorized = is_unauthorized
+        self.need = need
+        self.roles = tuple(roles)
 
 
 class SchemaMismatch(DatabaseError):
@@ -364,6 +382,18 @@ class NotStorable(OperationFailed):
 
 class DuplicateKey(OperationFailed):
     """A document with this `_id` exists."""
+
+
+class NotInStableApi(OperationFailed):
+    """The client keeps to the Stable API strictly, and that has no command for this."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        command = reason.partition("the command ")[2].partition(" ")[0] or "something"
+        super().__init__(
+            f"this takes {command}, which lies outside of the Stable API, and the client keeps to that: it was made "
+            "with ServerApi(strict=True). Use a client without strict, or a URI, for this",
+            code,
+        )
 
 
 class EventsLost(OperationFailed):

@@ -1,19 +1,25 @@
 """Settings: the only reader of the environment.
 
 Precedence: what the caller gives, then the environment (`MTASK_…`), then a `.env` file in the working folder.
+A `.env` file may come with a folder that someone else made, so it names no program that is run: `MTASK_MONGOD` counts
+in the environment only.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
+#: Programs that are run.
+_NOT_FROM_FILE = frozenset({"mongod"})
 
 
 class Settings(BaseSettings):
@@ -21,7 +27,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
-    uri: str = Field(default=DEFAULT_URI, description="MongoDB URI, or 'local' for the embedded mongod")
+    uri: str = Field(default=DEFAULT_URI, repr=False, description="MongoDB URI, or 'local' for the embedded mongod")
     database: str | None = Field(default=None, description="database; else the URI's, else 'mtask'")
     mongod: Path | None = Field(default=None, description="path of the mongod to embed")
     local_folder: Path | None = Field(default=None, description="data folder of the embedded mongod")
@@ -33,6 +39,34 @@ class Settings(BaseSettings):
     shutdown_timeout: float = Field(default=30.0, ge=0, description="seconds given to running tasks on SIGTERM")
     scheduler: bool = Field(default=True, description="fire schedules")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return where values come from, the most important first; `.env` without what it may not name."""
+        return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
+
+
+class _EnvFile(PydanticBaseSettingsSource):
+    """What `.env` says, programs left out."""
+
+    def __init__(self, settings_cls: type[BaseSettings], read: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._read = read
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return one value: asked for by the library's own sources only."""
+        return self._read.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """Return all values."""
+        return {name: value for name, value in self._read().items() if name not in _NOT_FROM_FILE}
 
 
 def read_settings() -> Settings:

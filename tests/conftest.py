@@ -13,6 +13,7 @@ from mtask.local import ReplicaSet, temporary
 from mtask.store import setup
 from mtask.store.driver import SyncStore
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, Client, eventually, processes_of_session
+from tests.security import is_secure, security
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,15 +27,16 @@ def no_process_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def mongo_server(no_process_is_left: None) -> Iterator[ReplicaSet]:
+def mongo_server(no_process_is_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
     """Run the one-node replica set that all tests share: don't stop it, don't make it step down."""
-    with temporary(parameters=TEST_COMMANDS) as server:
+    protection = security(tmp_path_factory.mktemp("security")) if is_secure() else None
+    with temporary(parameters=TEST_COMMANDS, security=protection) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mongo_uri(mongo_server: ReplicaSet) -> str:
-    """Return the shared server's URI, without a database."""
+    """Return the shared server's URI, without a database; where it asks for passwords, its administrator's."""
     return mongo_server.uri
 
 

@@ -25,6 +25,7 @@ from tests.acceptance.app import EVENTS_VARIABLE
 from tests.mongo import Client as Mongo
 from tests.mongo import Document, eventually
 from tests.processes import kill_marked, marked
+from tests.security import Accounts
 
 ROOT = Path(__file__).parents[1]
 APP = "tests.acceptance.app:app"
@@ -107,12 +108,12 @@ class WorkerProcess:
         self._mark = uuid.uuid4().hex
         self.log_path = folder / f"worker-{worker_id or 'unnamed'}-{self._mark[:6]}.log"
         given = ["--worker-id", worker_id] if worker_id is not None else []
-        arguments = [app, "--uri", uri, "--database", database, *given, *flags]
+        arguments = [app, "--database", database, *given, *flags]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mtask.cli.worker", *arguments],
                 cwd=ROOT,
-                env={**os.environ, **(environment or {}), _MARK: self._mark},
+                env={**os.environ, "MTASK_URI": uri, **(environment or {}), _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -180,8 +181,10 @@ class WorkerProcess:
 class Stage:
     """A database, a client, the handlers' events and the workers of one test."""
 
-    def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path) -> None:
+    def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path, worker_uri: str | None = None) -> None:
         self.uri = uri
+        #: Of the workers.
+        self.worker_uri = worker_uri or uri
         self.database = database
         self.folder = folder
         self.mongo = mongo
@@ -196,7 +199,7 @@ class Stage:
     ) -> WorkerProcess:
         """Start a worker process and go on at once; what `environment` holds is added to ours."""
         worker = WorkerProcess(
-            self.uri,
+            self.worker_uri,
             self.database,
             worker_id,
             *flags,
@@ -344,11 +347,14 @@ class Stage:
 
 
 @contextmanager
-def open_stage(uri: str, database: str, folder: Path) -> Iterator[Stage]:
-    """Set a stage on any server."""
+def open_stage(uri: str, database: str, folder: Path, users: Accounts | None = None) -> Iterator[Stage]:
+    """Set a stage on any server; with `users`, publish, look after tasks and work as they may."""
     mongo: Mongo = MongoClient(uri, tz_aware=True)
     with mongo:
-        stage = Stage(uri, database, mongo, folder)
+        if users is None:
+            stage = Stage(uri, database, mongo, folder)
+        else:
+            stage = Stage(users.service, database, mongo, folder, users.worker)
         try:
             yield stage
         finally:

@@ -15,7 +15,8 @@ from rich.text import Text
 from mtask import local
 from mtask.cli.output import clean, console, write_json
 from mtask.client import Client
-from mtask.settings import Settings, read_settings
+from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
+from mtask.store import connect
 
 #: How long a command looks for a server.
 SERVER_TIMEOUT = timedelta(seconds=5)
@@ -91,6 +92,12 @@ class Cli:
             server = local.start(folder, mongod=self.settings.mongod)
             self.notice(f"started the embedded mongod in {server.folder}; `mtask local stop` ends it")
         return server.uri
+
+    def database(self) -> str:
+        """Return the database's name, as a client on it has it, without a server."""
+        given = self.flags.database if self.flags.database is not None else self.settings.database
+        uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
+        return connect.database_of(DEFAULT_URI if uri.strip() == LOCAL_URI else uri, given, DEFAULT_DATABASE)
 
     def client(self, *, reads_only: bool = False) -> Client:
         """Return a client; one that only reads makes no collections."""

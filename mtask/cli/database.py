@@ -1,7 +1,8 @@
-"""`mtask init` and `mtask schema`."""
+"""`mtask init`, `mtask roles` and `mtask schema`."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, cast
 
 import typer
@@ -10,6 +11,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store import roles
 from mtask.store.operation import Collection
 from mtask.store.schema import LAYOUTS
 
@@ -21,16 +23,24 @@ FORMATS = ("mongo", "json-schema")
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     command(app, "init", panel=PANEL)(init)
+    command(app, "roles", panel=PANEL)(list_roles)
     command(app, "schema", panel=PANEL)(schema)
 
 
-def init(cli: Cli) -> None:
+def init(
+    cli: Cli,
+    with_roles: Annotated[
+        bool,
+        typer.Option("--roles", help="Make the roles that `mtask roles` lists, too; takes an administrator of users."),
+    ] = False,
+) -> None:
     """Make the collections with their validators and indexes, or make them anew.
 
     Tasks stay as they are.
     """
     client = cli.client()
-    client.init()
+    client.init(roles=with_roles)
+    made = [roles.role_name(client.database_name, role) for role in roles.ROLES] if with_roles else []
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,
@@ -38,13 +48,62 @@ def init(cli: Cli) -> None:
         "collections": [
             {"name": name, "validator": True, "indexes": layout.index_names} for name, layout in LAYOUTS.items()
         ],
+        "roles": made,
     }
     lines = [
         f"{name:9} validator" + (f", indexes {', '.join(layout.index_names)}" if layout.index_names else "")
         for name, layout in LAYOUTS.items()
     ]
+    lines += [f"role {name}" for name in made]
     version = f"schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
     cli.answer(document, f"database {client.database_name} is ready: {version}", *lines)
+
+
+def list_roles(
+    cli: Cli,
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Print the commands that make them, for an administrator's mongosh.")
+    ] = False,
+) -> None:
+    """Print the least-privilege roles of the database, and what each may.
+
+    Needs no database. `mtask init --roles` makes them.
+    """
+    database = cli.database()
+    document: list[dict[str, Any]] = [
+        {
+            "role": role,
+            "name": roles.role_name(database, role),
+            "db": "admin",
+            "purpose": roles.PURPOSES[role],
+            "privileges": roles.privileges(database, role),
+        }
+        for role in roles.ROLES
+    ]
+    if shell and not cli.is_json:
+        cli.say(*_shell_lines(document))
+        return
+    lines: list[str] = []
+    for entry in document:
+        lines += [*([""] if lines else []), f"{entry['name']}: {entry['purpose']}"]
+        for privilege in entry["privileges"]:
+            resource = privilege["resource"]
+            where = "the server" if resource.get("cluster") else resource["collection"] or "every collection"
+            lines.append(f"  {where:16}  {', '.join(privilege['actions'])}")
+    cli.answer(document, *lines)
+
+
+def _shell_lines(document: list[dict[str, Any]]) -> list[str]:
+    lines = ['var admin = db.getSiblingDB("admin");']
+    for entry in document:
+        name = json.dumps(entry["name"])
+        rights = json.dumps({"privileges": entry["privileges"], "roles": []})
+        lines += [
+            f"var rights = {rights};",
+            f"admin.getRole({name}) ? admin.updateRole({name}, rights) : "
+            f"admin.createRole(Object.assign({{role: {name}}}, rights));",
+        ]
+    return lines
 
 
 def schema(

@@ -46,7 +46,7 @@ def is_usage_error(error: BaseException) -> bool:
 def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) -> int:
     """Print the error on stderr and return the exit code."""
     if debug:
-        traceback.print_exception(error)
+        sys.stderr.write(scrubbed("".join(traceback.format_exception(error))))
     kind, message, fields, code = _described(error)
     if as_json:
         write_json({"error": kind, "message": message, **fields, "exit_code": code}, sys.stderr)

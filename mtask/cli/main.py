@@ -33,7 +33,8 @@ from mtask.version import __version__
 _CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
 EPILOG = (
     "Flags win over the environment (MTASK_URI, MTASK_DATABASE, MTASK_LOCAL_FOLDER, ...), and that over `.env` in the "
-    f"working folder.\n\nExit codes:\n\n{_CODES}"
+    "working folder. MTASK_MONGOD, a program that is run, is not read from `.env`; a URI with a password belongs into "
+    f"MTASK_URI, since every user of the machine can read command lines.\n\nExit codes:\n\n{_CODES}"
 )
 
 app = typer.Typer(

@@ -22,7 +22,7 @@ from mtask.store.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.loader import load_app
 from mtask.worker.log import FieldFormatter
-from mtask.worker.processes import Supervisor, end_with_parent, worker_command
+from mtask.worker.processes import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.registry import App
 from mtask.worker.worker import Worker, WorkerOptions
 
@@ -57,7 +57,13 @@ def main(
     queues: Annotated[str | None, typer.Option(help="Queues to serve, comma-separated. [those of the app]")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Handlers that run at once; 0 starts paused. [100]")] = None,
     worker_id: Annotated[str | None, typer.Option("--worker-id", "--id", help="[host, pid, random part]")] = None,
-    uri: Annotated[str | None, typer.Option(help="MongoDB URI, or 'local' for the embedded mongod.")] = None,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            help="MongoDB URI, or 'local' for the embedded mongod. With a password: use MTASK_URI, since every user "
+            "of the machine can read command lines."
+        ),
+    ] = None,
     database: Annotated[str | None, typer.Option(help="Database. [the URI's, else mtask]")] = None,
     processes: Annotated[int | None, typer.Option(help="Worker processes, restarted when they die. [1]")] = None,
     shutdown_timeout: Annotated[
@@ -140,7 +146,7 @@ def _start_logging(level: str) -> None:
 def _supervise(settings: Settings, options: WorkerOptions) -> int:
     shared = [
         settings.app or "",
-        *("--supervised", "--processes", "1", "--uri", options.uri, "--database", options.database),
+        *("--supervised", "--processes", "1", "--database", options.database),
         *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
         *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
         "--scheduler" if options.scheduler else "--no-scheduler",
@@ -152,7 +158,7 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         for place in range(settings.processes)
     ]
     environment = {name: value for name, value in os.environ.items() if name != "MTASK_WORKER_ID"}
-    return Supervisor([worker_command([*shared, *ids]) for ids in own], environment).run()
+    return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
 
 
 def _serve(app: App, options: WorkerOptions) -> None:

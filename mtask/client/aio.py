@@ -100,13 +100,16 @@ class AsyncClient:
         """The database."""
         return self._store.database.name
 
-    async def init(self, *, repair: bool = True) -> datetime:
+    async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
+        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
+        users.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         await self._reach()
-        now = await self._execute(setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair), None)
+        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else plain, None)
         self._is_ready = True
         return now
 

@@ -10,10 +10,11 @@ from typing import Any
 from mtask.client import backlog, scheduling
 from mtask.client.controls import control_of
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
-from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, SchemaMismatch
+from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store import controls, diagnosis, schedules, setup
 from mtask.store.operation import Operation
+from mtask.store.roles import role_name
 from mtask.store.schema import schema_title
 
 __all__ = ["PATIENCE", "Finding", "Level", "examine"]
@@ -24,8 +25,6 @@ CLOCK_TOLERANCE = timedelta(seconds=2)
 OPLOG_WINDOW = timedelta(hours=1)
 #: The TTL monitor of MongoDB passes once a minute.
 TTL_GRACE = timedelta(minutes=5)
-#: What a worker and a publisher do.
-NEEDED_ACTIONS = frozenset({"find", "insert", "update", "remove", "changeStream"})
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
 #: What holds for queues and names, and what is published again and again: all of them are looked at.
@@ -60,9 +59,12 @@ def _guarded(check: str, findings: Findings) -> Findings:
     try:
         return (yield from findings)
     except AccessDenied as error:
-        remedy = "Grant clusterMonitor to see it." if check == "server status" else "Grant readWrite on the database."
-        level = Level.WARN if check == "server status" else Level.FAIL
-        return [Finding(check, level, f"not examined, this user may not: {error.reason}", remedy)]
+        # What the user is there for is told by `rights`: few need to see all.
+        told = fail if check == "rights" else warn
+        who = f"a user with the role {' or '.join(error.roles)}" if error.roles else "an administrator"
+        return [told(check, f"not examined, this user may not: {error.need or error.reason}", f"Ask as {who}.")]
+    except NotInStableApi as error:
+        return [warn(check, f"not examined: {error.reason}", "Call `mtask doctor`, or a client without strict.")]
     except DatabaseUnavailable as error:
         return [warn(check, f"not examined, no answer in time: {error.reason}", "Call again when the load is lower.")]
     except DatabaseError as error:
@@ -75,7 +77,7 @@ def _server() -> Findings:
         before = datetime.now(UTC)
         hello = yield from diagnosis.greeting()
         after = datetime.now(UTC)
-        version = yield from diagnosis.version()
+        version = yield from diagnosis.version(hello)
     except DatabaseError as error:
         return [unreachable(error)]
     address = str(hello.get("me") or hello.get("primary") or "the server")
@@ -94,12 +96,15 @@ def unreachable(error: DatabaseError) -> Finding:
 
 
 def _version(address: str, version: str) -> Finding:
-    needed = ".".join(map(str, setup.MIN_SERVER))
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers < setup.MIN_SERVER:
+    needed = setup.MIN_RELEASE
+    if _numbers(version) < _numbers(needed):
         message = f"MongoDB {version} at {address} is too old"
         return fail("version", message, f"Upgrade the server to {needed} or later.", version=version)
     return ok("version", f"MongoDB {version} at {address}", version=version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _topology(address: str, hello: Mapping[str, Any]) -> list[Finding]:
@@ -139,14 +144,18 @@ def _clock(before: datetime, server: datetime, after: datetime) -> Finding:
 
 def _rights(database: str) -> Findings:
     rights = yield from diagnosis.rights(database)
-    yield from diagnosis.try_read_and_write()
-    if rights.actions is None:
+    if rights.user is None:
+        yield from diagnosis.try_read_and_write()
         return [ok("rights", "no access control: everyone may read and write")]
-    lacking = sorted(NEEDED_ACTIONS - rights.actions)
-    if lacking:
-        message = f"{rights.user} lacks {', '.join(lacking)} on {database}"
-        return [fail("rights", message, f"Grant it the role readWrite on {database}.", lacking=lacking)]
-    return [ok("rights", f"{rights.user} may read, write and watch", user=rights.user)]
+    if not rights.roles:
+        nearest, lacking = min(rights.lacking.items(), key=lambda item: len(item[1]))
+        message = f"{rights.user} lacks what any role needs; for {nearest}: {', '.join(lacking)}"
+        remedy = f"Grant it a role that `mtask roles` lists, such as {role_name(database, nearest)}."
+        return [fail("rights", message, remedy, lacking=lacking)]
+    if rights.roles != ["deployer"]:
+        yield from diagnosis.try_read_and_write()
+    may = f"{rights.user} may do what the role{'s' * (len(rights.roles) > 1)} {', '.join(rights.roles)} may"
+    return [ok("rights", may, user=rights.user, roles=list(rights.roles))]
 
 
 def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:

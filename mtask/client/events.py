@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from mtask.client.following import Following
 from mtask.errors import DatabaseUnavailable, DocumentTooLarge
-from mtask.store import readers
+from mtask.store import readers, roles
 from mtask.store.driver import AsyncStore, SyncStore, bounded
 from mtask.store.events import TaskEvent
 
@@ -124,12 +124,13 @@ class Events(_Reader):
     def _open(self) -> None:
         try:
             with bounded(_OPEN_TIMEOUT):
-                cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+                cursor = self._store.tasks.watch(self._following.pipeline, **self._following.options())
         except DocumentTooLarge as error:
             self._following.ask_for_less(error)
             self._open()
         except Exception as error:
-            raise self._following.translated(error) from error
+            translated = self._following.translated(error)
+            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
         else:
             self._opened(cursor)
 
@@ -246,12 +247,13 @@ class AsyncEvents(_Reader):
         try:
             with bounded(_OPEN_TIMEOUT):
                 following = self._following
-                cursor = await self._call(self._store.database.watch, following.pipeline, **following.options())
+                cursor = await self._call(self._store.tasks.watch, following.pipeline, **following.options())
         except DocumentTooLarge as error:
             self._following.ask_for_less(error)
             await self._open()
         except Exception as error:
-            raise self._following.translated(error) from error
+            translated = self._following.translated(error)
+            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
         else:
             self._opened(cursor)
 

@@ -89,13 +89,16 @@ class Client:
         """The database."""
         return self._store.database.name
 
-    def init(self, *, repair: bool = True) -> datetime:
+    def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
+        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
+        users.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         self._reach()
-        now = self._store.run(setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair))
+        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = self._store.run(setup.ensure_with_roles(self.database_name) if roles else plain)
         self._is_ready = True
         return now
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import IO, Self
 
 from mtask.errors import WorkerError
-from mtask.worker.processes import worker_command
+from mtask.worker.processes import with_uri, worker_command
 
 APP = "mtask.demo.app:app"
 STOP_TIMEOUT = timedelta(seconds=5)
@@ -25,7 +26,7 @@ class DemoFailed(WorkerError):
 class WorkerProcess:
     """One `mtask-worker` process."""
 
-    def __init__(self, worker_id: str, command: Sequence[str]) -> None:
+    def __init__(self, worker_id: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.worker_id = worker_id
         self.is_killed = False
         # Without a name from the start: nothing to remove, however this process ends.
@@ -37,6 +38,7 @@ class WorkerProcess:
             stderr=self._output,
             # Where no module and no .env of the user lies.
             cwd=sys.prefix,
+            env=environment,
             # Ctrl-C is for the demo, which then stops its workers.
             start_new_session=True,
         )
@@ -101,14 +103,15 @@ class Fleet:
         """Start that many."""
         for number in range(1, count + 1):
             worker_id = f"worker-{number}"
-            self.workers.append(WorkerProcess(worker_id, self._command(worker_id)))
+            self.workers.append(WorkerProcess(worker_id, self._command(worker_id), with_uri(os.environ, self._uri)))
 
     def _command(self, worker_id: str) -> list[str]:
-        # Every flag is given, so that the user's environment changes nothing. Supervised: it ends with its parent.
+        # Every flag but the URI is given, so that the user's environment changes nothing.
+        # Supervised: it ends with its parent.
         return worker_command(
             [
                 *(APP, "--supervised", "--processes", "1", "--queues", "demo", "--worker-id", worker_id),
-                *("--uri", self._uri, "--database", self._database, "--concurrency", str(self._concurrency)),
+                *("--database", self._database, "--concurrency", str(self._concurrency)),
                 *("--shutdown-timeout", str(_SHUTDOWN_SECONDS), "--log-level", "WARNING"),
             ]
         )

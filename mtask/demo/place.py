@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,7 +27,7 @@ _REMEDY = "The demo wants a database of its own: name another with --database."
 class Place:
     """A database for the demo. `folder` is that of a server that is kept."""
 
-    uri: str
+    uri: str = field(repr=False)  # it may hold a password
     database: str
     words: str
     folder: Path | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mtask.errors import MongodFailed
 from mtask.local.waiting import Deadline, wait_until
@@ -22,7 +22,7 @@ class LocalServer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     folder: Path
-    uri: str
+    uri: str = Field(repr=False)
     port: int
     pid: int
     replica_set: str

@@ -22,6 +22,7 @@ from mtask.local.ownership import (
     stop_mongod,
 )
 from mtask.local.ports import HOST, is_free
+from mtask.local.security import Security
 from mtask.local.waiting import Deadline, wait_until
 
 SMALLEST_CACHE_MB = 256
@@ -38,6 +39,7 @@ class Node:
     replica_set: str
     cache_mb: int = SMALLEST_CACHE_MB
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    security: Security | None = None
 
     def __post_init__(self) -> None:
         if self.cache_mb < SMALLEST_CACHE_MB:
@@ -80,6 +82,7 @@ class Node:
             f"--oplogSize={OPLOG_MB}",
             f"--wiredTigerCacheSizeGB={self.cache_mb / 1024:g}",
             *(f"--setParameter={name}={value}" for name, value in parameters.items()),
+            *(self.security.arguments() if self.security is not None else ()),
         ]
 
     def pid(self) -> int | None:

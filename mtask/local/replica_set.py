@@ -17,7 +17,8 @@ from mtask.local.find import find_mongod
 from mtask.local.node import SMALLEST_CACHE_MB, Node
 from mtask.local.ownership import STOP_TIMEOUT, is_stopped
 from mtask.local.ports import free_ports
-from mtask.local.replication import direct_client, initiate, is_member_ready, primary_of
+from mtask.local.replication import direct_client, initiate, is_member_ready, make_administrator, primary_of
+from mtask.local.security import Security, uri_of
 from mtask.local.waiting import Deadline, wait_until
 
 REPLICA_SET = "mtask"
@@ -50,11 +51,13 @@ class ReplicaSet:
         cache_mb: int = SMALLEST_CACHE_MB,
         timeout: timedelta = START_TIMEOUT,
         election_timeout: timedelta = ELECTION_TIMEOUT,
+        security: Security | None = None,
     ) -> ReplicaSet:
         """Start a new set in an empty folder and wait until it has a primary and all the others follow it.
 
         `parameters` are mongod's server parameters; `{"enableTestCommands": "1"}` allows fail points.
         `election_timeout` is how long the others go without their primary before they elect another.
+        `security`: with users and passwords, and with TLS.
         Raises MongodNotFound and MongodFailed, with nothing left running.
         """
         if not 1 <= nodes <= MOST_NODES:
@@ -62,6 +65,8 @@ class ReplicaSet:
         deadline = Deadline(timeout)
         binary = find_mongod(mongod)
         folder = folder.absolute()
+        if security is not None:
+            security.prepare()
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
             members = [
                 Node(
@@ -71,6 +76,7 @@ class ReplicaSet:
                     replica_set=REPLICA_SET,
                     cache_mb=cache_mb,
                     parameters=parameters,
+                    security=security,
                 )
                 for number, port in enumerate(free_ports(nodes))
             ]
@@ -94,12 +100,21 @@ class ReplicaSet:
         for node in self.nodes:
             if not wait_until(lambda node=node: is_member_ready(node), deadline):  # type: ignore[misc]
                 raise self._failed(f"node {node.address} did not join the replica set in time")
-        self.wait_primary(timedelta(seconds=deadline.remaining()))
+        primary = self.wait_primary(timedelta(seconds=deadline.remaining()))
+        try:
+            make_administrator(primary)
+        except PyMongoError as error:
+            raise self._failed(f"its first user could not be made: {error}") from error
 
     @property
     def uri(self) -> str:
-        """Return the connection string that names all nodes."""
-        return f"mongodb://{','.join(node.address for node in self.nodes)}/?replicaSet={REPLICA_SET}"
+        """Return the connection string that names all nodes; where users have passwords, that of the administrator."""
+        return self.uri_as(None)
+
+    def uri_as(self, user: str | None, password: str | None = None) -> str:
+        """Return the connection string of a user, None: of the administrator."""
+        addresses = ",".join(node.address for node in self.nodes)
+        return uri_of(addresses, REPLICA_SET, self.nodes[0].security, user, password)
 
     def primary(self) -> Node:
         """Return the primary, waiting for one as `wait_primary` does."""
@@ -152,7 +167,7 @@ class ReplicaSet:
         """
         primary = self.primary()
         seconds = max(1, round(duration.total_seconds()))
-        with direct_client(primary.port, timedelta(seconds=10)) as client, suppress(AutoReconnect):
+        with direct_client(primary, timedelta(seconds=10), as_admin=True) as client, suppress(AutoReconnect):
             try:
                 client.admin.command("replSetStepDown", seconds, secondaryCatchUpPeriodSecs=0, force=True)
             except OperationFailure as error:
@@ -168,7 +183,7 @@ class ReplicaSet:
         # By command, as a member that gets SIGTERM first waits 15 s for its clients to go elsewhere.
         self.resume(node)
         if node.is_running():
-            with direct_client(node.port) as client, suppress(PyMongoError):
+            with direct_client(node, as_admin=True) as client, suppress(PyMongoError):
                 client.admin.command("shutdown", 1, force=True, timeoutSecs=0)
         node.stop(timeout)
 

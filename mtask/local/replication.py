@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from mtask.local.node import Node
 from mtask.local.ports import HOST
+from mtask.local.security import driver_options
 
 Reply = Mapping[str, Any]
 
@@ -22,16 +23,19 @@ ALREADY_INITIALIZED = 23
 
 
 @contextmanager
-def direct_client(port: int, timeout: timedelta = CALL_TIMEOUT) -> Iterator[MongoClient[dict[str, Any]]]:
+def direct_client(
+    node: Node, timeout: timedelta = CALL_TIMEOUT, *, as_admin: bool = False
+) -> Iterator[MongoClient[dict[str, Any]]]:
     """Connect to one node, whatever its role. The timeout holds for each step of a call."""
     milliseconds = int(timeout.total_seconds() * 1000)
     client: MongoClient[dict[str, Any]] = MongoClient(
         HOST,
-        port,
+        node.port,
         directConnection=True,
         serverSelectionTimeoutMS=milliseconds,
         connectTimeoutMS=milliseconds,
         socketTimeoutMS=milliseconds,
+        **driver_options(node.security, as_admin=as_admin),
     )
     with client:
         yield client
@@ -39,7 +43,7 @@ def direct_client(port: int, timeout: timedelta = CALL_TIMEOUT) -> Iterator[Mong
 
 def ask(node: Node, command: str) -> Reply | None:
     """Return a node's reply to an admin command, or None if it does not answer in time."""
-    with direct_client(node.port) as client:
+    with direct_client(node) as client:
         try:
             return client.admin.command(command)
         except PyMongoError:
@@ -51,7 +55,7 @@ def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
     members = [{"_id": number, "host": node.address} for number, node in enumerate(nodes)]
     configuration = {"_id": nodes[0].replica_set, "members": members, "settings": dict(settings)}
     # With several nodes the first one asks the others, which may take a while.
-    with direct_client(nodes[0].port, timedelta(seconds=20)) as client:
+    with direct_client(nodes[0], timedelta(seconds=20)) as client:
         try:
             client.admin.command("replSetInitiate", configuration)
         except OperationFailure as error:
@@ -59,12 +63,20 @@ def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
                 raise
 
 
+def make_administrator(node: Node) -> None:
+    """Make the first user of a new set, on its primary: until there is one, whoever comes from this machine may."""
+    if node.security is None:
+        return
+    with direct_client(node, timedelta(seconds=20)) as client:
+        client.admin.command("createUser", node.security.user, pwd=node.security.password, roles=["root"])
+
+
 def claim_primary(node: Node) -> str | None:
     """Bring a one-node set towards a primary; return the server's version once it is.
 
     A set that is new is initiated. One whose data was last served on another port is told its new address.
     """
-    with direct_client(node.port) as client, contextlib.suppress(PyMongoError):
+    with direct_client(node) as client, contextlib.suppress(PyMongoError):
         hello = client.admin.command("hello")
         if hello.get("isWritablePrimary"):
             return str(client.server_info()["version"])

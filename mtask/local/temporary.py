@@ -16,6 +16,7 @@ from mtask.errors import MongodFailed
 from mtask.local import _supervise
 from mtask.local.find import find_mongod
 from mtask.local.replica_set import ReplicaSet
+from mtask.local.security import Security
 
 #: The sweep itself gives up before that.
 SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)
@@ -30,10 +31,11 @@ def temporary(
     cache_mb: int = 256,
     timeout: timedelta = timedelta(seconds=60),
     election_timeout: timedelta = timedelta(milliseconds=1500),
+    security: Security | None = None,
 ) -> Iterator[ReplicaSet]:
     """Run a replica set in a folder of its own; at the end nothing is left, even if this process is killed.
 
-    `timeout` is for the start. Raises MongodNotFound and MongodFailed.
+    `timeout` is for the start; `security` asks for passwords and TLS. Raises MongodNotFound and MongodFailed.
     """
     binary = find_mongod(mongod)
     folder = Path(tempfile.mkdtemp(prefix="mtask-")).resolve()
@@ -46,6 +48,7 @@ def temporary(
             cache_mb=cache_mb,
             timeout=timeout,
             election_timeout=election_timeout,
+            security=security,
         )
 
 

@@ -15,11 +15,18 @@ from mtask.store.translate import scrubbed, translated
 Document = dict[str, Any]
 _SELECTION_MS = 8_000
 _CONNECT_MS = 5_000
+#: What the server takes as the name of an application, in bytes; a worker_id may be longer.
+_APP_NAME_BYTES = 128
+
+
+def _bounded(app_name: str) -> str:
+    """Return as much of the name as the server takes, without a part of a letter."""
+    return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
 
 
 def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
     return {
-        "appname": app_name,
+        "appname": _bounded(app_name),
         "serverSelectionTimeoutMS": _SELECTION_MS,
         "connectTimeoutMS": _CONNECT_MS,
         "tz_aware": True,

@@ -10,11 +10,12 @@ from typing import Any
 from bson import ObjectId
 from bson.timestamp import Timestamp
 
-from mtask.errors import OperationFailed, TaskNotFound
+from mtask.errors import NotInStableApi, OperationFailed, TaskNotFound
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.store import expressions as x
-from mtask.store import filters, workers
+from mtask.store import filters, roles, setup, workers
 from mtask.store.operation import Collection, Operation, command, tasks
+from mtask.store.roles import Role
 from mtask.store.schema import LAYOUTS, STATUS_INDEX, task_schema
 
 Document = dict[str, Any]
@@ -56,9 +57,12 @@ def inspect(task_id: str) -> Operation[Inspection]:
     return Inspection(document, on_record, (yield from server_time()))
 
 
-def version() -> Operation[str]:
-    """Return the server's version."""
-    build = yield command("buildInfo")
+def version(hello: Mapping[str, Any]) -> Operation[str]:
+    """Return the server's version; for a client that keeps to the Stable API its release."""
+    try:
+        build = yield command("buildInfo")
+    except NotInStableApi:
+        return setup.release_of(hello)
     return str(build["version"])
 
 
@@ -74,7 +78,7 @@ class ServerStatus:
 
 
 def server_status() -> Operation[ServerStatus]:
-    """Return the server's status; raise AccessDenied without the role clusterMonitor."""
+    """Return the server's status; raise AccessDenied where the user may not ask for it."""
     status = yield command("serverStatus", oplog=1)
     oplog = status.get("oplog") or {}
     return ServerStatus(
@@ -92,10 +96,18 @@ def _instant(timestamp: Any) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the user may do with the database; `actions` is None where the server does not control access."""
+    """What the user may do: for each of mtask's roles what is lacking, as "insert on tasks".
+
+    `user` is None where the server does not control access.
+    """
 
     user: str | None
-    actions: frozenset[str] | None
+    lacking: Mapping[Role, list[str]]
+
+    @property
+    def roles(self) -> list[Role]:
+        """The roles that the user has the rights of, however granted."""
+        return [role for role, missing in self.lacking.items() if not missing]
 
 
 def rights(database: str) -> Operation[Rights]:
@@ -103,14 +115,10 @@ def rights(database: str) -> Operation[Rights]:
     status = yield command("connectionStatus", showPrivileges=True)
     users = status["authInfo"].get("authenticatedUsers", [])
     if not users:
-        return Rights(None, None)
-    actions: set[str] = set()
-    for privilege in status["authInfo"].get("authenticatedUserPrivileges", []):
-        resource = privilege.get("resource", {})
-        covers = resource.get("db") in ("", database) and resource.get("collection") in ("", "tasks")
-        if covers or resource.get("anyResource"):
-            actions |= set(privilege.get("actions", []))
-    return Rights(f"{users[0].get('user')}@{users[0].get('db')}", frozenset(actions))
+        return Rights(None, {})
+    granted = status["authInfo"].get("authenticatedUserPrivileges", [])
+    lacking = {role: roles.lacking(role, database, granted) for role in roles.ROLES}
+    return Rights(f"{users[0].get('user')}@{users[0].get('db')}", lacking)
 
 
 def try_read_and_write() -> Operation[None]:

@@ -27,6 +27,7 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
+from mtask.store import roles
 from mtask.store.operation import Call, Operation
 from mtask.store.translate import DUPLICATE_KEY, NOT_STORABLE, translated
 
@@ -92,6 +93,8 @@ def _duplicates(error: BulkWriteError) -> set[int]:
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
+    if call.target == "admin":
+        return store.client["admin"]
     return store.database if call.target == "database" else store.collections[call.target]
 
 
@@ -127,7 +130,7 @@ class SyncStore:
                     with bounded(call.timeout or self.timeout, session is not None):
                         answer = self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(error)
+                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -193,7 +196,7 @@ class AsyncStore:
                         else:  # only its owner can say what becomes of a transaction
                             answer = await self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(error)
+                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:

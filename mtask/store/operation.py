@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Collection = Literal["tasks", "workers", "schedules", "controls", "places"]
-Target = Literal[Collection, "database", "session"]
+Target = Literal[Collection, "database", "admin", "session"]
 Operation = Generator["Call", Any, T]
 
 
@@ -87,3 +87,8 @@ def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
 def command(name: str, value: Any = 1, **options: Any) -> Call:
     """Return a database command."""
     return Call("database", "command", ({name: value, **options},))
+
+
+def admin_command(name: str, value: Any = 1, **options: Any) -> Call:
+    """Return a command of the database `admin`, which holds users and roles."""
+    return Call("admin", "command", ({name: value, **options},))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store import roles
 from mtask.store.operation import Call, Collection, Operation, command, on, tasks
 from mtask.store.schema import FINISHED_INDEX, LAYOUTS, finished_index, schema_title
 
 #: What each use needs; the others are made when they are first written to.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
 EVERY: Sequence[Collection] = tuple(LAYOUTS)
-MIN_SERVER = (6, 0)
+MIN_RELEASE = "6.0"
+#: The newest wire protocol that each release speaks. `hello` tells it to any client; `buildInfo`, which tells the
+#: version itself, is outside of the Stable API, and a strict client may not ask for it.
+_RELEASES = {7: "4.0", 8: "4.2", 9: "4.4", 13: "5.0", 17: "6.0", 21: "7.0", 25: "8.0"}
+_MIN_WIRE_VERSION = next(number for number, release in _RELEASES.items() if release == MIN_RELEASE)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
 _NAMESPACE_EXISTS = 48
 #: Building an index of a large collection takes its time.
@@ -30,22 +35,45 @@ def check_server() -> Operation[datetime]:
     hello = yield command("hello")
     if "setName" not in hello and hello.get("msg") != "isdbgrid":
         raise NotReplicaSet(str(hello.get("me") or "this address"))
-    build = yield command("buildInfo")
-    if tuple(build["versionArray"][:2]) < MIN_SERVER:
-        raise ServerTooOld(build["version"], ".".join(map(str, MIN_SERVER)))
+    if not is_recent(hello):
+        raise ServerTooOld(release_of(hello), MIN_RELEASE)
     now: datetime = hello["localTime"]
     return now
+
+
+def is_recent(hello: Mapping[str, Any]) -> bool:
+    """Whether the server is of a release that has what the engine needs."""
+    return int(hello.get("maxWireVersion", 0)) >= _MIN_WIRE_VERSION
+
+
+def release_of(hello: Mapping[str, Any]) -> str:
+    """Return the server's release: for one that is not listed, the newest before it."""
+    spoken = int(hello.get("maxWireVersion", 0))
+    return next((release for number, release in reversed(_RELEASES.items()) if number <= spoken), "before 4.0")
 
 
 def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = False) -> Operation[datetime]:
     """Check the server and make sure of the collections; return the server's time.
 
-    Costs two reads, and two more for each collection, where everything is in place. With `repair`, validators and
+    Costs one read, and two more for each collection, where everything is in place. With `repair`, validators and
     indexes are made anew even then. A user who may only read and write passes, where an administrator ran `mtask init`
     before.
     """
     now = yield from check_server()
     yield from make_sure(collections, repair=repair)
+    return now
+
+
+def ensure_with_roles(database: str) -> Operation[datetime]:
+    """Make the database's roles, then all collections anew; return the server's time.
+
+    The index that a worker makes when a queue is first to keep only its newest is made here: the role of workers does
+    not allow it.
+    """
+    yield from check_server()
+    yield from roles.make(database)
+    now = yield from ensure(EVERY, repair=True)
+    yield from make_finished_index()
     return now
 
 
@@ -131,7 +159,10 @@ def _check_documents(collection: Collection) -> Operation[None]:
 def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
     if not names:
         return True
-    listed = yield command("listIndexes", collection)
+    try:
+        listed = yield command("listIndexes", collection)
+    except AccessDenied:  # who may not look may not make any: what the user came for says which role that takes
+        return True
     there = {found["name"] for found in listed["cursor"]["firstBatch"]}
     return there.issuperset(names)
 

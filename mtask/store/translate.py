@@ -32,7 +32,9 @@ NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
 #: The server was interrupted, shut down, stepped down or out of time: what was asked may have happened.
 _PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
-_ACCESS = frozenset({13, 18, 8000})
+_UNAUTHORIZED, _ATLAS = 13, 8000
+_ACCESS = frozenset({_UNAUTHORIZED, 18, _ATLAS})
+_STABLE_API = 323
 _STANDALONE = frozenset({40573})
 VALIDATION = 121
 _TOO_DEEP = "maximum nested object depth"
@@ -104,7 +106,10 @@ def _from_code(error: OperationFailure, code: int | None, reason: str) -> errors
     if code in _PASSING:
         return errors.DatabaseUnavailable(reason)
     if code in _ACCESS:
-        return errors.AccessDenied(reason)
+        is_known = code == _UNAUTHORIZED or (code == _ATLAS and "not allowed" in reason)
+        return errors.AccessDenied(reason, is_unauthorized=is_known)
+    if code == _STABLE_API:
+        return errors.NotInStableApi(reason, code)
     if code in _STANDALONE or (code == 20 and "replica set" in reason):
         return errors.NotReplicaSet("this address")
     if _TOO_DEEP in reason:

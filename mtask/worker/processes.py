@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -34,7 +34,7 @@ class _Child:
 class Supervisor:
     """Keeps N worker processes running, restarts those that die with growing pauses, and passes signals on."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> None:
+    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
         self._commands = commands
         self._environment = environment
         self._children = [_Child(place) for place in range(len(commands))]
@@ -119,6 +119,12 @@ class Supervisor:
 def worker_command(arguments: Sequence[str]) -> list[str]:
     """Return the command line of one worker process under this interpreter."""
     return [sys.executable, "-m", "mtask.cli.worker", *arguments]
+
+
+def with_uri(environment: Mapping[str, str], uri: str) -> dict[str, str]:
+    """Return the environment with the URI for a worker process. It may hold a password, and every user of the machine
+    can read command lines, but an environment only its own user can."""
+    return {**environment, "MTASK_URI": uri}
 
 
 def end_with_parent() -> None:

@@ -53,7 +53,7 @@ _CONCURRENCIES = range(10_001)
 class WorkerOptions:
     """How a worker process is run."""
 
-    uri: str
+    uri: str = field(repr=False)  # it may hold a password
     database: str
     queues: Sequence[str] | None = None  #: None: those that the app's handlers name, and "default"
     concurrency: int = 100
@@ -134,7 +134,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         if self._stop_requests:
             self._take_stop()
-        name = f"mtask-worker:{self.worker_id}"[:100]
+        name = f"mtask-worker:{self.worker_id}"
         database, uri = self._options.database, self._options.uri
         store = connect.async_store(uri, database, name)
         stream_store = connect.async_store(uri, database, name, **connect.QUIET)

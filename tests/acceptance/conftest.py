@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mtask.local import ReplicaSet
+from tests.security import accounts, is_secure
 from tests.workers import ROOT, Stage, open_stage
 
 REPORT = ROOT / "build" / "acceptance.json"
@@ -19,9 +21,13 @@ Report = Callable[[str, Any], None]
 
 
 @pytest.fixture
-def stage(mongo_uri: str, database_name: str, tmp_path: Path) -> Iterator[Stage]:
-    """Give one test a database of its own on the shared server, and workers that end with it."""
-    with open_stage(mongo_uri, database_name, tmp_path) as opened:
+def stage(mongo_server: ReplicaSet, database_name: str, tmp_path: Path) -> Iterator[Stage]:
+    """Give one test a database of its own on the shared server, and workers that end with it.
+
+    Where the server asks for passwords, its workers have the role worker, its client those of publisher and operator.
+    """
+    users = accounts(mongo_server, database_name) if is_secure() else None
+    with open_stage(mongo_server.uri, database_name, tmp_path, users) as opened:
         yield opened
 
 

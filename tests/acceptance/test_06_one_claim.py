@@ -25,7 +25,7 @@ TWENTY = [f"worker-{number}" for number in range(20)]
 async def workers_here(stage: Stage, worker_ids: Sequence[str]) -> AsyncIterator[list[Worker]]:
     """Run workers in this process, and stop them in order at the end."""
     started = [
-        Worker(handlers.app, WorkerOptions(stage.uri, stage.database, concurrency=10, worker_id=worker_id))
+        Worker(handlers.app, WorkerOptions(stage.worker_uri, stage.database, concurrency=10, worker_id=worker_id))
         for worker_id in worker_ids
     ]
     jobs = [asyncio.create_task(worker.run()) for worker in started]

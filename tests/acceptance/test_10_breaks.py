@@ -223,7 +223,7 @@ def test_mongod_restarts_and_workers_go_on(single_set: ReplicaSet, tmp_path: Pat
 def behind_proxy(server: ReplicaSet, database: str, folder: Path) -> Iterator[tuple[Stage, LossyProxy]]:
     """Set a stage whose workers reach the server through a proxy, and the test by itself."""
     with LossyProxy(server.nodes[0].port) as proxy, open_stage(server.uri, database, folder) as stage:
-        stage.uri = proxy.uri
+        stage.uri = stage.worker_uri = proxy.uri
         yield stage, proxy
 
 

@@ -226,7 +226,7 @@ def failing(
     if operation not in _OF_DATABASE:
         data["namespace"] = f"{database}.tasks"
     node = replica_set.primary()
-    with direct_client(node.port, timedelta(seconds=PATIENCE + 10)) as client:
+    with direct_client(node, timedelta(seconds=PATIENCE + 10)) as client:
         armed = Armed(
             node, data, client, _set_fail_point(client, "alwaysOn" if times is None else {"times": times}, data)
         )
@@ -266,7 +266,7 @@ def kill_streams(replica_set: ReplicaSet, database: str, app: str = "mtask-worke
     """Kill these change streams; return their cursors."""
     killed: list[int] = []
     for node, cursors in stream_cursors(replica_set, database, app):
-        with direct_client(node.port, _ANSWER) as client, suppress(PyMongoError):
+        with direct_client(node, _ANSWER) as client, suppress(PyMongoError):
             reply = client[database].command("killCursors", "$cmd.aggregate", cursors=cursors)
             killed += reply["cursorsKilled"]
     return killed
@@ -281,7 +281,7 @@ def kill_sessions(replica_set: ReplicaSet, app: str = "mtask-worker:*") -> int:
     for node, operations in _operations(replica_set, app):
         sessions = {operation["lsid"]["id"] for operation in operations if "lsid" in operation}
         if sessions:
-            with direct_client(node.port, _ANSWER) as client, suppress(PyMongoError):
+            with direct_client(node, _ANSWER) as client, suppress(PyMongoError):
                 client.admin.command("killSessions", [{"id": session} for session in sessions])
                 count += len(sessions)
     return count
@@ -296,6 +296,6 @@ def _operations(replica_set: ReplicaSet, app: str) -> list[tuple[Node, list[Docu
     ]
     found = []
     for node in replica_set.nodes:
-        with direct_client(node.port, _ANSWER) as client, suppress(PyMongoError):
+        with direct_client(node, _ANSWER) as client, suppress(PyMongoError):
             found.append((node, list(client.admin.aggregate(pipeline))))
     return found

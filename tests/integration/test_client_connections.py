@@ -17,10 +17,11 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from mtask import AsyncClient, Client, Published, TaskSpec
+from mtask import App, AsyncClient, Client, Published, TaskSpec
 from mtask.errors import DatabaseUnavailable, InvalidInput, InvalidURI, OperationFailed, SchemaMismatch
 from mtask.store.driver import OPERATION_TIMEOUT
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, open_store, succeed, with_options
+from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
 
@@ -339,3 +340,23 @@ def test_published_task_can_be_claimed_run_and_waited_for(kind: Kind, mongo_uri:
         client.publish("a", key="k")
         succeed(store, "a:k", claim(store, "a:k"), 42)
         assert client.wait("a", "k", timeout=40).returns == 42
+
+
+@pytest.mark.parametrize("worker_id", ["w" * 117, "é" * 128, "𝄞" * 64])
+def test_worker_with_the_longest_id_can_connect(
+    worker_id: str, mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    """The server takes 128 bytes as an application's name; what is beyond them is left out, and no part of a letter."""
+    app = App()
+
+    @app.task
+    def seven() -> int:
+        return 7
+
+    async def scenario() -> str:
+        async with working(mongo_uri, database_name, mongo, app, worker_id) as bench:
+            published = await bench.client.publish("seven", key="k")
+            await bench.status(published.task_id, "SUCCESS")
+            return str(bench.document(published.task_id)["task_state"]["worker_states"][0]["worker_id"])
+
+    assert asyncio.run(scenario()) == worker_id

@@ -135,7 +135,7 @@ def seen_by_members(replica_set: ReplicaSet, app: str) -> set[str]:
     """Return the addresses from which the members that live see connections of this app come, idle ones too."""
     found = set()
     for node in replica_set.nodes:
-        with direct_client(node.port, timedelta(seconds=PATIENCE)) as client:
+        with direct_client(node, timedelta(seconds=PATIENCE)) as client:
             pipeline: list[Document] = [
                 {"$currentOp": {"allUsers": True, "idleConnections": True}},
                 {"$match": {"appName": app}},

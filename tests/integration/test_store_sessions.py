@@ -120,7 +120,7 @@ def test_settling_ends_the_session_first(store: SyncStore, session: SyncSession)
     assert stores.parsed(store, "k").runs[0].status is RunStatus.TIMEOUT
 
 
-@pytest.mark.parametrize("named", ["no session", "", 5, None, {"id": 1}, str(uuid.uuid4())])
+@pytest.mark.parametrize("named", ["no session", "", 5, None, {"id": 1}, str(uuid.UUID(int=5))])
 def test_what_names_no_session_ends_none_and_keeps_no_other_from_its_end(
     store: SyncStore, session: SyncSession, named: Any
 ) -> None:

@@ -14,10 +14,11 @@ from mtask.client.findings import Level, rough
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import build_option
-from mtask.store.diagnosis import Rights
+from mtask.store import roles
 from mtask.store.operation import Operation
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
+EVERYTHING = sorted({action for allowed in roles.PRIVILEGES.values() for each in allowed.values() for action in each})
 
 
 def after(seconds: float) -> datetime:
@@ -244,20 +245,38 @@ def test_a_clock_that_is_off_is_worth_knowing(offset: float, level: Level) -> No
     assert finding.fields["offset_ms"] == round(offset * 1000)
 
 
-def test_lacking_rights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rights(database: str) -> Operation[Rights]:
-        yield from ()
-        return Rights("reader@admin", frozenset({"find", "changeStream"}))
+@pytest.mark.parametrize(
+    ("granted", "may", "lacking"),
+    [
+        ([{"resource": {"anyResource": True}, "actions": EVERYTHING}], list(roles.ROLES), None),
+        (roles.privileges("shop", "publisher"), ["publisher"], None),
+        (roles.privileges("shop", "worker"), ["publisher", "worker"], None),
+        (roles.privileges("shop", "operator"), ["publisher", "operator"], None),
+        (roles.privileges("shop", "deployer"), ["deployer"], None),
+        (roles.privileges("shop", "publisher")[:2], [], ["listIndexes on workers"]),
+        (
+            [{"resource": {"db": "", "collection": ""}, "actions": EVERYTHING}],
+            ["publisher", "worker", "deployer"],
+            None,
+        ),
+        (roles.privileges("another", "worker"), [], roles.lacking("publisher", "shop", [])),
+    ],
+)
+def test_the_roles_that_a_user_has_the_rights_of_are_told_and_for_one_without_any_what_is_lacking(
+    granted: list[dict[str, Any]], may: list[str], lacking: list[str] | None
+) -> None:
+    users = [{"user": "ann", "db": "admin"}]
+    told = {"authInfo": {"authenticatedUsers": users, "authenticatedUserPrivileges": granted}}
+    (found,) = answers(doctor._rights("shop"), told, None, None)
+    assert found.fields.get("roles", []) == may
+    assert found.level is (Level.OK if may else Level.FAIL)
+    assert found.fields.get("lacking") == lacking
 
-    monkeypatch.setattr("mtask.store.diagnosis.rights", rights)
-    found = answers(doctor._rights("shop"), None, None)
-    assert found[0].level is Level.FAIL
-    assert found[0].fields["lacking"] == ["insert", "remove", "update"]
 
-
-def test_a_user_who_may_not_ask_for_the_status_is_told_so() -> None:
-    found = answers(doctor._guarded("server status", doctor._status()), AccessDenied("not authorized"))
-    assert [(finding.level, finding.remedy) for finding in found] == [(Level.WARN, "Grant clusterMonitor to see it.")]
+def test_a_user_who_may_not_ask_for_the_status_is_told_who_may() -> None:
+    refused = AccessDenied("not authorized", is_unauthorized=True, need="serverStatus", roles=["mtask_shop_operator"])
+    (found,) = answers(doctor._guarded("server status", doctor._status()), refused)
+    assert (found.level, found.remedy) == (Level.WARN, "Ask as a user with the role mtask_shop_operator.")
 
 
 def test_a_check_without_an_answer_does_not_keep_the_others_from_it() -> None:

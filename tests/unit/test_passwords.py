@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from mtask.cli import failures
+from mtask.demo.place import Place
 from mtask.errors import MtaskError
+from mtask.local import LocalServer, Security
+from mtask.settings import Settings
 from mtask.store import connect
 from mtask.store.translate import first_line, scrubbed, translated
+from mtask.worker.worker import WorkerOptions
 
 SECRET = "hunter2"
 URIS = [
@@ -95,3 +101,29 @@ def test_an_error_is_told_in_one_short_line() -> None:
 def test_an_error_that_is_not_the_drivers_comes_back_as_it_is() -> None:
     error = KeyError("a")
     assert translated(error) is error
+
+
+def test_settings_options_and_places_do_not_show_the_uri() -> None:
+    uri = f"mongodb://user:{SECRET}@host/"
+    for made in (
+        Settings(uri=uri),
+        WorkerOptions(uri, "mtask"),
+        Place(uri, "mtask", "here"),
+        Security(Path("key"), password=SECRET),
+        LocalServer(folder=Path("/"), uri=uri, port=1, pid=1, replica_set="mtask", version="6"),
+    ):
+        assert SECRET not in repr(made) + str(made)
+
+
+def test_a_traceback_that_was_asked_for_does_not_show_a_password(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        try:
+            raise RuntimeError(f"cannot use mongodb://user:{SECRET}@host/")
+        except RuntimeError as inner:
+            raise MtaskError("it failed") from inner
+    except MtaskError as error:
+        failures.report(error, as_json=False, no_color=True, debug=True)
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "RuntimeError: cannot use mongodb://***@host/" in shown
+    assert SECRET not in shown

@@ -53,3 +53,13 @@ def test_a_bad_value_is_an_error_that_names_the_variable(
     with pytest.raises(InvalidInput, match=f"{variable}='{value}'") as caught:
         read_settings()
     assert caught.value.field == variable
+
+
+def test_env_file_in_the_working_folder_does_not_name_a_binary_that_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("MTASK_MONGOD=./mongod\nMTASK_DATABASE=shop\n")
+    settings = read_settings()
+    assert (settings.mongod, settings.database) == (None, "shop")
+    monkeypatch.setenv("MTASK_MONGOD", "/opt/mongod")
+    assert read_settings().mongod == Path("/opt/mongod")

@@ -1,0 +1,72 @@
+"""Access control and TLS of an embedded replica set: for tests of what users with few rights may do."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+#: Its length in bytes before it is written as text; MongoDB takes 6 to 1024 characters.
+_KEY_BYTES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a replica set is protected with.
+
+    Users have passwords; the first one, an administrator, is made at the start. The members know each other by
+    `key_file`, which is made where it is missing. With `certificate` (a PEM file of certificate and private key, for
+    127.0.0.1, as server and as client) every connection is by TLS; `ca` is the PEM file of who signed it.
+    """
+
+    key_file: Path
+    certificate: Path | None = None
+    ca: Path | None = None
+    user: str = "admin"
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    def prepare(self) -> None:
+        """Make the key file where it is missing: MongoDB wants one that nobody else can read."""
+        if not self.key_file.exists():
+            self.key_file.touch(mode=0o600)
+            self.key_file.write_text(secrets.token_hex(_KEY_BYTES))
+
+    def arguments(self) -> list[str]:
+        """Return mongod's arguments, each as --name=value. None of them is a secret."""
+        given = ["--auth", f"--keyFile={self.key_file}"]
+        if self.certificate is not None:
+            given += ["--tlsMode=requireTLS", f"--tlsCertificateKeyFile={self.certificate}"]
+            given += ["--tlsAllowConnectionsWithoutCertificates", *([f"--tlsCAFile={self.ca}"] if self.ca else [])]
+        return given
+
+    def options(self) -> dict[str, str]:
+        """Return the options of a connection string for these servers, without a user."""
+        if self.certificate is None:
+            return {}
+        return {"tls": "true", **({"tlsCAFile": str(self.ca)} if self.ca else {})}
+
+    def credentials(self) -> dict[str, str]:
+        """Return the driver's arguments to connect as the administrator."""
+        return {"username": self.user, "password": self.password, "authSource": "admin"}
+
+
+def uri_of(
+    addresses: str, replica_set: str, security: Security | None, user: str | None = None, password: str | None = None
+) -> str:
+    """Return the connection string of a replica set as this user, else as the administrator if there is one."""
+    if security is None:
+        return f"mongodb://{addresses}/?replicaSet={replica_set}"
+    name, word = (security.user, security.password) if user is None else (user, password or "")
+    options = {"replicaSet": replica_set, "authSource": "admin", **security.options()}
+    return f"mongodb://{quote(name, safe='')}:{quote(word, safe='')}@{addresses}/?{urlencode(options, safe='/')}"
+
+
+def driver_options(security: Security | None, *, as_admin: bool) -> Mapping[str, Any]:
+    """Return what the driver needs to connect to one node."""
+    if security is None:
+        return {}
+    options: dict[str, Any] = {**security.options(), **(security.credentials() if as_admin else {})}
+    return {**options, "tls": True} if "tls" in options else options
