@@ -230,7 +230,7 @@ class Events(_Reader):
     def _open(self) -> None:
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = self._store.database.watch(self._following.pipeline, **self._following.options())
+                self._cursor = self._store.readable.watch(self._following.pipeline, **self._following.options())
         except Exception as error:
             raise self._following.translated(error) from error
         self._following.opened(self._cursor.resume_token)
@@ -326,7 +326,7 @@ class AsyncEvents(_Reader):
             return
         try:
             with bounded(_OPEN_TIMEOUT):
-                self._cursor = await self._store.database.watch(self._following.pipeline, **self._following.options())
+                self._cursor = await self._store.readable.watch(self._following.pipeline, **self._following.options())
         except Exception as error:
             raise self._following.translated(error) from error
         self._following.opened(self._cursor.resume_token)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mtask.model.options import MAX_COUNT
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store import expressions as x
 
@@ -26,6 +27,7 @@ _IS_SOUND = {
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
         {"$in": [{"$ifNull": [f"{x.STATE}.cancel_requested", False]}, [True, False]]},
         {"$eq": [_FAILED_CNT, {"$convert": {"input": _FAILED_CNT, "to": "long", "onError": None, "onNull": None}}]},
+        {"$lte": [_FAILED_CNT, MAX_COUNT]},
     ]
 }
 
@@ -175,7 +177,8 @@ def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
 
 def not_quarantined(document_id: Any) -> Filter:
     """Match the malformed document unless it is a FAIL that no batch query finds any more."""
-    return {"_id": document_id, "$or": [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]}
+    is_open = [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]
+    return {"_id": {"$eq": document_id}, "$or": is_open}
 
 
 def not_running(task_id: str) -> Filter:

@@ -25,6 +25,8 @@ FIRING_INDEX = "mtask_firing"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
+#: The numbers that each language has: Python's models take no decimal for one.
+_NUMBERS = ["int", "long", "double"]
 _NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
 #: A limit bounds something, and starts go with their window.
 _BOUNDS = [
@@ -61,9 +63,9 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     kind = node.get("type")
     if kind == "integer":
         # Drivers without an integer type of their own write whole numbers as doubles.
-        made |= {"bsonType": ["int", "long", "double"], "multipleOf": 1}
+        made |= {"bsonType": _NUMBERS, "multipleOf": 1}
     elif kind == "number":
-        made["bsonType"] = "number"
+        made["bsonType"] = _NUMBERS
     elif node.get("format") == "date-time":
         made["bsonType"] = "date"
     elif kind in _BSON_TYPES:

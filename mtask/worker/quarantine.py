@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
 from time import monotonic
 from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import DatabaseUnavailable, MtaskError
+from mtask.errors import DatabaseUnavailable, DocumentTooLarge, MtaskError
 from mtask.model.documents import StoredTask, describe_validation
 from mtask.model.status import RunStatus
 from mtask.store import claims
 from mtask.store.driver import AsyncStore
+from mtask.store.encoding import is_code
 from mtask.store.pipelines import Outcome
 from mtask.worker.log import fields, logger
 
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
 _REFUSED_PAUSE = 30.0
+#: How long one is left alone that cannot even be marked, in seconds: only a hand can mend it.
+_UNMARKABLE_PAUSE = 600.0
+#: Why a task is FAIL whose claim would not fit. Short: it has to find room in the document.
+TOO_LARGE = "too large: a claim would exceed MongoDB's 16 MB; put less into params"
+_MAX_REASON = 1_000
 #: How long a task is left alone that could not be claimed in time, in seconds; twice as long each time, and at most.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 2.0, 16.0
 _FORGOTTEN_AFTER = 60.0
@@ -65,20 +71,34 @@ class Quarantine:
             self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
         self._held_up[name] = pause
 
-    async def examine(self, task_ids: Sequence[Any], refusal: MtaskError | None = None) -> None:
-        """Judge whole documents that could not be read, or that the server refused to change.
+    async def examine(self, task_ids: Iterable[Any], refusal: Exception | None = None) -> None:
+        """Judge whole documents, one by one, that could not be read, or that the server refused to change.
 
-        A malformed one becomes FAIL with the reason; one that looks well is left alone for a while.
+        A malformed one becomes FAIL with the reason, as does one that is too large to be changed; one that looks well
+        is left alone for a while. What goes wrong with one keeps no other from being judged.
         """
-        if not task_ids:
+        for task_id in task_ids:
+            try:
+                await self._examine(task_id, refusal)
+            except DatabaseUnavailable:
+                raise
+            except Exception as error:
+                logger.error("task cannot be examined", extra=fields(task=_name_of(task_id), reason=_told(error)))
+                self.leave_alone(task_id, _UNMARKABLE_PAUSE)
+
+    async def _examine(self, task_id: Any, refusal: Exception | None) -> None:
+        document = await self._store.run(claims.read(task_id))
+        if document is None:
             return
-        for document in await self._store.run(claims.read(task_ids)):
-            reason = malformation(document)
-            if reason is not None:
-                await self._mark(document["_id"], reason)
-            else:
-                logger.error("task refused", extra=fields(task=document["_id"], reason=str(refusal)))
-                self.leave_alone(document["_id"])
+        reason = malformation(document)
+        if reason is None and isinstance(refusal, DocumentTooLarge):
+            reason = TOO_LARGE
+        if reason is not None:
+            await self._mark(task_id, reason)
+        else:
+            told = "no worker can take it, though it is due" if refusal is None else _told(refusal)
+            logger.error("task refused", extra=fields(task=task_id, reason=told))
+            self.leave_alone(task_id)
 
     async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> None:
         """End a run that was claimed and cannot be started."""
@@ -99,14 +119,18 @@ class Quarantine:
             await self._mark(task_id, malformed)
 
     async def _mark(self, task_id: Any, reason: str) -> None:
+        name = _name_of(task_id)
         try:
             if await self._store.run(claims.quarantine(task_id, self._worker_id, reason)):
-                logger.error("malformed task marked FAIL", extra=fields(task=task_id, reason=reason))
+                logger.error("malformed task marked FAIL", extra=fields(task=name, reason=reason))
         except DatabaseUnavailable:
             raise
         except MtaskError as refused:
-            logger.error("malformed task cannot be marked", extra=fields(task=task_id, reason=str(refused)))
-            self.leave_alone(task_id)
+            logger.error(
+                "malformed task cannot be marked, `mtask doctor` names it",
+                extra=fields(task=name, malformed=reason, reason=str(refused)),
+            )
+            self.leave_alone(task_id, _UNMARKABLE_PAUSE)
 
 
 def _name_of(task_id: Any) -> str:
@@ -114,10 +138,27 @@ def _name_of(task_id: Any) -> str:
     return task_id if type(task_id) is str else repr(task_id)
 
 
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, MtaskError) else f"{type(error).__name__}: {error}"
+
+
 def malformation(document: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a task's document, or None."""
     try:
         StoredTask.model_validate(document)
+        wrong = _code_in({name: value for name, value in document.items() if name != "params"})
     except ValidationError as error:
-        return f"malformed document: {describe_validation(error)}"
-    return None
+        wrong = describe_validation(error)
+    except Exception as error:  # whatever it is: what cannot be read cannot be run
+        wrong = f"it cannot be read: {type(error).__name__}: {error}"
+    return None if wrong is None else f"malformed document: {claims.shortened(wrong, _MAX_REASON)}"
+
+
+def _code_in(value: Any, path: tuple[str, ...] = ()) -> str | None:
+    """Name the field that holds JavaScript code, which Python takes for text, and the server does not."""
+    if path[-1:] in (("returns",), ("progress",)):
+        return None
+    if is_code(value):
+        return f"{'.'.join(path)}: it is JavaScript code, not text"
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return next(filter(None, (_code_in(item, (*path, str(name))) for name, item in inner)), None)
