@@ -32,7 +32,8 @@ _IS_SOUND = {
 }
 
 
-#: The last instant that every driver can read.
+#: The first and the last instant that every driver can read.
+FIRST_TIME = datetime(1, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_params_reach_the_handler_as_they_were_published(serve: Callable[..., No
         for keys in (["alone"], ["left", "bad", "right"]):
             with bench.backed_up():
                 insert(bench, *(good(key, name="echo", params={"value": value}) for key in keys))
-                await until(lambda: len(bench.worker._claimer._queue) == len(keys), message="queued")
+                await until(partial(_has_queued, bench, len(keys)), message="queued")
             for key in keys:
                 await bench.status(f"echo:{key}", "SUCCESS")
                 task = await bench.client.get("echo", key)
@@ -190,6 +191,10 @@ def test_params_reach_the_handler_as_they_were_published(serve: Callable[..., No
         assert len(await bench.client.find(name="echo")) == 4
 
     serve(scenario)
+
+
+def _has_queued(bench: Bench, count: int) -> bool:
+    return len(bench.worker._claimer._queue) == count
 
 
 def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(serve: Callable[..., None]) -> None:
@@ -229,7 +234,7 @@ _STEPS = [
 @pytest.mark.parametrize("step", _STEPS)
 def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str) -> None:
     part, name = step.split(".")
-    raised = []
+    raised: list[str] = []
 
     async def scenario(bench: Bench) -> None:
         owner: Any = getattr(bench.worker, part)
