@@ -146,7 +146,7 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if status in _OF_RUN:
+        if isinstance(status, str) and status in _OF_RUN:
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 

@@ -166,7 +166,8 @@ class Chance:
 #: Each type of BSON, and what is odd of it.
 _SCALARS: list[Callable[[], Any]] = [
     lambda: None, lambda: True, lambda: False, lambda: 0, lambda: 1, lambda: -1, lambda: 2**31,
-    lambda: Int64(2**63 - 1), lambda: Int64(-(2**63)), lambda: 0.5, lambda: 3.0, lambda: 1e19, lambda: -1e300, lambda: float("nan"),
+    lambda: Int64(2**63 - 1), lambda: Int64(-(2**63)), lambda: 0.5, lambda: 3.0, lambda: 1e19, lambda: -1e300,
+    lambda: float("nan"),
     lambda: float("inf"), lambda: float("-inf"), lambda: Decimal128("1"), lambda: Decimal128("NaN"),
     lambda: Decimal128("1E+6144"), lambda: "", lambda: "noop", lambda: "default", lambda: "INIT", lambda: "$$ROOT",
     lambda: "x" * 3000, lambda: "a\0b", lambda: "\x1b[2J", lambda: "w1", lambda: b"bytes", lambda: Binary(b"short", 4),

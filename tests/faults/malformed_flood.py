@@ -182,12 +182,12 @@ class Flood:
             result.unfinished = self._unfinished()
             is_over = time.monotonic() > end
             # What is in the workers' reach is waited for, whatever the doctor says meanwhile.
-            if is_over or not (result.unfinished or any(_why(document) == IN_REACH for document in left)):
+            if is_over or not (result.unfinished or any(self._why_left(document) == IN_REACH for document in left)):
                 named = self._named()
                 unnamed = [document for document in left if str(document["_id"]) not in named]
                 if is_over or not unnamed:
                     result.lost = [self._told(document) for document in unnamed]
-                    result.named = Counter(_why(document) for document in left if document not in unnamed)
+                    result.named = Counter(self._why_left(document) for document in left if document not in unnamed)
                     return
             time.sleep(2.0)
 
@@ -216,6 +216,11 @@ class Flood:
             for ids in ("task_ids", "marked_ids"):
                 named.update(finding.fields.get(ids, ()))
         return named
+
+    def _why_left(self, before: Document) -> str:
+        """Say why no worker had to mark it as it was, or has to as it is: another's live run may hold it by now."""
+        after = self._tasks.find_one({"_id": {"$eq": before["_id"]}})
+        return next((why for why in (_why(before), _why(after or before)) if why != IN_REACH), IN_REACH)
 
     def _told(self, before: Document) -> str:
         after = self._tasks.find_one({"_id": {"$eq": before["_id"]}})
