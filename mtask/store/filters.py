@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import MAX_COUNT
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store import expressions as x
@@ -172,8 +173,9 @@ def undiscoverable() -> Filter:
 
 
 def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
-    """Match tasks in these queues under other names than these."""
-    return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {"$nin": [*names, None]}}
+    """Match tasks in these queues under other names than these; what is no name is malformed, and none of theirs."""
+    is_name = {"$type": "string", "$regex": NAME_PATTERN}
+    return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {**is_name, "$nin": list(names)}}
 
 
 def not_quarantined(document_id: Any) -> Filter:

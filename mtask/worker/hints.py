@@ -83,8 +83,8 @@ class Hints:
         self._due_looks = DueLooks(_MAX_DUE_LOOKS)
         self._looked_at = -inf
         self._suspects: dict[str, Any] = {}
-        #: Tasks whose documents raised what nobody foresaw, and what; None: whose claims are lost again and again.
-        self._doubted: list[tuple[Any, Exception | None]] = []
+        #: Tasks whose documents raised what nobody foresaw, or whose claims are lost again and again; and what is odd.
+        self._doubted: list[tuple[Any, Exception | str]] = []
         self._losses = Losses()
         self._holders: set[str] = set()
         #: Changed while their claim was under way; and whether in a way that concerns who holds them.
@@ -174,8 +174,8 @@ class Hints:
         if self.doubt(task_id, error):
             logger.exception("a document that cannot be taken is examined", extra=fields(task=repr(task_id)))
 
-    def doubt(self, task_id: Any, error: Exception | None) -> bool:
-        """Examine a task soon, for which this was raised; return False where it is left alone for now."""
+    def doubt(self, task_id: Any, error: Exception | str) -> bool:
+        """Examine a task soon of which this is odd; return False where it is left alone for now."""
         if self._quarantine.is_left_alone(task_id):
             return False
         self._doubted.append((task_id, error))
@@ -436,7 +436,7 @@ class Hints:
             self._losses.forget(task.id)
         elif pause := self._losses.pause(task.id):
             if self._losses.is_suspicious(task.id):
-                self.doubt(task.id, None)
+                self.doubt(task.id, "it is due, and each claim of it is lost")
             self._quarantine.leave_alone(task.id, pause)
         if moment is None or moment - now > HORIZON:
             self._forget(task.id)

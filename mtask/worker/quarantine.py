@@ -20,6 +20,8 @@ from mtask.worker.log import fields, logger
 
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
 _REFUSED_PAUSE = 30.0
+#: How long one that looked malformed, and is well, in seconds.
+_MENDED_PAUSE = 1.0
 #: How long one is left alone that cannot even be marked, in seconds: only a hand can mend it.
 _UNMARKABLE_PAUSE = 600.0
 #: Why a task is FAIL whose claim would not fit. Short: it has to find room in the document.
@@ -71,7 +73,7 @@ class Quarantine:
             self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
         self._held_up[name] = pause
 
-    async def examine(self, task_ids: Iterable[Any], refusal: Exception | None = None) -> None:
+    async def examine(self, task_ids: Iterable[Any], refusal: Exception | str | None = None) -> None:
         """Judge whole documents, one by one, that could not be read, or that the server refused to change.
 
         A malformed one becomes FAIL with the reason, as does one that is too large to be changed; one that looks well
@@ -86,7 +88,7 @@ class Quarantine:
                 logger.error("task cannot be examined", extra=fields(task=_name_of(task_id), reason=_told(error)))
                 self.leave_alone(task_id, _UNMARKABLE_PAUSE)
 
-    async def _examine(self, task_id: Any, refusal: Exception | None) -> None:
+    async def _examine(self, task_id: Any, refusal: Exception | str | None) -> None:
         document = await self._store.run(claims.read(task_id))
         if document is None:
             return
@@ -95,9 +97,11 @@ class Quarantine:
             reason = TOO_LARGE
         if reason is not None:
             await self._mark(task_id, reason)
+        elif refusal is None:
+            # It looked malformed a moment ago: what is derived has been derived anew since.
+            self.leave_alone(task_id, _MENDED_PAUSE)
         else:
-            told = "no worker can take it, though it is due" if refusal is None else _told(refusal)
-            logger.error("task refused", extra=fields(task=task_id, reason=told))
+            logger.error("task refused", extra=fields(task=_name_of(task_id), reason=_told(refusal)))
             self.leave_alone(task_id)
 
     async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> None:
@@ -138,8 +142,8 @@ def _name_of(task_id: Any) -> str:
     return task_id if type(task_id) is str else repr(task_id)
 
 
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, MtaskError) else f"{type(error).__name__}: {error}"
+def _told(error: Exception | str) -> str:
+    return str(error) if isinstance(error, MtaskError | str) else f"{type(error).__name__}: {error}"
 
 
 def malformation(document: Mapping[str, Any]) -> str | None:

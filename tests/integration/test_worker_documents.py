@@ -213,6 +213,19 @@ def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(serve: Callable
     serve(scenario)
 
 
+@pytest.mark.parametrize("name", [{"$ref": "x", "$id": 1}, {"$a": 1}, "x" * 2**20, 5], ids=["ref", "$", "long", "5"])
+def test_names_that_are_none_keep_the_worker_from_nothing(serve: Callable[..., None], name: Any) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.stop_stream()
+        insert(bench, *(changed(f"{number}", name=name) for number in range(3)), changed("other", name="another"))
+        scans = bench.worker._discovery
+        scans.ask_full_scan()
+        await until(lambda: not scans._is_full_scan_due, message="a full scan")
+        assert bench.worker._hints.unserved_names == {"another"}
+
+    serve(scenario)
+
+
 # --- loops ----------------------------------------------------------------------------------------------------
 
 
