@@ -145,10 +145,10 @@ def test_command_line_gets_over_documents_changed_at_random(
     written = Written(mongo, database_name, seed)
     written.insert()
     mongo[database_name]["tasks"].insert_one(good("right"))
-    for line in (["tasks", "--limit", "0"], ["stats"], ["doctor"], ["tasks", "--status", "INIT"], ["workers"]):
+    for line in (["list", "--limit", "0"], ["stats"], ["doctor"], ["list", "--status", "INIT"], ["workers"]):
         for flags in ([], ["--json"]):
             check(commands(*line, *flags), is_json=bool(flags))
-    assert "noop:right" in commands("tasks", "--limit", "0").out
+    assert "noop:right" in commands("list", "--limit", "0").out
     for task_id in [task_id for task_id in written.ids if isinstance(task_id, str)][:8]:
         for flags in ([], ["--json"]):
             check(commands("show", *flags, "--", task_id), is_json=bool(flags))
