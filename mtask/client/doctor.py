@@ -261,7 +261,7 @@ def _malformed(
 
 
 def _shown_id(document_id: Any) -> str:
-    return document_id if isinstance(document_id, str) else str(document_id)
+    return str(document_id)  # JavaScript code is a kind of text, too, and not hashable
 
 
 def _sizes() -> Findings:

@@ -244,8 +244,11 @@ def _why(document: Document) -> str:
     state, option = document.get("task_state"), document.get("task_option")
     if not isinstance(state, dict):
         return "without a state" if isinstance(state, list) else IN_REACH
-    if state.get("status") in [*FINAL_STATUSES]:
+    status = state.get("status")
+    if any(of in [*FINAL_STATUSES] for of in (status if isinstance(status, list) else [status])):
         return "already final"
+    if isinstance(option, list):
+        return "with options in a list"  # no batch query looks into it; the stream tells of it
     due = state.get("next_preempt_time")
     if isinstance(due, datetime) and due > datetime.now(UTC):
         return "not yet due"

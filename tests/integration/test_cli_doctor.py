@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from bson import encode
+from bson.code import Code
 from bson.datetime_ms import DatetimeMS
 from pymongo import WriteConcern
 
@@ -184,6 +185,7 @@ def test_each_malformed_document_is_named_marked_or_not_and_what_to_do(mtask: Co
         "run": {"task_state.worker_states": [{"claim_time": DatetimeMS(-(2**60))}]},
         "count": {"task_state.failed_cnt": 1e19},
         "id": {"_id": 5},
+        "code": {"_id": Code("send:code")},
     }
     for kind, change in bad.items():
         document = good(kind, name="send")
