@@ -12,7 +12,7 @@ from mtask.client.explain import is_paused, listed, pauses_of, waits_for
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
 from mtask.errors import DatabaseError
 from mtask.model.controls import Control
-from mtask.model.documents import WorkerDocument
+from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store import claims, diagnosis, tasks, workers
 from mtask.store.operation import Operation
@@ -130,8 +130,10 @@ def _not_taken(
 ) -> Findings:
     """Explain by an example why tasks wait too long though a worker serves them."""
     found = []
-    examples = yield from claims.read([group.task_id for group in groups[:_EXAMPLES]])
-    tasks = {task.id: task for task in views.tasks_of(examples)}
+    tasks: dict[str, Task] = {}
+    for group in groups[:_EXAMPLES]:
+        example = yield from claims.read(group.task_id)
+        tasks |= {task.id: task for task in views.tasks_of([] if example is None else [example])}
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)
         reasons = waits_for(task, live, now, holds) if task else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from mtask.client.controls import control_of
 from mtask.client.findings import Finding, Level, fail, ok, rough, warn
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.model.status import FINAL_STATUSES
 from mtask.store import controls, diagnosis, schedules, setup
 from mtask.store.operation import Operation
 from mtask.store.roles import role_name
@@ -25,6 +26,9 @@ CLOCK_TOLERANCE = timedelta(seconds=2)
 OPLOG_WINDOW = timedelta(hours=1)
 #: The TTL monitor of MongoDB passes once a minute.
 TTL_GRACE = timedelta(minutes=5)
+#: Documents that are named at most.
+MAX_NAMED = 10_000
+_MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
 #: What holds for queues and names, and what is published again and again: all of them are looked at.
@@ -50,6 +54,7 @@ def examine(database: str, patience: timedelta) -> Findings:
             found += yield from _guarded(name, _readable(name, every, parsed))
     if "tasks" in collections:
         found += yield from _guarded("documents", _documents())
+        found += yield from _guarded("document sizes", _sizes())
         found += yield from _guarded("retention", _retention())
         found += yield from _guarded("tasks", backlog.tasks_and_workers(patience))
     return found
@@ -230,20 +235,54 @@ def _status() -> Findings:
 
 
 def _documents() -> Findings:
-    documents = yield from diagnosis.misfits(20)
-    if not documents:
+    misfits = yield from diagnosis.misfits(MAX_NAMED)
+    if not misfits:
         return [ok("documents", "all fit the schema")]
-    newer = [document for document in documents if diagnosis.is_newer(document)]
+    found = []
+    newer = [misfit for misfit in misfits if diagnosis.is_newer(misfit) and not misfit.is_marked]
     if newer:
-        message = f"{newer[0]['_id']!r} has schema_version {newer[0]['schema_version']}: written by a newer mtask"
-        return [fail("documents", message, "Upgrade mtask.")]
-    marked = sum(document.get("status") == "FAIL" for document in documents)
-    ids = [str(document["_id"]) for document in documents]
-    many = f"{len(ids)}{' or more' * (len(ids) == 20)} malformed, such as {ids[0]}"
-    remedy = f"`mtask show {ids[0]}` tells what is wrong; mend or remove them."
-    if marked == len(documents):
-        return [warn("documents", f"{many}; workers have marked them FAIL", remedy, task_ids=ids)]
-    return [fail("documents", many, remedy, task_ids=ids)]
+        message = f"{newer[0].document_id!r} has schema_version {newer[0].schema_version}: written by a newer mtask"
+        ids = [_shown_id(misfit.document_id) for misfit in newer]
+        found.append(fail("documents", message, "Upgrade mtask.", task_ids=ids))
+    marked_ids = [_shown_id(misfit.document_id) for misfit in misfits if misfit.is_marked]
+    others = [misfit for misfit in misfits if misfit.is_marked or not diagnosis.is_newer(misfit)]
+    unmarked = [misfit for misfit in others if not misfit.is_marked]
+    if others:
+        has_more = len(misfits) == MAX_NAMED
+        found.append(_malformed(unmarked or others, marked_ids, are_marked=not unmarked, has_more=has_more))
+    return found
+
+
+def _malformed(
+    misfits: Sequence[diagnosis.Misfit], marked_ids: Sequence[str], *, are_marked: bool, has_more: bool
+) -> Finding:
+    ids = [_shown_id(misfit.document_id) for misfit in misfits]
+    first = ids[0] if len(ids[0]) <= _MAX_ID else f"{ids[0][:_MAX_ID]}..."
+    many = f"{len(ids)}{' or more' * has_more} malformed, such as {first}"
+    remedy = f"`mtask show {first}` tells what is wrong; mend or remove them"
+    if are_marked:
+        return warn("documents", f"{many}; workers have marked them FAIL", f"{remedy}.", task_ids=ids)
+    # Of another queue, name or worker than those that run, not yet due, finished, or without room for the mark.
+    remedy += " by hand: workers mark only what they come upon. `mtask doctor --json` names all."
+    marked = f"; {len(marked_ids)} more are marked" if marked_ids else ""
+    message = f"{many}, and not marked FAIL by any worker{marked}"
+    return fail("documents", message, remedy, task_ids=ids, marked_ids=marked_ids)
+
+
+def _shown_id(document_id: Any) -> str:
+    return str(document_id)  # JavaScript code is a kind of text, too, and not hashable
+
+
+def _sizes() -> Findings:
+    large = yield from diagnosis.oversized(MAX_NAMED)
+    if not large:
+        return [ok("document sizes", "all leave room for what workers write")]
+    ids = [_shown_id(document["_id"]) for document in large]
+    more = " or more" * (len(large) == MAX_NAMED)
+    message = f"{len(ids)}{more} within 1 KB of MongoDB's 16 MB, such as {ids[0][:_MAX_ID]}: no worker can run them"
+    remedy = "Remove them, and publish them anew with less in params."
+    are_over = all(document.get("status") in [*FINAL_STATUSES] for document in large)
+    return [(warn if are_over else fail)("document sizes", message, remedy, task_ids=ids)]
 
 
 def _readable(

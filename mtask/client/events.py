@@ -14,7 +14,7 @@ from typing import Any, Self
 from mtask.client.following import Following
 from mtask.errors import DatabaseUnavailable, DocumentTooLarge
 from mtask.store import readers, roles
-from mtask.store.driver import AsyncStore, SyncStore, bounded
+from mtask.store.driver import TASKS, AsyncStore, SyncStore, bounded
 from mtask.store.events import TaskEvent
 
 logger = logging.getLogger("mtask.client")
@@ -124,7 +124,7 @@ class Events(_Reader):
     def _open(self) -> None:
         try:
             with bounded(_OPEN_TIMEOUT):
-                cursor = self._store.tasks.watch(self._following.pipeline, **self._following.options())
+                cursor = self._store.readable[TASKS].watch(self._following.pipeline, **self._following.options())
         except DocumentTooLarge as error:
             self._following.ask_for_less(error)
             self._open()
@@ -247,7 +247,7 @@ class AsyncEvents(_Reader):
         try:
             with bounded(_OPEN_TIMEOUT):
                 following = self._following
-                cursor = await self._call(self._store.tasks.watch, following.pipeline, **following.options())
+                cursor = await self._call(self._store.readable[TASKS].watch, following.pipeline, **following.options())
         except DocumentTooLarge as error:
             self._following.ask_for_less(error)
             await self._open()

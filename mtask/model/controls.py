@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from mtask.errors import InvalidInput
 from mtask.model.documents import Instant, Text
 from mtask.model.identity import check_name, check_text
-from mtask.model.options import WHOLE
+from mtask.model.options import WHOLE, PositiveCount
 
 Kind = Literal["queue", "name"]
 #: What one document can count.
@@ -62,7 +62,7 @@ class Control(BaseModel):
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     keep_fail: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     #: Counts the changes: a worker says which it goes by.
-    revision: Annotated[int, Field(ge=1), WHOLE]
+    revision: PositiveCount
     update_time: Instant
     schema_version: Literal[1]
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
-from mtask.model.options import STORED_OPTIONS, WHOLE, TaskOption
+from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
@@ -60,7 +60,7 @@ class Run(BaseModel):
 
     run_id: Annotated[Text, Field(min_length=1)]
     worker_id: Annotated[Text, Field(min_length=1)]
-    attempt: Annotated[int, Field(ge=1), WHOLE]
+    attempt: PositiveCount
     status: RunStatus
     claim_time: Instant
     ping_expire_time: Instant  #: the lease; it stays as it was once the run is closed
@@ -102,7 +102,7 @@ class TaskState(BaseModel):
     start_time: Instant | None = None
     finish_time: Instant | None = None
     next_preempt_time: Instant | None = None
-    failed_cnt: Annotated[int, Field(ge=0), WHOLE]
+    failed_cnt: Count
     cancel_requested: StrictBool = False
     #: How many publishes have dropped runs (clean_failed, clean_success): tells such a change from a claim.
     clean_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
@@ -204,7 +204,7 @@ class WorkerControl(BaseModel):
     model_config = _document
 
     stop: bool = False
-    concurrency: int | None = None
+    concurrency: Count | None = None
 
 
 class WorkerDocument(BaseModel):
@@ -215,7 +215,7 @@ class WorkerDocument(BaseModel):
     id: Annotated[str, Field(alias="_id")]
     incarnation: str  #: unique per process, so that a worker_id taken over is noticed
     host: str
-    pid: int
+    pid: Count
     pid_scope: str | None = None  #: boot and pid namespace, where the system tells
     status: WorkerStatus
     started_time: AwareDatetime
@@ -224,8 +224,8 @@ class WorkerDocument(BaseModel):
     queues: list[str]
     names: list[str]
     unserved_names: list[str] = Field(default_factory=list)  #: met in its queues, without a handler here
-    concurrency: int
-    running_cnt: int
+    concurrency: Count
+    running_cnt: Count
     version: str
     #: The revisions of controls that it goes by.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)

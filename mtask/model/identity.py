@@ -24,6 +24,11 @@ def is_text(text: str) -> bool:
     return True
 
 
+def is_name(name: object) -> bool:
+    """Whether it can be a task's name."""
+    return isinstance(name, str) and _NAME.match(name) is not None
+
+
 def check_name(name: object) -> str:
     """Return the task name; raise InvalidName."""
     if not isinstance(name, str):

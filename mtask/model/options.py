@@ -28,6 +28,8 @@ MAX_WORKERS_PER_TASK = 1000
 #: Closed runs kept in any case at most, successes aside: it bounds the document.
 MAX_COUNTED_RUNS = 1000
 MAX_LIMIT_KEY_BYTES = 200
+#: The most that a field counts: up to here a double, which is all that some drivers write, tells each whole number.
+MAX_COUNT = 2**53
 
 
 def _as_integer(value: object) -> object:
@@ -70,6 +72,8 @@ def _as_limit_key(key: str) -> str:
 WHOLE = BeforeValidator(_as_integer)
 _MILLISECONDS = BeforeValidator(_as_milliseconds)
 _NUMBER = BeforeValidator(_as_number)
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT), WHOLE]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT), WHOLE]
 Duration = Annotated[int, Field(ge=0, le=MAX_DURATION_MS), _MILLISECONDS]
 PositiveDuration = Annotated[int, Field(ge=1, le=MAX_DURATION_MS), _MILLISECONDS]
 RetryScope = Literal["task", "worker"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from mtask.model import triggers
 from mtask.model.documents import Instant, Text
 from mtask.model.identity import NAME_PATTERN
-from mtask.model.options import WHOLE, TaskOption
+from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.triggers import Once, Trigger
 
 #: A firing that is later than this was missed, and catch_up says what becomes of it; with "none" also one that is later
@@ -48,8 +48,8 @@ class ScheduleState(BaseModel):
     next_fire_time: Instant | None = None  #: None: it will not fire any more
     last_fire_time: Instant | None = None
     last_task_id: Text | None = None
-    fired_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
-    skipped_cnt: Annotated[int, Field(ge=0), WHOLE] = 0  #: left out because the last one had not finished
+    fired_cnt: Count = 0
+    skipped_cnt: Count = 0  #: left out because the last one had not finished
     pending: list[Pending] = Field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
-    revision: Annotated[int, Field(ge=1), WHOLE]  #: counts all changes, firings among them
+    revision: PositiveCount  #: counts all changes, firings among them
     schedule_state: ScheduleState
     schema_version: Literal[1]
 

@@ -10,18 +10,21 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import DatabaseError
+from mtask.errors import DatabaseError, DocumentTooLarge
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store import expressions as x
 from mtask.store import filters, pipelines, plain, sessions
 from mtask.store.operation import Operation, tasks
-from mtask.store.pipelines import Outcome
+from mtask.store.pipelines import Kept, Outcome
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
 
 Document = dict[str, Any]
 
 #: For updates by `_id` whose guards could tempt the planner to another index.
 BY_ID = "_id_"
+
+#: A reason of so many letters fits where there is little room.
+_SHORT = 80
 
 _RUN_RULES = (
     "run_id",
@@ -125,7 +128,8 @@ def _scan(
 
 
 def _is_future(document: Document, now: datetime | None) -> bool:
-    moment = document["task_state"]["next_preempt_time"]
+    state = document.get("task_state")
+    moment = state.get("next_preempt_time") if isinstance(state, dict) else None
     return isinstance(moment, datetime) and now is not None and moment > now
 
 
@@ -244,9 +248,13 @@ def run_statuses(
     projection = {"task_state.worker_states.run_id": 1, "task_state.worker_states.status": 1}
     found = yield tasks("find", filters.with_runs(task_ids, run_ids), projection).within(timeout)
     wanted = set(run_ids)
-    return {
-        run["run_id"]: run["status"] for document in found for run in runs_in(document) if run.get("run_id") in wanted
-    }
+    states: dict[str, str] = {}
+    for document in found:
+        for run in runs_in(document):
+            run_id, status = run.get("run_id"), run.get("status")
+            if isinstance(run_id, str) and run_id in wanted and isinstance(status, str):
+                states[run_id] = status
+    return states
 
 
 def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
@@ -351,14 +359,33 @@ def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> O
     return unserved
 
 
-def read(task_ids: Sequence[Any]) -> Operation[list[Document]]:
-    """Return whole documents."""
-    found: list[Document] = yield tasks("find", {"_id": {"$in": list(task_ids)}})
+def shortened(text: str, limit: int) -> str:
+    """Return the text, cut to so many letters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def read(document_id: Any) -> Operation[Document | None]:
+    """Return a whole document, whatever its `_id` is, or None: one at a time, as each may have 16 MB."""
+    found: Document | None = yield tasks("find_one", {"_id": {"$eq": document_id}})
     return found
 
 
 def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:
-    """Mark a malformed document FAIL with the reason; return whether it was not so before."""
-    pipeline = pipelines.quarantine(str(document_id), worker_id, reason)
-    result = yield tasks("update_one", filters.not_quarantined(document_id), pipeline).within(timeout)
-    return bool(result.modified_count)
+    """Mark a document FAIL with the reason; return whether it was not so before.
+
+    Where 16 MB leave no room, closed runs without a SUCCESS make place for a short reason; where that does not do, the
+    FAIL says nothing. Raises DocumentTooLarge where not even that fits. `timeout`: of each try, None = as long as an
+    operation may take.
+    """
+    guard = filters.not_quarantined(document_id)
+    told = {Kept.ALL: reason, Kept.RESULTS: shortened(reason, _SHORT), Kept.BARE: ""}
+    for kept, words in told.items():
+        try:
+            pipeline = pipelines.quarantine(str(document_id), worker_id, words, kept=kept)
+            result = yield tasks("update_one", guard, pipeline).within(timeout)
+        except DocumentTooLarge:
+            if kept is Kept.BARE:
+                raise
+        else:
+            return bool(result.modified_count)
+    return False

@@ -10,6 +10,7 @@ from pymongo import ReturnDocument
 from mtask.errors import DuplicateKey
 from mtask.model.controls import Kind, control_id
 from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.options import MAX_COUNT
 from mtask.store import expressions as x
 from mtask.store import setup
 from mtask.store.operation import Operation, controls
@@ -23,16 +24,17 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
     yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
     revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
+    can_count_on = {"$and": [{"$gt": [revision, 0]}, {"$lt": [revision, MAX_COUNT]}]}
     wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
     change = {
         "paused": {"$ifNull": ["$paused", False]},
         # Beyond any that a control of this id had before it was removed, by hand: workers say which they go by.
-        "revision": {"$add": [{"$cond": [{"$gt": [revision, 0]}, revision, {"$toLong": x.NOW}]}, 1]},
+        "revision": {"$add": [{"$cond": [can_count_on, revision, {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
         **wanted,
     }
     # What else is malformed is mended by any change, so that workers can read what they are to go by.
-    is_sound = [{"$gt": [revision, 0]}, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
+    is_sound = [can_count_on, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
     is_so = {"$and": [*is_sound, *({"$eq": [f"${name}", value]} for name, value in wanted.items())]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
     for _ in range(_RACES):

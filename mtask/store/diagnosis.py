@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,16 +13,21 @@ from bson.timestamp import Timestamp
 
 from mtask.errors import NotInStableApi, OperationFailed, TaskNotFound
 from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.status import TaskStatus
 from mtask.store import expressions as x
 from mtask.store import filters, roles, setup, workers
 from mtask.store.operation import Collection, Operation, command, tasks
 from mtask.store.roles import Role
-from mtask.store.schema import LAYOUTS, STATUS_INDEX, task_schema
+from mtask.store.schema import LAYOUTS, STATUS_INDEX
+from mtask.store.schema import misfits as misfits_filter
 
 Document = dict[str, Any]
 
 #: A question that needs a look at every document is given up after this long.
 SCAN_MS = 5_000
+MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+#: What a claim and the end of a run add, with a reason of some length.
+LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
 
 
@@ -170,20 +176,45 @@ def _essence(index: Mapping[str, Any]) -> Any:
     return keys, index.get("partialFilterExpression"), index.get("expireAfterSeconds"), bool(index.get("unique"))
 
 
-def misfits(limit: int) -> Operation[list[Document]]:
-    """Return documents in `tasks` that break the schema; raise DatabaseUnavailable when that takes too long."""
-    texts = {"$and": [{"$eq": [{"$type": f"${field}"}, "string"]} for field in ("name", "key")]}
-    another_id = {"$cond": [texts, {"$ne": ["$_id", {"$concat": ["$name", ":", "$key"]}]}, False]}
-    broken = {"$or": [{"$nor": [{"$jsonSchema": task_schema()}]}, {"$expr": another_id}, filters.undiscoverable()]}
-    kept = {"schema_version": 1, "status": "$task_state.status"}
-    found: list[Document] = yield tasks("find", broken, kept, limit=limit, max_time_ms=SCAN_MS)
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A document in `tasks` that breaks the schema."""
+
+    document_id: Any
+    schema_version: Any
+    #: It is FAIL, and no worker looks for it any more.
+    is_marked: bool
+
+
+def misfits(limit: int) -> Operation[list[Misfit]]:
+    """Return documents in `tasks` that cannot be read as tasks, those that are not FAIL first.
+
+    Raises DatabaseUnavailable when that takes too long.
+    """
+    marked = {"task_state.status": TaskStatus.FAIL.value, filters.NEXT: {"$exists": False}}
+    found: list[Misfit] = []
+    for is_marked, among in ((False, {"$nor": [marked]}), (True, marked)):
+        left = limit - len(found)
+        if left:
+            rows = yield tasks(
+                "find", {"$and": [among, misfits_filter()]}, {"schema_version": 1}, limit=left, max_time_ms=SCAN_MS
+            )
+            found += [Misfit(row["_id"], row.get("schema_version"), is_marked) for row in rows]
     return found
 
 
-def is_newer(document: Mapping[str, Any]) -> bool:
+def oversized(limit: int) -> Operation[list[Document]]:
+    """Return tasks that leave a worker no room to write what becomes of them; each with its `status`."""
+    matched = {"$expr": {"$gt": [{"$bsonSize": "$$ROOT"}, MAX_DOCUMENT_BYTES - LEAST_ROOM_BYTES]}}
+    kept = {"status": "$task_state.status"}
+    found: list[Document] = yield tasks("find", matched, kept, limit=limit, max_time_ms=SCAN_MS)
+    return found
+
+
+def is_newer(misfit: Misfit) -> bool:
     """Whether a newer mtask wrote the document."""
-    version_found = document.get("schema_version")
-    return isinstance(version_found, int | float) and version_found > SCHEMA_VERSION
+    version_found = misfit.schema_version
+    return isinstance(version_found, int | float) and SCHEMA_VERSION < version_found < math.inf
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:

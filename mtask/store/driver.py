@@ -7,23 +7,30 @@ URI says, the engine is not weakened by it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any, TypeVar
 
+import bson
 import pymongo
 from bson import CodecOptions
 from bson.binary import UuidRepresentation
-from bson.codec_options import DatetimeConversion
+from bson.codec_options import DatetimeConversion, TypeDecoder, TypeRegistry
+from bson.dbref import DBRef
+from bson.errors import InvalidBSON
+from bson.raw_bson import RawBSONDocument
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
 from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
@@ -46,6 +53,16 @@ OPERATION_TIMEOUT = timedelta(seconds=10)
 #: How often a call that is not yet answered looks for another primary, in seconds.
 _LOOK_FOR_PRIMARY = 0.5
 
+
+class _PlainReference(TypeDecoder):
+    """Reads an object with `$ref` and `$id` as the object that was written, and not as a reference of the driver's."""
+
+    bson_type = DBRef
+
+    def transform_bson(self, value: DBRef) -> Document:
+        return dict(value.as_doc())
+
+
 CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
@@ -53,7 +70,12 @@ CODEC: CodecOptions[Document] = CodecOptions(
     # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
+    type_registry=TypeRegistry([_PlainReference()]),
 )
+#: Reads whatever BSON there is, and cannot write all of it. UUIDs stay bytes: what is marked as one need not be one,
+#: and with `CODEC` a single such value makes the whole reply unreadable.
+READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
+_READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
 _GUARANTEES: dict[str, Any] = {
     "codec_options": CODEC,
     "read_preference": ReadPreference.PRIMARY,
@@ -105,6 +127,28 @@ def _arguments(call: Call, session: Any) -> dict[str, Any]:
     return {**call.kwargs, **own}
 
 
+def _read_anew(call: Call) -> Call:
+    """Return the call that brings what the driver could not decode; raise InvalidBSON where there is none.
+
+    A change that was made is not made again: the document is read as it is now.
+    """
+    if call.method not in _READS or call.target in ("database", "session"):
+        raise InvalidBSON("the reply cannot be decoded")
+    if call.method == "rows":
+        return replace(
+            call, args=([RawBSONDocument(bson.encode(stage, codec_options=CODEC)) for stage in call.args[0]],)
+        )
+    if call.method != "find_one_and_update":
+        return replace(call, args=tuple(_encoded(part) for part in call.args))
+    wanted = {"_id": {"$eq": call.args[0]["_id"]}}
+    return Call(call.target, "find_one", (_encoded(wanted), call.kwargs.get("projection")), timeout=call.timeout)
+
+
+def _encoded(part: Any) -> Any:
+    # Encoded here, as `READING` cannot write every value.
+    return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
+
+
 class SyncStore:
     """Runs operations through a `pymongo.MongoClient`."""
 
@@ -120,6 +164,11 @@ class SyncStore:
     def tasks(self) -> Collection[Document]:
         """The collection of tasks."""
         return self.collections[TASKS]
+
+    @property
+    def readable(self) -> Database[Document]:
+        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        return self.database.with_options(codec_options=READING)
 
     def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
         """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
@@ -138,7 +187,13 @@ class SyncStore:
             return result
 
     def _answer(self, call: Call, session: ClientSession | None) -> Any:
-        target = _target(self, call, session)
+        try:
+            return self._ask(call, session, _target(self, call, session))
+        except InvalidBSON:
+            again = _read_anew(call)
+            return self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+
+    def _ask(self, call: Call, session: ClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
         if call.method == "find":
             with target.find(*call.args, **kwargs) as cursor:
@@ -183,6 +238,11 @@ class AsyncStore:
     def tasks(self) -> AsyncCollection[Document]:
         """The collection of tasks."""
         return self.collections[TASKS]
+
+    @property
+    def readable(self) -> AsyncDatabase[Document]:
+        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        return self.database.with_options(codec_options=READING)
 
     async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
         """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
@@ -236,7 +296,13 @@ class AsyncStore:
             task.exception()  # it has been looked at: nobody else will
 
     async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
-        target = _target(self, call, session)
+        try:
+            return await self._ask(call, session, _target(self, call, session))
+        except InvalidBSON:
+            again = _read_anew(call)
+            return await self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+
+    async def _ask(self, call: Call, session: AsyncClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
         if call.method == "find":
             async with target.find(*call.args, **kwargs) as cursor:

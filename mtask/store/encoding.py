@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
+from bson.code import Code
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
@@ -39,6 +40,11 @@ def stored_size(value: Any) -> int:
     if size > _SHALLOW_BYTES and _is_deeper(value, MAX_NESTING):
         raise NotStorable(f"it is nested more than {MAX_NESTING} levels deep")
     return size
+
+
+def is_code(value: Any) -> bool:
+    """Whether the value is JavaScript code, which is a kind of `str` in Python and none of text in BSON."""
+    return isinstance(value, Code)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

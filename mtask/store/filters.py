@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mtask.model.identity import NAME_PATTERN
+from mtask.model.options import MAX_COUNT
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store import expressions as x
 
@@ -26,11 +28,13 @@ _IS_SOUND = {
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
         {"$in": [{"$ifNull": [f"{x.STATE}.cancel_requested", False]}, [True, False]]},
         {"$eq": [_FAILED_CNT, {"$convert": {"input": _FAILED_CNT, "to": "long", "onError": None, "onNull": None}}]},
+        {"$lte": [_FAILED_CNT, MAX_COUNT]},
     ]
 }
 
 
-#: The last instant that every driver can read.
+#: The first and the last instant that every driver can read.
+FIRST_TIME = datetime(1, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 
@@ -179,13 +183,15 @@ def undiscoverable() -> Filter:
 
 
 def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
-    """Match tasks in these queues under other names than these."""
-    return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {"$nin": [*names, None]}}
+    """Match tasks in these queues under other names than these; what is no name is malformed, and none of theirs."""
+    is_name = {"$type": "string", "$regex": NAME_PATTERN}
+    return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {**is_name, "$nin": list(names)}}
 
 
 def not_quarantined(document_id: Any) -> Filter:
     """Match the malformed document unless it is a FAIL that no batch query finds any more."""
-    return {"_id": document_id, "$or": [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]}
+    is_open = [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]
+    return {"_id": {"$eq": document_id}, "$or": is_open}
 
 
 def not_running(task_id: str) -> Filter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ Pipeline = list[Stage]
 _DERIVED = "_derived"
 #: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
+_CLOSED_WITHOUT_RESULT = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value]
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -420,10 +422,18 @@ def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
     return [{"$set": {"task_option": x.literal(option.stored())}}, *settle(now)]
 
 
-def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW) -> Pipeline:
-    """Turn a malformed document into a FAIL that says why, keeping all that can be read."""
+class Kept(Enum):
+    """What of a document stays when it is marked FAIL: the less there is room for, the less is added."""
+
+    ALL = "all"
+    RESULTS = "results"  #: closed runs without a SUCCESS make room for the reason
+    BARE = "bare"  #: not even the reason is added
+
+
+def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW, kept: Kept = Kept.ALL) -> Pipeline:
+    """Turn a document that cannot be run into a FAIL that says why, keeping all that can be read."""
     run = {
-        "run_id": x.literal(f"malformed-{task_id}"),
+        "run_id": x.literal(f"malformed-{task_id}" if kept is Kept.ALL else "malformed"),
         "worker_id": x.literal(worker_id),
         "attempt": 1,
         "status": RunStatus.FAIL.value,
@@ -433,15 +443,12 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
         "fail_reason": x.literal(reason),
         "final": True,
     }
-    runs = {"$cond": [{"$isArray": [x.RUNS]}, {"$concatArrays": [x.RUNS, [run]]}, [run]]}
+    former = x.RUNS if kept is Kept.ALL else x.runs_where({"$not": [{"$in": ["$$run.status", _CLOSED_WITHOUT_RESULT]}]})
+    runs = {"$cond": [{"$isArray": [x.RUNS]}, {"$concatArrays": [former, [run]]}, [run]]}
     is_object = {"$eq": [{"$type": x.STATE}, "object"]}
-    changes = {
-        "status": TaskStatus.FAIL.value,
-        "finish_time": now,
-        "cancel_requested": False,
-        "failed_cnt": 1,
-        "worker_states": runs,
-    }
+    changes: dict[str, Any] = {"status": TaskStatus.FAIL.value, "finish_time": now}
+    if kept is not Kept.BARE:
+        changes |= {"cancel_requested": False, "failed_cnt": 1, "worker_states": runs}
     state = {
         "$unsetField": {
             "field": "next_preempt_time",

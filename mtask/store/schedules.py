@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
+from mtask.model.options import MAX_COUNT
 from mtask.model.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL_STATUSES
 from mtask.store import expressions as x
@@ -74,7 +75,7 @@ def _insert(document: Document) -> Operation[bool]:
 def _replace(former: Document, document: Document) -> Operation[bool]:
     """Put the document in place of the former one; return False where that has changed or gone meanwhile."""
     revision = former.get("revision")
-    document["revision"] = revision + 1 if isinstance(revision, int) else 1
+    document["revision"] = revision + 1 if isinstance(revision, int) and 0 < revision < MAX_COUNT else 1
     result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
     return bool(result.matched_count)
 

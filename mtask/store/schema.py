@@ -11,9 +11,11 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.controls import Control, PlaceDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
-from mtask.model.options import STORED_OPTIONS
+from mtask.model.identity import MAX_KEY_BYTES
+from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.schedules import Schedule
 from mtask.store import expressions as x
+from mtask.store.filters import FIRST_TIME, LAST_TIME, Filter, undiscoverable
 from mtask.store.operation import Collection
 
 DISCOVERY_INDEX = "mtask_discovery"
@@ -26,12 +28,24 @@ PENDING_INDEX = "mtask_pending"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
+#: The numbers that each language has: Python's models take no decimal for one.
+_NUMBERS = ["int", "long", "double"]
 _NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
 #: A limit bounds something, and starts go with their window.
 _BOUNDS = [
     {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
 ]
+
+#: Text that a terminal shows, without a comma: the server's twin of `identity.check_text`.
+_PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
+_RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", "retry_time", "progress.time")
+_INSTANTS = (
+    "expire_time",
+    "quiet_time",
+    *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
+    *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
+)
 
 
 def schema_title(collection: str) -> str:
@@ -62,9 +76,9 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     kind = node.get("type")
     if kind == "integer":
         # Drivers without an integer type of their own write whole numbers as doubles.
-        made |= {"bsonType": ["int", "long", "double"], "multipleOf": 1}
+        made |= {"bsonType": _NUMBERS, "multipleOf": 1}
     elif kind == "number":
-        made["bsonType"] = "number"
+        made["bsonType"] = _NUMBERS
     elif node.get("format") == "date-time":
         made["bsonType"] = "date"
     elif kind in _BSON_TYPES:
@@ -121,6 +135,48 @@ def task_validator() -> dict[str, Any]:
             ]
         },
     }
+
+
+def misfits() -> Filter:
+    """Match the documents in `tasks` that cannot be read as tasks: what the validator refuses, and what it cannot say.
+
+    Nothing in them is what it should be, so each expression looks at types first.
+    """
+    stricter = {
+        "properties": {
+            "name": {"pattern": r"\A[A-Za-z0-9_./-]*\z"},
+            "task_option": {
+                "properties": {
+                    "specific_worker_ids": {"uniqueItems": True, "items": {"pattern": _PRINTABLE}},
+                    "limit_key": {"pattern": _PRINTABLE},
+                }
+            },
+        }
+    }
+    texts = _are("string", "$name", "$key")
+    another_id = {"$cond": [texts, {"$ne": ["$_id", {"$concat": ["$name", ":", "$key"]}]}, False]}
+    too_long = [
+        {"$cond": [_are("string", field), {"$gt": [{"$strLenBytes": field}, most]}, False]}
+        for field, most in (("$key", MAX_KEY_BYTES), (f"{x.OPTION}.limit_key", MAX_LIMIT_KEY_BYTES))
+    ]
+    lease, ping = f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"
+    has_no_ping = {"$and": [{"$isNumber": lease}, {"$isNumber": ping}, {"$lte": [lease, ping]}]}
+    beyond = [
+        {path: {bound: limit}} for path in _INSTANTS for bound, limit in (("$gt", LAST_TIME), ("$lt", FIRST_TIME))
+    ]
+    return {
+        "$or": [
+            {"$nor": [{"$jsonSchema": task_schema()}]},
+            {"$nor": [{"$jsonSchema": stricter}]},
+            {"$expr": {"$or": [another_id, *too_long, has_no_ping]}},
+            *beyond,
+            undiscoverable(),
+        ]
+    }
+
+
+def _are(kind: str, *fields: str) -> dict[str, Any]:
+    return {"$and": [{"$eq": [{"$type": field}, kind]} for field in fields]}
 
 
 def worker_validator() -> dict[str, Any]:

@@ -218,7 +218,7 @@ class Stream:
         return stream
 
     async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
-        self._cursor = await self._store.database.watch(
+        self._cursor = await self._store.readable.watch(
             self._wanted,
             resume_after=token,
             max_await_time_ms=MAX_AWAIT_MS[self.density],

@@ -11,8 +11,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.model import rules
 from mtask.model.documents import StoredTask
@@ -348,7 +346,7 @@ class Claimer:
             self.won_cnt += len(won)
             self.lost_cnt += len(lost)
             await self._adopt(documents, attempt)
-            self._hints.look_again(lost)
+            self._hints.lost(lost, won)
             if admitted is not None:
                 await self._limits.settle(admitted, _claim_times(documents, token), lost)
         return ()
@@ -403,7 +401,7 @@ class Claimer:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
-            except (ValidationError, StopIteration, KeyError) as error:
+            except Exception as error:  # whatever it is about this one, the others begin
                 refused.append((document, error))
                 continue
             are_plain &= run.is_plain and not task.task_option.specific_worker_ids

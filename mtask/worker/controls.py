@@ -92,6 +92,10 @@ class Controls:
                 pause = _PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
                 asyncio.get_running_loop().call_later(pause, self._wake.set)
                 continue
+            except Exception:
+                logger.exception("controls not read, will be tried again")
+                asyncio.get_running_loop().call_later(_REFUSED_PAUSE, self._wake.set)
+                continue
             if self._found != self._seen:
                 on_changed()
                 self._changed.set()
@@ -104,7 +108,11 @@ class Controls:
             await self._changed.wait()
             self._changed.clear()
             found = self._found
-            await until_landed()
+            try:
+                await until_landed()
+            except Exception:
+                self._changed.set()
+                raise
             self._seen = found
             on_confirmed()
 

@@ -130,6 +130,8 @@ class Discovery:
             except MtaskError as error:
                 if not self._is_stopping:
                     logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
+            except Exception:
+                logger.exception("change stream failed, opening a new one")
             if not self._is_stopping:
                 self.ask_full_scan()  # until it opens, scans are all there is
                 await asyncio.sleep(pause * (0.5 + random.random()))
@@ -157,6 +159,13 @@ class Discovery:
     def _take(self, event: Event) -> bool:
         """Take one event, without any call to the database; return False where the stream must be opened anew."""
         self.event_cnt += 1
+        try:
+            return self._take_event(event)
+        except Exception as error:
+            self._hints.cannot_take(event.task_id, error)
+            return True
+
+    def _take_event(self, event: Event) -> bool:
         if event.kind is EventKind.TASK_INSERTED:
             self._hints.push(event.task_id, event.document or {}, is_plain=event.is_plain)
         elif event.kind is EventKind.TASK_CHANGED:
@@ -228,8 +237,11 @@ class Discovery:
                     regular_cnt += 1
                 pause = _PAUSE
                 self.is_ready.set()
-            except MtaskError as error:
-                logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
+            except Exception as error:
+                if isinstance(error, MtaskError):
+                    logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
+                else:
+                    logger.exception("scan failed, will be repeated")
                 # An index that the scan relies on may be gone, with the collection or by hand.
                 self._is_setup_due |= isinstance(error, OperationFailed)
                 self._wake_scan.clear()
@@ -373,13 +385,14 @@ class Discovery:
         try:
             if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
                 self._hints.look_again(task_ids)  # another worker was faster, or some are malformed
-        except OperationFailed:
-            # One malformed document fails the whole batch: a look finds out which, and the next turn does the rest.
-            self._hints.look_again(task_ids)
-        except DatabaseTimeout:
-            # Someone's transaction has locked one of them, as a rule: the others do not wait for it.
-            places = asyncio.Semaphore(_MAX_APART)
-            await asyncio.gather(*(self._settle_alone(task_id, places) for task_id in task_ids))
+        except (OperationFailed, DatabaseTimeout):
+            # One document fails the whole batch, or holds it up: it is malformed, too large, or locked.
+            await self._settle_apart(task_ids)
+
+    async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
+        """Settle each alone, so that what is locked, or cannot be changed, holds up none of the others."""
+        places = asyncio.Semaphore(_MAX_APART)
+        await asyncio.gather(*(self._settle_alone(task_id, places) for task_id in task_ids))
 
     async def _settle_alone(self, task_id: Any, places: asyncio.Semaphore) -> None:
         try:
@@ -388,8 +401,10 @@ class Discovery:
         except DatabaseTimeout:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._quarantine.hold_up(task_id)
-        except MtaskError:
-            self._hints.look_again([task_id])
+        except OperationFailed as error:
+            self._hints.doubt(task_id, error)
+        except MtaskError as error:
+            logger.warning("task not settled", extra=fields(task=task_id, reason=str(error)))
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

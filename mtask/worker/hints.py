@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import DatabaseError
+from mtask.errors import DatabaseError, DatabaseUnavailable
 from mtask.model import rules
 from mtask.model.documents import StoredTask, Task
+from mtask.model.identity import is_name
 from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
 from mtask.store import claims
@@ -29,6 +30,7 @@ from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.due_looks import DueLooks
 from mtask.worker.log import fields, logger
+from mtask.worker.losses import Losses
 from mtask.worker.peers import Peers
 from mtask.worker.pinger import Pinger
 from mtask.worker.quarantine import Quarantine
@@ -81,6 +83,9 @@ class Hints:
         self._due_looks = DueLooks(_MAX_DUE_LOOKS)
         self._looked_at = -inf
         self._suspects: dict[str, Any] = {}
+        #: Tasks whose documents raised what nobody foresaw, or whose claims are lost again and again; and what is odd.
+        self._doubted: list[tuple[Any, Exception | str]] = []
+        self._losses = Losses()
         self._holders: set[str] = set()
         #: Changed while their claim was under way; and whether in a way that concerns who holds them.
         self._missed: dict[str, bool] = {}
@@ -106,8 +111,9 @@ class Hints:
             priority = int(document["task_option"]["priority"])
             state = document["task_state"]
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
-            # Code is a str, and not hashable; a queue may be a list.
-            is_readable = type(task_id) is str and type(queue) in (str, type(None)) and isinstance(moment, datetime)
+            # Code is a str, and not hashable; a name or a queue may be a list.
+            is_readable = type(task_id) is str and type(name) is str and type(queue) in (str, type(None))
+            is_readable = is_readable and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
             due = self._clock.monotonic_of(moment) if is_readable else 0.0
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
@@ -125,6 +131,12 @@ class Hints:
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
+        try:
+            self._push_found(document, sent)
+        except Exception as error:
+            self.cannot_take(document["_id"], error)
+
+    def _push_found(self, document: Mapping[str, Any], sent: float) -> None:
         task_id = document["_id"]
         if type(task_id) is str:
             if self._is_old_news(task_id, sent) or self._runner.held_run(task_id) is not None:
@@ -158,6 +170,19 @@ class Hints:
             # Another worker's lease, mostly; or only the time is known, and the rest can wait until then.
             self._look_when_due(task_id, name, due)
 
+    def cannot_take(self, task_id: Any, error: Exception) -> None:
+        """Examine a task soon whose document raised what nobody foresaw; called while that is handled."""
+        if self.doubt(task_id, error):
+            logger.exception("a document that cannot be taken is examined", extra=fields(task=repr(task_id)))
+
+    def doubt(self, task_id: Any, error: Exception | str) -> bool:
+        """Examine a task soon of which this is odd; return False where it is left alone for now."""
+        if self._quarantine.is_left_alone(task_id):
+            return False
+        self._doubted.append((task_id, error))
+        self._wake.set()
+        return True
+
     def look_again(self, task_ids: Iterable[Any]) -> None:
         """Look at these tasks soon, with one batched read."""
         for task_id in task_ids:
@@ -168,6 +193,13 @@ class Hints:
         # By its text: the `_id` of a malformed document need not be hashable.
         self._suspects[task_id if type(task_id) is str else repr(task_id)] = task_id
         self._wake.set()
+
+    def lost(self, task_ids: Sequence[str], won: Iterable[str]) -> None:
+        """Look at tasks whose claim was lost, and at what they are now; these others were won."""
+        for task_id in won:
+            self._losses.forget(task_id)
+        self._losses.add(task_ids)
+        self.look_again(task_ids)
 
     def look_at_holder(self, task_id: str) -> None:
         """See soon whether the run held here may go on; after the claim that is under way, if there is one."""
@@ -191,8 +223,8 @@ class Hints:
                 self.look_at_holder(task_id)
 
     def note_unserved(self, name: str) -> None:
-        """Take down a name that waits in a queue served here, without a handler here."""
-        if name not in self.unserved_names and len(self.unserved_names) < MAX_UNSERVED:
+        """Take down a name that waits in a queue served here, without a handler here; what is no name is left out."""
+        if is_name(name) and name not in self.unserved_names and len(self.unserved_names) < MAX_UNSERVED:
             self.unserved_names.add(name)
             logger.warning("no handler here for a task in a queue served here", extra=fields(name=name))
 
@@ -280,8 +312,9 @@ class Hints:
             await self._wake.wait()
             self._wake.clear()
             try:
-                while (self._suspects or self._holders) and not self._is_stopping:
+                while (self._suspects or self._holders or self._doubted) and not self._is_stopping:
                     await self._look_at_holders()
+                    await self._examine_doubted()
                     batch = list(self._suspects)[:_MAX_LOOK]
                     if batch:
                         await self._look({name: self._suspects.pop(name) for name in batch})
@@ -289,6 +322,9 @@ class Hints:
                 logger.warning("look failed, will be repeated", extra=fields(reason=str(error)))
                 await asyncio.sleep(_PAUSE)
                 self._wake.set()
+            except Exception:
+                self._wake.set()  # the rest waits for the next turn
+                raise
 
     async def run_due_looks(self) -> None:
         """Look at what comes due until `stop`, beside whatever else is looked at: a rescue waits for it."""
@@ -320,6 +356,9 @@ class Hints:
                 await self._take_looks(await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self.look_again(task_ids)
+            except Exception:
+                self.look_again(task_ids)
+                raise
 
     def stop(self) -> None:
         """Look at nothing more."""
@@ -343,13 +382,38 @@ class Hints:
         sent = monotonic()
         try:
             documents = await self._store.run(claims.look(list(suspects.values())))
-        except DatabaseError:
+        except DatabaseUnavailable:
             self._suspects = {**suspects, **self._suspects}
             raise
+        except DatabaseError as error:
+            await self._look_apart(suspects, error)
+            return
         await self._take_looks(documents, sent)
 
+    async def _look_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
+        """Look at each alone: the database refuses to tell of one of them."""
+        if len(suspects) > 1:
+            for name, task_id in suspects.items():
+                await self._look({name: task_id})
+            return
+        logger.warning("look refused", extra=fields(task=next(iter(suspects)), reason=str(error)))
+        await self._quarantine.examine(suspects.values(), error)
+
+    async def _examine_doubted(self) -> None:
+        while self._doubted:
+            task_id, error = self._doubted.pop()
+            await self._quarantine.examine([task_id], error)
+
     async def _take_looks(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
-        malformed = [document["_id"] for document in documents if not self._resolve(document, sent)]
+        malformed = []
+        for document in documents:
+            try:
+                is_well = self._resolve(document, sent)
+            except Exception as error:
+                self.cannot_take(document["_id"], error)
+            else:
+                if not is_well:
+                    malformed.append(document["_id"])
         # The look leaves parts out: only the whole document can be judged.
         await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
 
@@ -360,6 +424,8 @@ class Hints:
             task = StoredTask.model_validate(document)
         except ValidationError:
             return False
+        if not all(type(document[field]) is str for field in ("name", "key", "queue")):
+            return False  # code, which only Python takes for text
         if not self._is_old_news(task.id, sent) and task.queue in self._queues:
             if self._runner.held_run(task.id) is not None:
                 self.look_at_holder(task.id)
@@ -377,6 +443,13 @@ class Hints:
         stored = task.task_state.next_preempt_time
         if moment is not None and stored is not None:
             moment = max(moment, stored)  # the claim's guard goes by what is stored, whoever wrote it
+        is_due = moment is not None and moment <= now
+        if not is_due:
+            self._losses.forget(task.id)
+        elif pause := self._losses.pause(task.id):
+            if self._losses.is_suspicious(task.id):
+                self.doubt(task.id, "it is due, and each claim of it is lost")
+            self._quarantine.leave_alone(task.id, pause)
         if moment is None or moment - now > HORIZON:
             self._forget(task.id)
             return
@@ -398,7 +471,7 @@ class Hints:
         for document in documents:
             try:
                 task = StoredTask.model_validate(document)
-            except ValidationError:
+            except Exception:  # whatever it is: a look finds out
                 self.suspect(document["_id"])
                 continue
             if self._controls.is_paused(task.queue, task.name):

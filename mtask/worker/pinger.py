@@ -36,6 +36,8 @@ _MAX_APART = 8
 #: How long the last resort waits for all runs to be handed back together, in seconds.
 _HAND_BACK = 2.0
 _IDLE = 3600.0
+#: After a failure that nobody foresaw, in seconds: what is due still is.
+_AFTER_FAILURE = 0.1
 #: How long a run is pinged beyond its run_timeout_ms, in seconds: enough for its FAIL to be written.
 _OVERTIME = 10.0
 #: Between two pings that are sent for the sake of progress, in seconds.
@@ -166,6 +168,8 @@ class Pinger:
             except Exception:
                 # Whatever it is, the leases of the other runs must go on.
                 logger.exception("pinger failed and goes on")
+                with self._condition:
+                    self._condition.wait(_AFTER_FAILURE)
 
     def _next_event(self, now: float) -> float:
         moments = [self._next_beat]
@@ -323,18 +327,24 @@ class Pinger:
         for run in runs:
             if sent is not None:
                 run.next_ping = sent + run.ping_interval
-            if run.is_finishing:
-                if sent is not None and run.task_id in by_id:
-                    self._extend(run, by_id[run.task_id], sent)
-                continue  # how it ends is the finisher's to find out
-            document = by_id.get(run.task_id)
-            reason = _end_reason(run, document, self._registration.worker_id)
-            if reason is not None:
-                if reason is EndReason.REMOVED and sent is not None and len(runs) == 1:
-                    reason = EndReason.LEASE_LOST  # a single ping's fence tells no more than that
-                run.end(reason)
-            if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
+            try:
+                self._apply(run, by_id.get(run.task_id), sent, is_alone=len(runs) == 1)
+            except Exception:
+                # Its lease is not trusted any longer than it was; those of the others are.
+                logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
+
+    def _apply(self, run: HeldRun, document: dict[str, Any] | None, sent: float | None, *, is_alone: bool) -> None:
+        if run.is_finishing:
+            if sent is not None and document is not None:
                 self._extend(run, document, sent)
+            return  # how it ends is the finisher's to find out
+        reason = _end_reason(run, document, self._registration.worker_id)
+        if reason is not None:
+            if reason is EndReason.REMOVED and sent is not None and is_alone:
+                reason = EndReason.LEASE_LOST  # a single ping's fence tells no more than that
+            run.end(reason)
+        if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
+            self._extend(run, document, sent)
 
     def _extend(self, run: HeldRun, document: dict[str, Any], sent: float) -> None:
         if not _is_held(run, document):

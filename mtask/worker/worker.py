@@ -20,6 +20,7 @@ from mtask.worker.clock import ServerClock
 from mtask.worker.controls import Controls
 from mtask.worker.discovery import Discovery
 from mtask.worker.effects import RunTransactions
+from mtask.worker.endurance import enduring
 from mtask.worker.finisher import Finisher
 from mtask.worker.handler_stores import HandlerStores
 from mtask.worker.hints import Hints
@@ -271,9 +272,9 @@ class Worker:
         try:
             # Whoever pauses a queue waits for every worker that lives: so one that stops goes on answering to the end.
             async with asyncio.TaskGroup() as to_the_end:
-                to_the_end.create_task(self._controls.run(self._discovery.ask_full_scan, self._controls_changed))
-                to_the_end.create_task(self._controls.run_confirming(self._until_landed, self._pinger.beat_now))
-                to_the_end.create_task(self._limits.run_giving_back())
+                to_the_end.create_task(enduring(self._go_by_controls))
+                to_the_end.create_task(enduring(self._confirm_controls))
+                to_the_end.create_task(enduring(self._limits.run_giving_back))
                 try:
                     await self._work()
                     await self._finish_runs()
@@ -287,19 +288,25 @@ class Worker:
             await self._registrar.leave(self._heartbeat())
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=self._finisher.finished_cnt))
 
+    async def _go_by_controls(self) -> None:
+        await self._controls.run(self._discovery.ask_full_scan, self._controls_changed)
+
+    async def _confirm_controls(self) -> None:
+        await self._controls.run_confirming(self._until_landed, self._pinger.beat_now)
+
     async def _work(self) -> None:
         """Find, claim and run tasks until stopped; what runs then goes on."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._discovery.run_stream())
-            group.create_task(self._discovery.run_scans())
-            group.create_task(self._hints.run_looks())
-            group.create_task(self._hints.run_due_looks())
-            group.create_task(self._claimer.run())
-            group.create_task(self._limits.run())
-            group.create_task(self._upkeep.run())
+            group.create_task(enduring(self._discovery.run_stream))
+            group.create_task(enduring(self._discovery.run_scans))
+            group.create_task(enduring(self._hints.run_looks))
+            group.create_task(enduring(self._hints.run_due_looks))
+            group.create_task(enduring(self._claimer.run))
+            group.create_task(enduring(self._limits.run))
+            group.create_task(enduring(self._upkeep.run))
             group.create_task(self._announce_running())
             if self._scheduler is not None:
-                group.create_task(self._scheduler.run())
+                group.create_task(enduring(self._scheduler.run))
             await self._stopping.wait()
             self._set_status(WorkerStatus.STOPPING)
             logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))

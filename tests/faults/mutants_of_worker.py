@@ -6,6 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/worker/claimer.py"
 _DISCOVERY = "mtask/worker/discovery.py"
+_HINTS = "mtask/worker/hints.py"
 _FINISHER = "mtask/worker/finisher.py"
 _OUTCOMES = "mtask/worker/outcomes.py"
 _PINGER = "mtask/worker/pinger.py"
@@ -14,6 +15,7 @@ _RUNNER = "mtask/worker/runner.py"
 
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _CLAIMS = "tests/integration/test_worker_claims.py"
+_DOCUMENTS = "tests/integration/test_worker_documents.py"
 _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
 _LOCKED = "tests/integration/test_locked_tasks.py"
@@ -156,7 +158,7 @@ WORKER_MUTATIONS = (
         "malformed-document-raises",
         "One document that cannot be read keeps all others of its group from starting.",
         (
-            Edit(_CLAIMER, "except (ValidationError, StopIteration, KeyError) as error:",
+            Edit(_CLAIMER, "except Exception as error:  # whatever it is about this one, the others begin",
                  "except StopIteration as error:"),
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),
@@ -200,6 +202,32 @@ WORKER_MUTATIONS = (
                  "*(self._settle_alone(task_id, places) for task_id in ())"),
         ),
         (f"{_LOCKED}::test_lapsed_tasks_are_settled_beside_a_locked_one",),
+    ),
+    # --- documents that nobody foresaw ----------------------------------------------------------------------
+    Mutation(
+        "loop-that-dies",
+        "What nobody foresaw in one loop of the worker ends the process.",
+        (Edit("mtask/worker/endurance.py", "        except Exception:\n", "        except OSError:\n"),),
+        (f"{_DOCUMENTS}::test_loop_outlives_what_nobody_foresaw",),
+    ),
+    Mutation(
+        "document-ends-a-scan",
+        "One document that a reader trips over keeps what a scan found behind it from being taken.",
+        (Edit(_HINTS, "            self._push_found(document, sent)\n        except Exception as error:",
+              "            self._push_found(document, sent)\n        except OSError as error:"),),
+        (f"{_DOCUMENTS}::test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other",),
+    ),
+    Mutation(
+        "claimed-in-vain-at-a-rate",
+        "A task whose claims are all lost is claimed again at once.",
+        (Edit(_HINTS, "elif pause := self._losses.pause(task.id):", "elif pause := 0.0:"),),
+        (f"{_DOCUMENTS}::test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely",),
+    ),
+    Mutation(
+        "too-large-and-left",
+        "A task into which no claim fits waits for ever.",
+        (Edit("mtask/worker/quarantine.py", "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
+        (f"{_DOCUMENTS}::test_task_that_no_claim_or_no_end_fits_into_is_failed_and_keeps_what_it_holds",),
     ),
     # --- leases ---------------------------------------------------------------------------------------------
     Mutation(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import pytest
 from bson import DBRef
@@ -24,17 +24,17 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.model.status import FINAL_STATUSES
 from mtask.store.translate import NOT_STORABLE
-from tests.faults import fuzzing
+from tests.faults import changing, fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
 from tests.integration.worker_harness import until
 from tests.mongo import Client, Document
 
 pytestmark = pytest.mark.timeout(LIMIT)
+T = TypeVar("T")
 app = App()
 _numbers = itertools.count()
 _AGO = datetime(2024, 1, 1, tzinfo=UTC)
-_AHEAD = datetime(2099, 1, 1, tzinfo=UTC)
 
 
 @app.task
@@ -55,18 +55,6 @@ async def hold() -> None:
 def lab(mongo_uri: str, database_name: str, mongo: Client) -> Iterator[Lab]:
     with Lab(mongo_uri, database_name, mongo, app) as made:
         yield made
-
-
-def _run(number: int, status: str, **fields: Any) -> Document:
-    run = {
-        "run_id": f"run-{number}",
-        "worker_id": f"other-{number}",
-        "attempt": number + 1,
-        "status": status,
-        "claim_time": _AGO,
-        "ping_expire_time": _AGO + timedelta(minutes=1),
-    }
-    return {**run, **fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,61 +78,34 @@ class Batch:
         printer.text(repr(self))
 
 
-_closed = {"fail_time": _AGO, "fail_reason": "no luck", "retry_time": _AGO, "final": False, "past": False}
-#: The runs that a document has before it is changed, and its status.
-_STATES: list[tuple[str, list[Document]]] = [
-    ("INIT", []),
-    ("INIT", []),
-    ("INIT", [_run(0, "FAIL", **_closed), _run(1, "CANCELED", **_closed)]),
-    ("RUNNING", [_run(0, "RUNNING")]),
-    ("RUNNING", [_run(0, "TIMEOUT", **_closed), _run(1, "RUNNING", ping_expire_time=_AHEAD)]),
-    ("SUCCESS", [_run(0, "SUCCESS", success_time=_AGO, returns={"a": 1})]),
-    ("FAIL", [_run(0, "FAIL", **{**_closed, "final": True})]),
-]
+class _Drawn:
+    """What Hypothesis chooses."""
 
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self._draw = draw
 
-def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Name every field at every depth."""
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for name, value in entries:
-        yield (*path, name)
-        yield from _places(value, (*path, name))
+    def of(self, options: Sequence[T]) -> T:
+        chosen: T = self._draw(st.sampled_from(options))
+        return chosen
+
+    def value(self) -> Any:
+        return self._draw(fuzzing.values)
+
+    def name(self) -> str:
+        drawn: str = self._draw(fuzzing.field_names)
+        return drawn
 
 
 @st.composite
 def changed_documents(draw: st.DrawFn) -> Changed:
-    """Draw a task's document with one to three things wrong, or nothing at all."""
-    status, runs = draw(st.sampled_from(_STATES))
-    document = good(f"bad-{next(_numbers)}")
-    state = document["task_state"]
-    state["status"], state["worker_states"] = status, copy.deepcopy(runs)
-    if status in FINAL_STATUSES:
-        del state["next_preempt_time"]
-        state["finish_time"] = _AGO
+    """Draw a task's document with one to three things wrong, or nothing at all; or one in which nothing is right."""
+    status, runs = draw(st.sampled_from(changing.STATES))
+    choice, key = _Drawn(draw), f"bad-{next(_numbers)}"
+    if draw(st.integers(0, 9)) == 0:
+        return Changed(changing.anything(choice, key), ["anything"])
+    document = changing.in_state(key, status, runs)
     number = draw(st.sampled_from([0, 1, 1, 1, 1, 2, 3]))
-    return Changed(document, [status, *(_change(draw, document) for _ in range(number))])
-
-
-def _change(draw: Callable[[st.SearchStrategy[Any]], Any], document: Document, *kept: str) -> str:
-    """Change one field at any depth, but for those to be kept; return what was done."""
-    path = draw(st.sampled_from([path for path in _places(document) if path[0] not in kept]))
-    node: Any = document
-    for part in path[:-1]:
-        node = node[part]
-    how = draw(st.sampled_from(["replace", "replace", "replace", "drop", "double", "wrap", "add"]))
-    last = path[-1]
-    told = f"{how} {'.'.join(map(str, path))}"
-    if how == "drop":
-        del node[last]
-    elif how == "double" and isinstance(node, list):
-        node.append(copy.deepcopy(node[last]))
-    elif how == "add" and isinstance(node, dict):
-        node[draw(fuzzing.field_names)] = draw(fuzzing.values)
-    else:
-        wrapped = st.sampled_from([[node[last]], [[node[last]]], {"a": node[last]}, str(node[last])])
-        node[last] = draw(wrapped if how == "wrap" else fuzzing.values)
-        told += f": {node[last]!r:.200}"
-    return told
+    return Changed(document, [status, *(changing.change(choice, document) for _ in range(number))])
 
 
 def _state_of(document: Document) -> Any:
@@ -303,7 +264,7 @@ async def _change_held(lab: Lab, data: st.DataObject, gate: asyncio.Event) -> No
     await until(lambda: len(running()) == len(ids), PATIENCE, "all held")
     changes = []
     for document in running()[:2]:
-        changes.append(_change(data.draw, document, "_id"))
+        changes.append(changing.change(_Drawn(data.draw), document, "_id"))
         with suppress(WriteError, *NOT_STORABLE):
             lab.tasks.replace_one({"_id": document["_id"]}, document, bypass_document_validation=True)
 

@@ -9,10 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson import encode
+from bson.code import Code
+from bson.datetime_ms import DatetimeMS
+from pymongo import WriteConcern
 
 from mtask import AsyncClient
 from mtask.store.driver import SyncStore
 from tests.clients import claim, succeed
+from tests.faults.malformed import good
 from tests.integration.cli import Commands, Ended, register
 from tests.integration.test_cli_tasks import insert_malformed
 from tests.mongo import eventually
@@ -164,6 +169,51 @@ def test_a_document_that_workers_marked_is_only_worth_knowing(mtask: Commands, s
     healthy(mtask, store)
     insert_malformed(store, task_state={"status": "FAIL"})
     assert levels(mtask("doctor", "--json"), "documents") == ["WARN"]
+
+
+def test_each_malformed_document_is_named_marked_or_not_and_what_to_do(mtask: Commands, store: SyncStore) -> None:
+    healthy(mtask, store)
+    unchecked = store.tasks.with_options(write_concern=WriteConcern(w=1))
+    bad: dict[str, dict[str, Any]] = {
+        "name": {"name": "a\n"},
+        "key": {"key": "é" * 300},
+        "lease": {"task_option.worker_timeout_ms": 1},
+        "workers": {"task_option.specific_worker_ids": ["a", "a"]},
+        "worker": {"task_option.specific_worker_ids": ["a,b"]},
+        "limit key": {"task_option.limit_key": "\x1b"},
+        "year": {"task_state.create_time": DatetimeMS(2**60)},
+        "run": {"task_state.worker_states": [{"claim_time": DatetimeMS(-(2**60))}]},
+        "count": {"task_state.failed_cnt": 1e19},
+        "id": {"_id": 5},
+        "code": {"_id": Code("send:code")},
+    }
+    for kind, change in bad.items():
+        document = good(kind, name="send")
+        for path, value in change.items():
+            *parents, last = path.split(".")
+            (document[parents[0]] if parents else document)[last] = value
+        unchecked.insert_one(document, bypass_document_validation=True)
+    marked = good("marked", name="send")
+    marked["task_state"] |= {"status": "FAIL", "failed_cnt": "x"}
+    del marked["task_state"]["next_preempt_time"]
+    unchecked.insert_one(marked, bypass_document_validation=True)
+    unchecked.insert_one(good("sound", name="send"))
+    (finding,) = findings(mtask("doctor", "--json"), "documents")
+    assert finding["level"] == "FAIL"
+    assert set(finding["fields"]["task_ids"]) == {f"send:{kind}" for kind in bad if kind != "id"} | {"5"}
+    assert finding["fields"]["marked_ids"] == ["send:marked"]
+    assert "by hand" in finding["remedy"]
+
+
+def test_tasks_that_leave_no_room_for_what_workers_write_are_named(mtask: Commands, store: SyncStore) -> None:
+    healthy(mtask, store)
+    assert levels(mtask("doctor", "--json"), "document sizes") == ["OK"]
+    large = good("large", name="send") | {"params": ""}
+    large["params"] = "x" * (16 * 2**20 - 100 - len(encode(large)))
+    store.tasks.insert_one(large)
+    (finding,) = findings(mtask("doctor", "--json"), "document sizes")
+    assert (finding["level"], finding["fields"]["task_ids"]) == ("FAIL", ["send:large"])
+    assert "less in params" in finding["remedy"]
 
 
 @pytest.mark.parametrize(

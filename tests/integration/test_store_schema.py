@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import Int64
 from bson.decimal128 import Decimal128
+from pydantic import ValidationError
 from pymongo.errors import WriteError
 
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
-from mtask.model.options import STORED_OPTIONS, TaskOption
+from mtask.model.options import MAX_COUNT, STORED_OPTIONS, TaskOption
 from mtask.store import publishing
 from mtask.store.driver import SyncStore
-from mtask.store.operation import Operation, tasks
+from mtask.store.operation import Collection, Operation, tasks
 from mtask.store.publishing import Policy
-from mtask.store.schema import task_schema
+from mtask.store.schema import LAYOUTS, task_schema
 from tests.integration import stores
 from tests.integration.stores import ready_store
 from tests.mongo import Client
@@ -191,6 +192,59 @@ def test_what_other_languages_write_is_taken_and_can_be_read(store: SyncStore, p
 
 def test_a_decimal_is_no_option_value(store: SyncStore) -> None:
     assert_refused(store, with_field("task_option.priority", Decimal128("1")))
+
+
+_Node = Mapping[str, Any]
+
+
+def _numbers(node: _Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Node]]:
+    """Yield each place in a schema that takes numbers."""
+    if _kinds(node) & {"number", "double", "int", "long", "decimal"}:
+        yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from _numbers(inner, (*path, name))
+    for inner in (*([node["items"]] if "items" in node else []), *node.get("anyOf", [])):
+        yield from _numbers(inner, path)
+
+
+def _kinds(node: _Node) -> set[str]:
+    kinds = node.get("bsonType", [])
+    return {kinds} if isinstance(kinds, str) else set(kinds)
+
+
+@pytest.mark.parametrize("collection", list(LAYOUTS))
+def test_every_number_is_bounded_on_both_sides_and_no_decimal(collection: Collection) -> None:
+    for path, node in _numbers(LAYOUTS[collection].validator()["$jsonSchema"]):
+        if path[-1] in ("starts", "window_ms", "concurrency") and _kinds(node) == {"number"}:
+            continue  # which of a limit's bounds there are; what they may be is said beside
+        assert {"minimum", "maximum"} <= node.keys(), path
+        assert node["maximum"] < 2**63, path
+        assert not {"number", "decimal"} & _kinds(node), path
+
+
+_NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e19, -1e19, 2**63 - 1, Decimal128("1"), True]
+
+
+@pytest.mark.parametrize("value", _NUMBERS, ids=str)
+@pytest.mark.parametrize(
+    "path",
+    ["task_state.failed_cnt", f"{_RUN}.attempt", *(f"task_option.{name}" for name in ("priority", "retry_backoff"))],
+)
+def test_number_that_cannot_be_counted_on_is_refused_by_validator_and_model(
+    store: SyncStore, path: str, value: Any
+) -> None:
+    made = with_field(path, value)
+    assert_refused(store, made)
+    with pytest.raises(ValidationError):
+        Task.model_validate(made)
+
+
+def test_validator_and_model_take_the_largest_number_that_a_double_tells(store: SyncStore) -> None:
+    for value in (float(MAX_COUNT), MAX_COUNT):
+        made = with_field("task_state.failed_cnt", value) | {"_id": "task:k"}
+        store.tasks.delete_many({})
+        store.tasks.insert_one(made)
+        assert Task.model_validate(store.tasks.find_one({})).task_state.failed_cnt == MAX_COUNT
 
 
 def test_a_key_is_bounded_by_bytes_not_letters(store: SyncStore) -> None:

@@ -1,0 +1,432 @@
+"""Documents that got in past the validator: none of them ends a loop of the worker, and each gets its word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import pytest
+from bson import DBRef, ObjectId, encode
+from bson.binary import Binary
+from bson.code import Code
+from bson.decimal128 import Decimal128
+from bson.regex import Regex
+from pymongo import WriteConcern
+
+from mtask import App, Context
+from mtask.store.driver import CODEC, READING
+from tests.faults.malformed import good
+from tests.integration.worker_harness import Bench, between, until, working
+from tests.mongo import Client, Document
+
+_AGO = datetime(2024, 1, 1, tzinfo=UTC)
+_MAX_BYTES = 16 * 2**20
+Scenario = Callable[[Bench], Awaitable[None]]
+
+
+@pytest.fixture
+def app() -> App:
+    made = App()
+
+    @made.task
+    async def noop(context: Context) -> str:
+        return context.worker_id
+
+    @made.task
+    async def hold() -> None:
+        await asyncio.sleep(600)
+
+    @made.task
+    async def echo(value: Any) -> Any:
+        return value
+
+    return made
+
+
+@pytest.fixture
+def serve(mongo_uri: str, database_name: str, mongo: Client, app: App) -> Callable[..., None]:
+    """Give what runs a scenario beside a worker, and sees that the worker lives at the end of it and works."""
+
+    def run(scenario: Scenario, **options: Any) -> None:
+        async def life() -> None:
+            async with working(mongo_uri, database_name, mongo, app, **options) as bench:
+                await scenario(bench)
+                insert(bench, good("last"))
+                await bench.status("noop:last", "SUCCESS")
+                assert not bench.life.done()
+
+        asyncio.run(life())
+
+    return run
+
+
+def insert(bench: Bench, *documents: Document) -> None:
+    """Write these past the validator."""
+    unchecked = bench.tasks.with_options(codec_options=CODEC, write_concern=WriteConcern(w=1))
+    for document in documents:
+        unchecked.insert_one(document, bypass_document_validation=True)
+
+
+def changed(key: str, /, **changes: Any) -> Document:
+    """Return a due task with fields changed, `a__b` standing for a.b."""
+    document = good(key)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = document
+        for part in parents:
+            node = node[part]
+        node[last] = value
+    return document
+
+
+def reason(bench: Bench, task_id: Any) -> str:
+    """Return why a task is FAIL; nothing where it is not."""
+    found = bench.tasks.with_options(codec_options=READING).find_one({"_id": {"$eq": task_id}})
+    assert found is not None, task_id
+    state = found["task_state"]
+    if not isinstance(state, dict) or state.get("status") != "FAIL" or "next_preempt_time" in state:
+        return ""
+    return str(state["worker_states"][-1]["fail_reason"]) if state.get("worker_states") else "none is told"
+
+
+async def failed(bench: Bench, task_ids: Sequence[Any]) -> None:
+    """Wait until all of these are FAIL as malformed."""
+    await until(
+        lambda: bench.life.done() or all(reason(bench, task_id) for task_id in task_ids), message=f"{task_ids} FAIL"
+    )
+    assert not bench.life.done(), f"the worker ended: {bench.life}"
+    assert all(reason(bench, task_id).startswith("malformed document: ") for task_id in task_ids)
+
+
+#: None of these is to be hashed, compared or looked into as what it should be.
+_NAMES = {
+    "list": ["noop"],
+    "nested list": [["noop"]],
+    "object": {"a": 1},
+    "empty object": {},
+    "code": Code("noop"),
+    "code with scope": Code("noop", {"a": 1}),
+    "decimal": Decimal128("1"),
+    "regex": Regex("noop"),
+    "bytes": b"noop",
+    "bytes that are no UUID": Binary(b"noop", 4),
+    "reference": DBRef("noop", 1),
+    "nan": float("nan"),
+}
+
+
+@pytest.mark.parametrize("name", _NAMES.values(), ids=list(_NAMES))
+def test_name_of_any_type_that_the_stream_tells_of_ends_no_loop(serve: Callable[..., None], name: Any) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.stop_scans()
+        # Without a list of workers it is told to all; and as it might be told to those of its queue.
+        lost = changed("lost", name=name, task_option__specific_worker_ids=None) | {"_id": f"{name}:k"}
+        insert(bench, lost, good("beside"), changed("due", name=name, task_option__specific_worker_ids="w1"))
+        await failed(bench, [f"{name}:k", "noop:due"])
+        await bench.status("noop:beside", "SUCCESS")
+
+    serve(scenario)
+
+
+_FOUND = {
+    # An index holds no document with two lists in its fields.
+    "a name in a list": changed("bad", name=["noop"], task_option__specific_worker_ids=None),
+    "a state in a list": changed(
+        "bad", task_state=[{"next_preempt_time": _AGO}], task_option__specific_worker_ids=None
+    ),
+    "a state in a list, for one worker": changed(
+        "bad", task_state=[{"next_preempt_time": _AGO, "status": "INIT"}] * 2, task_option__specific_worker_ids="w1"
+    ),
+    "runs in a list": changed("bad", task_state__worker_states=[[{"run_id": ["a"], "status": {}}]]),
+    "a run whose id is an object": changed("bad", task_state__worker_states=[{"run_id": {"a": 1}, "status": "FAIL"}]),
+    "options in a list": changed("bad", task_option=[{"specific_worker_ids": [], "priority": 1}]),
+    "a queue in a list": changed("bad", queue=["default"], task_option__specific_worker_ids=None),
+    "a count beyond 64 bits": changed("bad", task_state__failed_cnt=1e19),
+    "a count beyond what a double tells": changed("bad", task_state__failed_cnt=2**62),
+    "a priority that is a decimal": changed("bad", task_option__priority=Decimal128("1")),
+    "a key of bytes that are no UUID": changed("bad", key=Binary(b"bad", 4)),
+}
+
+
+@pytest.mark.parametrize("document", _FOUND.values(), ids=list(_FOUND))
+def test_document_that_a_scan_brings_ends_no_loop(serve: Callable[..., None], document: Document) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.stop_stream()
+        insert(bench, good("before"), {**document}, good("after"))
+        bench.worker._discovery.ask_full_scan()
+        await failed(bench, ["noop:bad"])
+        await bench.status("noop:before", "SUCCESS")
+        await bench.status("noop:after", "SUCCESS")
+
+    serve(scenario)
+
+
+_AS_GIVEN = {
+    "an object with $id and $ref": {"a": [{"$id": 1, "$ref": "x", "more": {"$ref": "y", "$id": {"b": 2}}}]},
+    "an object with $id, $ref and $db": {"$ref": "x", "$id": ObjectId("5f5e0c5e5f5e0c5e5f5e0c5e"), "$db": "z"},
+    "an object with a $ref that is no text": {"$ref": 5, "$id": 1},
+    "bytes that are marked as a UUID, and are none": [Binary(b"short", 4)],
+}
+
+
+@pytest.mark.parametrize("value", _AS_GIVEN.values(), ids=list(_AS_GIVEN))
+def test_params_reach_the_handler_as_they_were_published(serve: Callable[..., None], value: Any) -> None:
+    async def scenario(bench: Bench) -> None:
+        # In a group of its own, and beside others: what cannot be decoded must not cost those anything.
+        for keys in (["alone"], ["left", "bad", "right"]):
+            with bench.backed_up():
+                insert(bench, *(good(key, name="echo", params={"value": value}) for key in keys))
+                await until(partial(_has_queued, bench, len(keys)), message="queued")
+            for key in keys:
+                await bench.status(f"echo:{key}", "SUCCESS")
+                task = await bench.client.get("echo", key)
+                assert task.params == {"value": value}
+                assert type(task.params["value"]) is type(value)
+                assert task.returns == value
+                assert len(task.runs) == 1
+        assert len(await bench.client.find(name="echo")) == 4
+
+    serve(scenario)
+
+
+def _has_queued(bench: Bench, count: int) -> bool:
+    return len(bench.worker._claimer._queue) == count
+
+
+def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        events = bench.client.events(key="bad")
+        async with events:
+            value = Binary(b"short", 4)
+            insert(bench, good("bad", name="echo", params={"value": [value, {"$ref": "x", "$id": 1}]}))
+            kinds = []
+            async for event in events:
+                kinds.append(str(event.kind))
+                if event.is_end:
+                    break
+            assert kinds == ["published", "claimed", "succeeded"]
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("name", [{"$ref": "x", "$id": 1}, {"$a": 1}, "x" * 2**20, 5], ids=["ref", "$", "long", "5"])
+def test_names_that_are_none_keep_the_worker_from_nothing(serve: Callable[..., None], name: Any) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.stop_stream()
+        insert(bench, *(changed(f"{number}", name=name) for number in range(3)), changed("other", name="another"))
+
+        def is_noted() -> bool:
+            bench.worker._discovery.ask_full_scan()  # what one looks at is written, and not yet by a majority
+            return bench.worker._hints.unserved_names == {"another"}
+
+        await until(is_noted, message="the one that is a name")
+
+    serve(scenario)
+
+
+# --- loops ----------------------------------------------------------------------------------------------------
+
+
+_STEPS = [
+    "_discovery._scan",
+    "_discovery._upkeep",
+    "_discovery._follow",
+    "_discovery._read",
+    "_hints._look_at_holders",
+    "_hints._take_looks",
+    "_hints._look_at_due",
+    "_claimer._launch",
+    "_limits._bury_dead",
+    "_upkeep._look",
+    "_controls.refresh",
+]
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str) -> None:
+    part, name = step.split(".")
+    raised: list[str] = []
+
+    async def scenario(bench: Bench) -> None:
+        owner: Any = getattr(bench.worker, part)
+        real, take = getattr(owner, name), bench.worker._discovery._take
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            if len(raised) < 3:
+                raised.append(step)
+                raise ZeroDivisionError("nobody foresaw this")
+            return real(*arguments, **options)
+
+        setattr(owner, name, failing)
+        if name in ("_follow", "_read"):
+            owner._take = lambda event: bool(raised) and take(event)  # so that it is opened anew
+        for number in range(4):  # whatever wakes the loops
+            insert(bench, good(f"{number}"), changed(f"bad-{number}", task_state__status=7))
+            bench.worker._discovery.ask_full_scan()
+            for loop in (bench.worker._limits, bench.worker._upkeep, bench.worker._controls, bench.worker._hints):
+                loop._wake.set()
+            bench.worker._hints._look_at("noop:none", monotonic())
+            await bench.status(f"noop:{number}", "SUCCESS")
+            await failed(bench, [f"noop:bad-{number}"])
+        await until(lambda: raised, message=f"{step} was called")
+
+    serve(scenario)
+
+
+def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        hints: Any = bench.worker._hints
+        push = hints.push
+
+        def tripping(task_id: Any, *arguments: Any, **options: Any) -> None:
+            if "trap" in str(task_id):
+                raise ZeroDivisionError("nobody foresaw this")
+            push(task_id, *arguments, **options)
+
+        hints.push = tripping
+        insert(bench, good("trap"), changed("trap-bad", key=5), good("right"))
+        bench.worker._discovery.ask_full_scan()
+        await bench.status("noop:right", "SUCCESS")
+        await failed(bench, ["noop:trap-bad"])
+        # One that looks well is not taken for malformed: the mistake is ours.
+        await until(lambda: hints._quarantine.is_left_alone("noop:trap"), message="left alone")
+        assert bench.state("noop:trap")["status"] == "INIT"
+
+    serve(scenario)
+
+
+def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        pinger: Any = bench.worker._pinger
+        apply = pinger._apply
+
+        def tripping(run: Any, *arguments: Any, **options: Any) -> None:
+            if run.task_id == "hold:bad":
+                raise ZeroDivisionError("nobody foresaw this")
+            apply(run, *arguments, **options)
+
+        pinger._apply = tripping
+        options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
+        insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
+        # The one is not trusted any longer than it was, and tried again; the other goes on.
+        await until(lambda: bench.state("hold:bad")["failed_cnt"] > 0, message="its lease lapsed")
+        state = bench.state("hold:right")
+        assert (state["status"], len(state["worker_states"])) == ("RUNNING", 1)
+
+    serve(scenario)
+
+
+# --- claims in vain ---------------------------------------------------------------------------------------------
+
+
+def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        worker: Any = bench.worker
+        guard = worker._controls.guard
+        worker._controls.guard = lambda: {**guard(), "key": {"$ne": "never"}}  # the server sees what the rules do not
+        insert(bench, good("never"))
+        left_alone_until = worker._hints._quarantine.left_alone_until
+        # Six losses bring the look at the whole of it; it looks well, and is left alone for long.
+        await until(lambda: left_alone_until("noop:never") > monotonic() + 5.0, message="left alone for long")
+        lost = worker._claimer.lost_cnt
+        assert 6 <= lost <= 8
+        insert(bench, *(good(f"{number}") for number in range(20)))
+        for number in range(20):
+            await bench.status(f"noop:{number}", "SUCCESS")
+        assert worker._claimer.lost_cnt <= lost + 1
+
+    serve(scenario)
+
+
+# --- what is as large as it can be --------------------------------------------------------------------------------
+
+
+def filled(document: Document, left: int) -> Document:
+    """Return the document with so many bytes left of what the server takes."""
+    document["task_option"] |= {"ping_interval_ms": 300, "worker_timeout_ms": 1_000}
+    document["padding"] = ""
+    document["padding"] = "x" * (_MAX_BYTES - left - len(encode(document)))
+    return document
+
+
+@pytest.mark.parametrize("left", [0, 40, 150, 230, 400])
+def test_task_that_no_claim_or_no_end_fits_into_is_failed_and_keeps_what_it_holds(
+    serve: Callable[..., None], left: int
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        large = filled(good("large"), left)
+        insert(bench, good("beside"), large, good("another"))
+        await bench.status("noop:beside", "SUCCESS")
+        await bench.status("noop:another", "SUCCESS")
+        state = await bench.status("noop:large", "FAIL")
+        assert "next_preempt_time" not in state
+        assert bench.document("noop:large")["padding"] == large["padding"]
+        if left >= 400:
+            assert "too large" in reason(bench, "noop:large")
+
+    serve(scenario)
+
+
+def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_up_no_other(
+    serve: Callable[..., None],
+) -> None:
+    run = {
+        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
+        "ping_expire_time": _AGO,
+    }  # fmt: skip
+
+    def lapsed(key: str) -> Document:
+        # Nobody here may take it: only whoever scans settles it.
+        options = {"task_option__specific_worker_ids": ["gone"], "task_option__max_unexpected_retries": 0}
+        return changed(key, task_state__status="RUNNING", task_state__worker_states=[run], **options)
+
+    async def scenario(bench: Bench) -> None:
+        insert(bench, filled(lapsed("large"), 10), lapsed("small"))
+        bench.worker._discovery.ask_full_scan()
+        await bench.status("noop:small", "FAIL")
+        await bench.status("noop:large", "FAIL")
+        assert "lease lapsed" in bench.state("noop:small")["worker_states"][-1]["fail_reason"]
+
+    serve(scenario)
+
+
+def test_malformed_documents_are_examined_one_by_one(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        read = between(bench.worker._hints._quarantine, "read")
+        keys = [f"bad-{number}" for number in range(30)]
+        insert(bench, *(changed(key, task_state__status=7) for key in keys))
+        bench.worker._discovery.ask_full_scan()
+        await failed(bench, [f"noop:{key}" for key in keys])
+        assert read.seen_cnt >= len(keys)
+
+    serve(scenario)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(serve: Callable[..., None]) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.client.limit("default", concurrency=5)
+        controls = bench.mongo[bench.database]["controls"]
+        controls.update_one({}, {"$set": {"revision": 1e19}}, bypass_document_validation=True)
+        controls.update_one({}, {"$set": {"limit.concurrency": 4}}, bypass_document_validation=True)
+        await until(lambda: "queue:default" in str(bench.worker._controls._good), message="read")
+
+        def beat() -> datetime:
+            found = bench.registry.find_one({"_id": "w1"})
+            assert found is not None
+            time: datetime = found["heartbeat_time"]
+            return time
+
+        first = beat()
+        await until(lambda: beat() > first, message="a heartbeat")
+        # What is malformed is mended by any change.
+        mended = await bench.client.limit("default", concurrency=3)
+        assert 0 < mended.revision <= 2**53
+
+    serve(scenario, heartbeat_interval=timedelta(milliseconds=200))
