@@ -170,7 +170,7 @@ def malformation(document: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a task's document, or None."""
     try:
         StoredTask.model_validate(document)
-        wrong = _code_in({name: value for name, value in document.items() if name != "params"})
+        wrong = _code_in({name: document[name] for name in ("_id", "name", "key", "queue")})
     except ValidationError as error:
         wrong = describe_validation(error)
     except Exception as error:  # whatever it is: what cannot be read cannot be run
