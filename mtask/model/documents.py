@@ -105,7 +105,7 @@ class TaskState(BaseModel):
     failed_cnt: Count
     cancel_requested: StrictBool = False
     #: How many publishes have dropped runs (clean_failed, clean_success): tells such a change from a claim.
-    clean_cnt: Annotated[int, Field(ge=0), WHOLE] = 0
+    clean_cnt: Count = 0
     #: When a publish moved it to its present queue, and the queues before, the newest first: for who reads of it later.
     queue_time: Instant | None = None
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
