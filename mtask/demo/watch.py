@@ -115,26 +115,27 @@ class Watch:
         """Return the workers that look for tasks."""
         return {worker.worker_id for worker in self._client.workers() if worker.status.value == "running"}
 
-    def holder_in_a_pause(self, longest: timedelta) -> str | None:
-        """Return the worker that holds the task with the longest pause; None while nobody has begun it.
+    def holder_in_a_pause(self, pause: timedelta, *, is_any_enough: bool = False) -> str | None:
+        """Return the worker that holds most tasks whose pause is far from over, or None.
 
-        Where that was preempted on a busy machine and pauses no more: the worker that holds most tasks whose pause is
-        far from over.
+        `is_any_enough`: where there is none, the worker that holds most tasks.
         """
         now = self._client.server_time()
         holders: Counter[str] = Counter()
-        for task in self._client.find(status=["INIT", "RUNNING"], name=self._name, limit=0):
-            pause = timedelta(milliseconds=task.params.get("pause_ms", 0))
-            if pause == longest and not task.runs:
-                return None
-            if not task.runs or not pause:
-                continue
+        others: Counter[str] = Counter()
+        for task in self._client.find(status=TaskStatus.RUNNING.value, name=self._name, limit=0):
             run = task.runs[-1]
-            if run.is_live(now) and run.attempt == 1 and now - run.claim_time < pause / 2:
-                if pause == longest:
-                    return run.worker_id
+            if (
+                task.params.get("pause_ms")
+                and run.is_live(now)
+                and run.attempt == 1
+                and now - run.claim_time < pause / 2
+            ):
                 holders[run.worker_id] += 1
-        return holders.most_common(1)[0][0] if holders else None
+            elif is_any_enough and run.is_live(now):
+                others[run.worker_id] += 1
+        found = (holders or others).most_common(1)
+        return found[0][0] if found else None
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
         """Return what became of the tasks that the killed worker held, by lapse."""

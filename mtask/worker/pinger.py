@@ -307,9 +307,13 @@ class Pinger:
         """Return how long (seconds) a ping of these may take: it must not hide the end of any other lease either."""
         now = monotonic()
         with self._condition:
-            ends = [run.trusted_until for run in (*runs, *self._runs.values()) if not run.is_over and not run.suspended]
-        left = min((end - now for end in ends if end > now), default=_MAX_CALL)
-        return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left / 4))
+            own = {run.run_id for run in runs}
+            held = [run for run in self._runs.values() if not (run.is_over or run.suspended)]
+        others = [run for run in held if run.run_id not in own]
+        left = min((run.trusted_until - now for run in (*runs, *others) if run.trusted_until > now), default=_MAX_CALL)
+        if len(runs) == 1 and not others:
+            return max(_MIN_CALL, min(_MAX_CALL, left))  # it holds up nobody
+        return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left))
 
     def _note_told(self, runs: Sequence[HeldRun], told: Mapping[str, Mapping[str, Any]], sent: float) -> None:
         for run in runs:

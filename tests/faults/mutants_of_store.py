@@ -101,8 +101,8 @@ STORE_MUTATIONS = (
         "A worker that stops hands back a run that another worker holds by now.",
         (
             Edit(_CLAIMS, _FINISH_GUARD, _FINISH_GUARD.replace(
-                "result", "guard = filters.by_ids(task_ids) if outcomes[0].status is RunStatus.CANCELED else guard\n"
-                "        result")),
+                "general", "guard = filters.by_ids(task_ids) if outcomes[0].status is RunStatus.CANCELED else guard\n"
+                "        general")),
             Edit(_PIPELINES, _CLOSES,
                  f"{_CLOSES}\n    if outcomes[0].status is RunStatus.CANCELED:\n        {_CLOSES_ANY}"),
         ),

@@ -227,7 +227,7 @@ WORKER_MUTATIONS = (
         "too-large-and-left",
         "A task into which no claim fits waits for ever.",
         (Edit("mtask/worker/quarantine.py", "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
-        (f"{_DOCUMENTS}::test_task_that_no_claim_or_no_end_fits_into_is_failed_and_keeps_what_it_holds",),
+        (f"{_DOCUMENTS}::test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds",),
     ),
     # --- leases ---------------------------------------------------------------------------------------------
     Mutation(

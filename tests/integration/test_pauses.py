@@ -16,7 +16,7 @@ from mtask import App, Client
 from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, SchemaMismatch
 from mtask.store import claims, filters, setup
 from mtask.store.driver import SyncStore
-from mtask.worker import claimer as claimer_module
+from mtask.worker import recovery
 from tests.integration.stores import publish, stored
 from tests.integration.worker_harness import Bench, between, register, until, working
 from tests.mongo import Client as Mongo
@@ -107,7 +107,7 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
     monkeypatch: pytest.MonkeyPatch,
     is_lost: bool,
 ) -> None:
-    monkeypatch.setattr(claimer_module, "_SETTLED", 0.0)
+    monkeypatch.setattr(recovery, "_SETTLED", 0.0)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:

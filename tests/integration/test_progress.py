@@ -57,10 +57,12 @@ def test_however_often_it_is_told_it_is_sent_once_a_second_and_the_last_stands(
     sent: list[float] = []
     ping = claims.ping
 
-    def noted(runs: Mapping[str, str], lease_ms: int, progress: Mapping[str, Any] | None = None) -> Operation[Any]:
+    def noted(
+        runs: Mapping[str, str], lease_ms: Any, progress: Mapping[str, Any] | None = None, *more: Any
+    ) -> Operation[Any]:
         if progress:
             sent.append(monotonic())
-        return ping(runs, lease_ms, progress)
+        return ping(runs, lease_ms, progress, *more)
 
     monkeypatch.setattr(claims, "ping", noted)
 

@@ -83,7 +83,7 @@ class Turns:
 def is_targeted(matched: Document) -> bool:
     """Whether the filter says which documents at most it matches, by `_id`."""
     wanted = matched.get("_id")
-    if "_id" in matched and (not isinstance(wanted, dict) or set(wanted) == {"$in"}):
+    if "_id" in matched and (not isinstance(wanted, dict) or set(wanted) in ({"$in"}, {"$eq"})):
         return True
     return any(is_targeted(part) for part in matched.get("$and", ()))
 
