@@ -141,7 +141,7 @@ class Handlers:
         self.gate = asyncio.Event()
         self.app.task(name="quick")(self._quick)
         self.app.task(name="fail", max_unexpected_retries=0)(self._fail)
-        self.app.task(name="hold", ping_interval_ms=100, worker_timeout_ms=30_000)(self._hold)
+        self.app.task(name="hold")(self._hold)
         self.app.task(name="transact")(self._transact)
 
     async def _quick(self) -> str:
@@ -205,14 +205,14 @@ async def runs(bench: Bench) -> None:
         other = [TaskSpec("quick", key=f"other/{n}", retry_scope="worker", max_unexpected_retries=9) for n in range(5)]
         await client.publish_many([*plain, *other])
     await until(lambda: bench.count("SUCCESS") >= 11, message="all done")
-    await client.publish("fail", key="k")
+    await client.publish("fail", key="k", max_unexpected_retries=0)
     await bench.status("fail:k", "FAIL")
     await client.publish("transact", key="k")
     await until(lambda: bench.document("transact:k")["task_state"]["worker_states"][-1:] != [], message="claimed")
     await until(
         lambda: bench.state("transact:k")["worker_states"][-1].get("returns") is not None, message="returns are added"
     )
-    await client.publish_many([TaskSpec("hold", key=key) for key in "abc"])
+    await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")
         await pinged(bench, f"hold:{key}", state["worker_states"][-1]["ping_expire_time"])
