@@ -22,7 +22,7 @@ from mtask.store.driver import AsyncStore
 from mtask.worker.log import fields, logger
 from mtask.worker.pace import PATIENCE, Pace
 from mtask.worker.quarantine import Quarantine
-from mtask.worker.queue import PreemptionQueue
+from mtask.worker.queue import Entry, PreemptionQueue
 from mtask.worker.recovery import Attempt, Recovery
 from mtask.worker.run import EndReason, HeldRun
 
@@ -187,6 +187,8 @@ class Claimer:
                 entries = [entry for entry in entries if not self._limits.park(entry)]
                 if not entries:
                     continue
+            else:
+                entries = self._without_locked(entries)
             if entries:
                 task_ids = [entry.task_id for entry in entries]
                 self.busy.update(task_ids)
@@ -203,6 +205,15 @@ class Claimer:
                 self._launched_at = now
                 job.add_done_callback(self._landed)
         return None
+
+    def _without_locked(self, entries: list[Entry]) -> list[Entry]:
+        """Claim apart what was locked at the last try, so that no group waits for it again; return the others."""
+        locked = [entry.task_id for entry in entries if self._quarantine.was_held_up(entry.task_id)]
+        if not locked:
+            return entries
+        self.busy.update(locked)
+        self._claim_apart(locked)
+        return [entry for entry in entries if entry.task_id not in self.busy]
 
     def _landed(self, job: asyncio.Task[None]) -> None:
         self._in_flight.discard(job)
@@ -288,6 +299,8 @@ class Claimer:
     async def _claim_alone(self, task_id: str, place: int, admitted: Admitted | None) -> None:
         try:
             async with self._places_apart:
+                if self._quarantine.was_held_up(task_id):
+                    await self._end_lapsed_sessions([task_id])
                 await self._claim_group([task_id], admitted=admitted, part=f"-{place}")
         except DatabaseError as error:
             await self._failed([task_id], error)

@@ -81,6 +81,10 @@ class Quarantine:
             self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
         self._held_up[name] = pause
 
+    def was_held_up(self, task_id: str) -> bool:
+        """Whether the task was locked when it was last tried, as far as is known."""
+        return task_id in self._held_up
+
     def heard(self, task_id: str) -> None:
         """Take note that a task has changed: the transaction that had locked it is over."""
         if self._held_up.pop(task_id, None) is not None:

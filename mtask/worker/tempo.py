@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 #: A document counts as locked after this many times the usual duration of a statement.
-_TIMES = 4.0
+_TIMES = 3.0
 #: The part of the way that the usual duration goes towards a shorter one, at each statement.
-_DECAY = 0.05
+_DECAY = 0.1
 
 
 class Tempo:
