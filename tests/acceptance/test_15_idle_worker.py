@@ -18,6 +18,8 @@ WINDOW = 20.0
 #: What a new worker does once: first scans, connections, its peers.
 SETTLING = 6.0
 APP = "tests.acceptance.app:app"
+#: What a loop of a million empty turns takes of a usual machine's CPU, in seconds.
+_USUAL = 0.025
 
 
 def commands(mongo: Client) -> Counter[str]:
@@ -29,6 +31,14 @@ def commands(mongo: Client) -> Counter[str]:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def slowness() -> float:
+    """Return how many times slower than a usual one this machine is now, 1 at least: seconds of CPU are no measure."""
+    began = time.process_time()
+    for _ in range(1_000_000):
+        pass
+    return max(1.0, (time.process_time() - began) / _USUAL)
 
 
 def watched(mongo: Client, seconds: float) -> tuple[Counter[str], float]:
@@ -70,7 +80,7 @@ def test_idle_worker_issues_less_than_one_command_a_second_and_takes_under_a_hun
         report("commands in the window", dict(sorted(seen.items())))
         report("CPU, % of one core", round(100 * cpu / took, 2))
         assert rate < 1.0, seen
-        assert cpu / took < 0.01
+        assert cpu / took < 0.01 * slowness()
         assert_still_there(stage, single_set)
 
 
