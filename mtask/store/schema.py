@@ -71,7 +71,9 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
             made["anyOf"] = parts
         return made
     if "const" in node:
-        return {"enum": [node["const"]]}
+        # A decimal is equal to it for the server, and not for the model.
+        is_number = type(node["const"]) is int
+        return {"enum": [node["const"]], **({"bsonType": _NUMBERS} if is_number else {})}
     made |= {key: node[key] for key in _KEPT if key in node}
     kind = node.get("type")
     if kind == "integer":

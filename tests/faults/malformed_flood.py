@@ -61,7 +61,8 @@ class Result:
     failed: int = 0  #: malformed, and FAIL with the reason
     #: Malformed, and only named by the doctor; by why no worker has marked them.
     named: Counter[str] = field(default_factory=Counter)
-    removed: int = 0  #: by their own expire_time
+    mended: int = 0  #: only what is derived was wrong, and it was derived anew
+    removed: int = 0  #: by their own expire_time, or retention
     #: What should not be.
     lost: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -80,7 +81,8 @@ class Result:
             f"{self.documents} changed documents, {self.good} good tasks among them, in {self.seconds:.0f} s",
             f"malformed and FAIL with a reason: {self.failed}",
             f"malformed and named by the doctor alone: {self.named.total()} ({named})",
-            f"changed and still well-formed: {self.harmless}; removed by their own expire_time: {self.removed}",
+            f"changed and still well-formed: {self.harmless}; derived anew, and well-formed by that: {self.mended}; "
+            f"removed by their own expire_time or retention: {self.removed}",
             f"refused by the server, and replaced: {self.refused}",
             *(f"NOT MARKED, NOT NAMED: {told}" for told in self.lost[:20]),
             *(f"NOT DONE: {told}" for told in self.unfinished[:20]),
@@ -202,8 +204,10 @@ class Flood:
             after = self._tasks.find_one({"_id": {"$eq": before["_id"]}})
             if malformation(before) is None:
                 result.harmless += 1
-            elif after is None and "expire_time" in before:
+            elif after is None and _may_expire(before):
                 result.removed += 1
+            elif after is not None and malformation(after) is None:
+                result.mended += 1
             elif after is not None and _is_marked(after):
                 result.failed += 1
             else:
@@ -229,6 +233,12 @@ class Flood:
 
 
 IN_REACH = "in reach of the workers"
+
+
+def _may_expire(before: Document) -> bool:
+    """Whether the document, or its FAIL, is removed by its own word."""
+    option = before.get("task_option")
+    return "expire_time" in before or (isinstance(option, dict) and option.get("retain_fail_ms") is not None)
 
 
 def _is_marked(document: Document) -> bool:
