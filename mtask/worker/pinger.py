@@ -70,7 +70,7 @@ class Pinger:
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
-        self._is_stopped = False
+        self._is_stopped = self._is_resting = self._is_working = False
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._thread = threading.Thread(target=self._loop, name="mtask-pinger", daemon=True)
 
@@ -78,12 +78,20 @@ class Pinger:
         """Start the thread."""
         self._thread.start()
 
+    def rest(self) -> None:
+        """Send nothing more, and wait for what is under way; what `call_at` was asked for still happens."""
+        with self._condition:
+            self._is_resting = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._is_working, timeout=_MAX_CALL * 2)
+
     def stop(self) -> None:
         """Stop the thread and wait for it."""
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
-        self._thread.join(timeout=_MAX_CALL * 2)
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout=_MAX_CALL * 2)
         if self._apart is not None:
             self._apart.shutdown(cancel_futures=True)
 
@@ -163,6 +171,7 @@ class Pinger:
                     self._condition.wait(min(self._wake_at - now, _IDLE))
                 if self._is_stopped:
                     return
+                self._is_working = True
             try:
                 self._work(monotonic())
             except Exception:
@@ -170,11 +179,16 @@ class Pinger:
                 logger.exception("pinger failed and goes on")
                 with self._condition:
                     self._condition.wait(_AFTER_FAILURE)
+            finally:
+                with self._condition:
+                    self._is_working = False
+                    self._condition.notify_all()
 
     def _next_event(self, now: float) -> float:
-        moments = [self._next_beat]
-        if self._deadline:
-            moments.append(self._deadline[0])
+        moments = [self._deadline[0]] if self._deadline else [now + _IDLE]
+        if self._is_resting:
+            return moments[0]
+        moments.append(self._next_beat)
         moments.extend(
             min(run.next_ping, run.trusted_until) if self._is_to_ping(run, now) else run.trusted_until
             for run in self._runs.values()
@@ -189,6 +203,8 @@ class Pinger:
                 self._deadline = None
         if deadline and deadline[0] <= now:
             deadline[1]()
+        if self._is_resting:
+            return
         self._expire(now)
         self._ping_due(now)
         self._expire(monotonic())

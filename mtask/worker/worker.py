@@ -167,6 +167,9 @@ class Worker:
             await handler_stores.close()
             await stream_store.close()
             await store.close()
+            pinger = getattr(self, "_pinger", None)
+            if pinger is not None:
+                await asyncio.to_thread(pinger.stop)
             await asyncio.to_thread(ping_store.close)
 
     def _build(
@@ -282,7 +285,8 @@ class Worker:
                     self._controls.stop()
                     self._limits.stop()
         finally:
-            await asyncio.to_thread(self._pinger.stop)
+            # Its thread stays, for the last resort: the rest of the stop may hang on the database, too.
+            await asyncio.to_thread(self._pinger.rest)
             self._runner.close()
             self._set_status(WorkerStatus.STOPPED)
             await self._registrar.leave(self._heartbeat())
