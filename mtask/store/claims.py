@@ -16,6 +16,7 @@ from mtask.store import expressions as x
 from mtask.store import filters, pipelines, plain, sessions
 from mtask.store.operation import Operation, tasks
 from mtask.store.pipelines import Kept, Outcome
+from mtask.store.runs import runs_in as runs_in
 from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
 
 Document = dict[str, Any]
@@ -202,13 +203,6 @@ def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
 def run_of(document: Document, run_id: str) -> Document | None:
     """Return the document's run with this run_id."""
     return next((run for run in reversed(runs_in(document)) if run.get("run_id") == run_id), None)
-
-
-def runs_in(document: Document) -> list[Document]:
-    """Return what can be read as a run, the oldest first: the document may be malformed, and beside others."""
-    state = document.get("task_state")
-    runs = state.get("worker_states") if isinstance(state, dict) else None
-    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
 def finish(

@@ -17,6 +17,7 @@ from mtask.model.status import RunStatus
 from mtask.store import expressions as x
 from mtask.store import filters
 from mtask.store.operation import Operation, command, tasks
+from mtask.store.runs import runs_in
 
 #: How long the read, and the command, may take: a rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)
@@ -50,11 +51,8 @@ def as_document(session: UUID) -> dict[str, Any]:
 
 
 def _lapsed_in(document: dict[str, Any]) -> Iterator[UUID]:
-    state = document.get("task_state")
-    runs = state.get("worker_states") if isinstance(state, dict) else None
-    for run in runs if isinstance(runs, list) else ():
-        # The document may be malformed.
-        if isinstance(run, dict) and run.get("status") == RunStatus.RUNNING:
+    for run in runs_in(document):
+        if run.get("status") == RunStatus.RUNNING:
             lease, named = run.get("ping_expire_time"), run.get("session_id")
             if isinstance(lease, datetime) and lease <= document["now"] and isinstance(named, str):
                 try:
