@@ -130,7 +130,7 @@ STORE_MUTATIONS = (
         (
             Edit("mtask/store/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
                  '{"$elemMatch": {"session_id"'),
-            Edit("mtask/store/sessions.py", 'if isinstance(run, dict) and run.get("status") == RunStatus.RUNNING:',
+            Edit("mtask/store/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
                  "if isinstance(run, dict):"),
         ),
         ("tests/integration/test_store_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
