@@ -24,7 +24,7 @@ SECURE_VARIABLE = "MTASK_TEST_SECURE"
 PASSWORD = "hunter2@:/%hunter2"
 SHOWN = ("hunter2", PASSWORD, quote(PASSWORD, safe=""))
 #: Where handlers of tests write: the rights of handlers are no concern of mtask's roles.
-HANDLERS_OWN = ("effects",)
+HANDLERS_OWN = ("effects", "counters")
 
 
 def is_secure() -> bool:
@@ -76,7 +76,8 @@ def accounts(server: ReplicaSet, database: str, *, set_up: bool = True) -> Accou
     with mongo:
         own = f"handlers_of_{database}"
         rights = [
-            {"resource": {"db": database, "collection": name}, "actions": ["find", "insert"]} for name in HANDLERS_OWN
+            {"resource": {"db": database, "collection": name}, "actions": ["find", "insert", "update"]}
+            for name in HANDLERS_OWN
         ]
         mongo.admin.command("createRole", own, privileges=rights, roles=[])
         granted: dict[str, list[Document]] = {role: [_granted(database, role)] if set_up else [] for role in ROLES}

@@ -181,14 +181,15 @@ class WorkerProcess:
 class Stage:
     """A database, a client, the handlers' events and the workers of one test."""
 
-    def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path, worker_uri: str | None = None) -> None:
-        self.uri = uri
-        #: Of the workers.
-        self.worker_uri = worker_uri or uri
+    def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path, users: Accounts | None = None) -> None:
+        #: Of the services, which publish and operate; of the workers; of who sets up the database.
+        self.uri = uri if users is None else users.service
+        self.worker_uri = uri if users is None else users.worker
+        self.admin_uri = uri
         self.database = database
         self.folder = folder
         self.mongo = mongo
-        self.client = mtask.Client(uri, database=database)
+        self.client = mtask.Client(self.uri, database=database)
         self.events = Events(folder / "events.jsonl")
         self.started: list[WorkerProcess] = []
 
@@ -260,6 +261,11 @@ class Stage:
             eventually(partial(registry.count_documents, answered), PATIENCE, f"{worker_id} answers")
 
     # --- tasks --------------------------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Make the collections, as who deploys does."""
+        with mtask.Client(self.admin_uri, database=self.database) as deployer:
+            deployer.init()
 
     def document(self, task_id: str) -> Document:
         """Return the task's document as it is stored."""
@@ -351,10 +357,7 @@ def open_stage(uri: str, database: str, folder: Path, users: Accounts | None = N
     """Set a stage on any server; with `users`, publish, look after tasks and work as they may."""
     mongo: Mongo = MongoClient(uri, tz_aware=True)
     with mongo:
-        if users is None:
-            stage = Stage(uri, database, mongo, folder)
-        else:
-            stage = Stage(users.service, database, mongo, folder, users.worker)
+        stage = Stage(uri, database, mongo, folder, users)
         try:
             yield stage
         finally:

@@ -70,7 +70,7 @@ def test_of_twenty_workers_exactly_one_claims_a_key(
 
 
 def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Due for all at one instant that all know beforehand, and taken without regard to rank: the worst case.
     monkeypatch.setenv(handlers.EVENTS_VARIABLE, str(stage.events.path))
@@ -89,7 +89,9 @@ def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
             await client.close()
 
     lost = asyncio.run(scenario())
-    assert lost > 0, "several reached for it"
+    # Twenty handshakes at once, with TLS and passwords, may outlast what a claim waits: it is read back, and not lost.
+    read_back = sum("claim unanswered" in record.getMessage() for record in caplog.records)
+    assert lost + read_back > 0, "several reached for it"
     assert len(runs_of(stage.document("noop:one"))) == 1
     assert len(stage.events.starts("noop:one")) == 1
 

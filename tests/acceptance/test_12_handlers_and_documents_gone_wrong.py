@@ -277,7 +277,7 @@ def test_malformed_documents_written_while_a_worker_runs_fail_clearly_and_distur
 
 
 def test_malformed_documents_that_waited_for_the_worker_fail_clearly_and_disturb_nothing(stage: Stage) -> None:
-    stage.client.init()
+    stage.set_up()
     kinds = malformed()
     insert(stage, [document for document, _ in kinds.values()])
     worker = start(stage, "A")
@@ -290,7 +290,7 @@ def test_malformed_documents_that_waited_for_the_worker_fail_clearly_and_disturb
 def test_malformed_documents_among_many_good_ones_fail_clearly_and_every_good_one_runs_once(
     stage: Stage, report: Report
 ) -> None:
-    stage.client.init()
+    stage.set_up()
     kinds = malformed()
     wrong = [document for document, _ in kinds.values()]
     right = [good(f"right/{number}", params={"value": number}) for number in range(2000)]
@@ -329,7 +329,7 @@ def test_task_without_params_whose_handler_needs_some_is_a_final_failure(stage: 
 def test_malformed_document_with_a_lapsed_run_that_nobody_here_serves_stops_no_scan(
     stage: Stage, report: Report
 ) -> None:
-    stage.client.init()
+    stage.set_up()
     lapsed = {
         "run_id": "lapsed",
         "worker_id": "gone",
@@ -400,7 +400,7 @@ def is_failed(document: Document) -> bool:
 
 
 def test_statistics_and_search_live_with_malformed_documents(stage: Stage) -> None:
-    stage.client.init()
+    stage.set_up()
     insert(stage, [document for document, _ in malformed().values()])
     start(stage, "A")
     assert_failed_clearly(stage, malformed())

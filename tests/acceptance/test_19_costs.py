@@ -47,7 +47,7 @@ _LOOK = 0.25
 @contextmanager
 def _stage(server: ReplicaSet, folder: Path) -> Iterator[Stage]:
     with open_stage(server.uri, "costs", folder) as stage:
-        stage.client.init()
+        stage.set_up()
         yield stage
 
 
