@@ -24,7 +24,7 @@ from mtask.cli import failures
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
 from mtask.local.node import SMALLEST_CACHE_MB
-from mtask.store.translate import translated
+from mtask.store.driver.translate import translated
 
 Measure = Callable[[Place, Options], Result]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from mtask import App, Context
-from mtask.worker.claimer import Claimer
+from mtask.worker.claiming.claimer import Claimer
 
 #: In a worker's environment: the folder in which its handlers, and its claimer, note things.
 FOLDER_VARIABLE = "MTASK_BENCHMARK_FOLDER"

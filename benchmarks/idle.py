@@ -12,7 +12,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.latency import latency_figures, samples
 from benchmarks.options import Options
 from benchmarks.place import Place, wait_quiet
-from mtask.store.traffic import SOME_LASTS
+from mtask.store.streams.traffic import SOME_LASTS
 
 TASKS = 40
 RATE = 4.0

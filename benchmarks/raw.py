@@ -24,8 +24,9 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.model.options import build_option
 from mtask.model.status import RunStatus
-from mtask.store import claims, filters, pipelines, plain
-from mtask.store.pipelines import Outcome, task_document
+from mtask.store.statements import filters, pipelines, short
+from mtask.store.statements.pipelines import Outcome, task_document
+from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -148,7 +149,7 @@ async def finish(tasks: AsyncTasks, documents: Sequence[Document], token: str, r
 
 async def claim_by_rules(tasks: AsyncTasks, ids: Sequence[str], token: str) -> list[Document]:
     """Claim a group as the engine does, and read back what was won."""
-    guard, pipeline = plain.unbegun(ids), plain.claim("raw", pipelines.run_id_in_group(token, ids))
+    guard, pipeline = short.unbegun(ids), short.claim("raw", pipelines.run_id_in_group(token, ids))
     await tasks.update_many(guard, pipeline, hint=claims.BY_ID)
     mine = filters.with_runs(ids, list(claims.run_ids_of(ids, token).values()))
     return await tasks.find(mine, batch_size=len(ids) + 1).to_list()
@@ -163,7 +164,7 @@ async def finish_by_rules(
         run_id = next(r["run_id"] for r in found["task_state"]["worker_states"] if r["run_id"].startswith(token))
         value = None if returned is None else returned(found)
         outcomes.append(Outcome(found["_id"], run_id, RunStatus.SUCCESS, value))
-    await tasks.update_many(plain.held_alone(outcomes), plain.succeed(outcomes), hint=claims.BY_ID)
+    await tasks.update_many(short.held_alone(outcomes), short.succeed(outcomes), hint=claims.BY_ID)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """mtask: a task queue on MongoDB. Publish once, preempt by lease, finish exactly as recorded."""
 
+from mtask.app.app import App
+from mtask.app.context import Context
 from mtask.client import AsyncClient, Client, TaskSpec
 from mtask.errors import (
     Fail,
@@ -16,9 +18,8 @@ from mtask.model.options import TaskOption
 from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.model.triggers import Cron
-from mtask.store.publishing import Published
+from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
-from mtask.worker import App, Context
 
 __all__ = [
     "App",

@@ -14,9 +14,10 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from mtask import AsyncClient, Client, RunStatus
-from mtask.store import claims, connect
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
+from mtask.store.driver import connect
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
 
 Kind = Literal["sync", "asyncio", "motor"]
 KINDS: tuple[Kind, ...] = ("sync", "asyncio", "motor")

@@ -10,8 +10,8 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.local import ReplicaSet, temporary
-from mtask.store import setup
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, Client, eventually, processes_of_session
 from tests.security import is_secure, security
 

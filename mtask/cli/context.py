@@ -16,7 +16,7 @@ from mtask import local
 from mtask.cli.output import clean, console, write_json
 from mtask.client import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
-from mtask.store import connect
+from mtask.store.driver import connect
 
 #: How long a command looks for a server.
 SERVER_TIMEOUT = timedelta(seconds=5)

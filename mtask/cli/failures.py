@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mtask.cli.output import clean, console, plain, write_json
 from mtask.errors import MtaskError
-from mtask.store.translate import scrubbed
+from mtask.store.driver.translate import scrubbed
 
 OK = 0
 OTHER = 1

@@ -10,24 +10,13 @@ from typing import Annotated
 
 import typer
 
-from mtask.cli import (
-    change,
-    controls,
-    database,
-    demo,
-    doctor,
-    failures,
-    find,
-    local,
-    publish,
-    purge,
-    schedule,
-    show,
-    tail,
-    wait,
-    workers,
-)
+from mtask.cli import failures
+from mtask.cli.database import demo, doctor, local, setup
 from mtask.cli.options import callback
+from mtask.cli.queues import controls, purge
+from mtask.cli.schedules import schedule
+from mtask.cli.tasks import change, find, publish, show, tail, wait
+from mtask.cli.workers import registry
 from mtask.version import __version__
 
 _CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
@@ -71,10 +60,10 @@ tail.register(app)
 find.register(app)
 wait.register(app)
 change.register(app)
-workers.register(app)
+registry.register(app)
 controls.register(app)
 schedule.register(app)
-database.register(app)
+setup.register(app)
 doctor.register(app)
 local.register(app)
 

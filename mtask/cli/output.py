@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mtask.model.documents import Task
-from mtask.store.extended import extended
+from mtask.store.driver.extended_json import extended
 
 #: Lines that go into a pipe are not cut.
 PIPE_WIDTH = 4000

@@ -13,17 +13,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from mtask.app.app import App
+from mtask.app.loader import load_app
 from mtask.cli.output import clean
 from mtask.errors import InvalidInput, MtaskError
 from mtask.model.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
-from mtask.store import connect
-from mtask.store.translate import scrubbed
+from mtask.store.driver import connect
+from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
-from mtask.worker.loader import load_app
 from mtask.worker.log import FieldFormatter
-from mtask.worker.processes import Supervisor, end_with_parent, with_uri, worker_command
-from mtask.worker.registry import App
+from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.worker import Worker, WorkerOptions
 
 _HELP = """Run tasks: find what is due, claim it, run its handler, write how it ended.

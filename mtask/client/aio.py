@@ -8,26 +8,32 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mtask.client import backlog, doctor, explain, publication, requests, scheduling, views
-from mtask.client import controls as control_requests
-from mtask.client import following as event_requests
-from mtask.client import purging as purging_requests
-from mtask.client.events import AsyncEvents
-from mtask.client.publication import TaskRef, TaskSpec
-from mtask.client.scheduling import ScheduleArguments, ScheduleSpec, When
+from mtask.client.asking import publication, requests
+from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.diagnosis import backlog, doctor, explain
+from mtask.client.operating import controls as control_requests
+from mtask.client.operating import purging as purging_requests
+from mtask.client.operating import scheduling
+from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
+from mtask.client.reading import following as event_requests
+from mtask.client.reading import views
+from mtask.client.reading.events import AsyncEvents
 from mtask.errors import AccessDenied, DatabaseError, InvalidInput, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
 from mtask.settings import DEFAULT_DATABASE, read_settings
-from mtask.store import connect, diagnosis, setup, tasks
-from mtask.store.driver import AsyncStore, SyncStore
-from mtask.store.operation import Operation, T
-from mtask.store.publishing import IfExists, Published
+from mtask.store import diagnosis
+from mtask.store.driver import connect
+from mtask.store.driver.operation import Operation, T
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.layout import setup
+from mtask.store.tasks import queries
+from mtask.store.tasks.publishing import IfExists, Published
 
 if TYPE_CHECKING:
-    from mtask.store.types import AsyncMongoClient
+    from mtask.store.driver.types import AsyncMongoClient
 
 
 class AsyncClient:
@@ -230,7 +236,7 @@ class AsyncClient:
     ) -> int:
         """Return how many tasks match."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
-        return await self._run(tasks.count(criteria))
+        return await self._run(queries.count(criteria))
 
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
@@ -312,7 +318,7 @@ class AsyncClient:
 
     async def remove(self, task: TaskRef, key: str) -> bool:
         """Remove a task, whatever its status; return whether it was there. A live run is ended."""
-        return await self._run(tasks.remove(requests.identify(task, key)))
+        return await self._run(queries.remove(requests.identify(task, key)))
 
     async def purge(
         self,

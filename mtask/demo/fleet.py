@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import IO, Self
 
 from mtask.errors import WorkerError
-from mtask.worker.processes import with_uri, worker_command
+from mtask.worker.supervisor import with_uri, worker_command
 
 APP = "mtask.demo.app:app"
 STOP_TIMEOUT = timedelta(seconds=5)

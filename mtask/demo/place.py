@@ -15,8 +15,8 @@ from pathlib import Path
 from mtask import Client, local
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver import COLLECTIONS, TASKS, bounded
-from mtask.store.translate import scrubbed
+from mtask.store.driver.stores import COLLECTIONS, TASKS, bounded
+from mtask.store.driver.translate import scrubbed
 
 DATABASE = "mtask_demo"
 _CALL_TIMEOUT = timedelta(seconds=30)

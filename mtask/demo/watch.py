@@ -13,7 +13,7 @@ from mtask import Client, RunStatus, Task, TaskStatus
 from mtask.demo.app import count
 from mtask.demo.counting import Totals
 from mtask.model.handlers import handler_of
-from mtask.store.driver import bounded
+from mtask.store.driver.stores import bounded
 
 Document = dict[str, Any]
 _CALL_TIMEOUT = timedelta(seconds=60)

@@ -1,6 +1,6 @@
 """Slots: each task falls into one of a fixed number by its `_id`, here as on the server, so that workers can share.
 
-The server's twin is `mtask.store.expressions.slot`: the hash is the one of its hashed indexes.
+The server's twin is `mtask.store.statements.expressions.slot`: the hash is the one of its hashed indexes.
 """
 
 from __future__ import annotations

@@ -14,12 +14,14 @@ from bson.timestamp import Timestamp
 from mtask.errors import NotInStableApi, OperationFailed, TaskNotFound
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import TaskStatus
-from mtask.store import expressions as x
-from mtask.store import filters, roles, setup, workers
-from mtask.store.operation import Collection, Operation, command, tasks
-from mtask.store.roles import Role
-from mtask.store.schema import LAYOUTS, STATUS_INDEX
-from mtask.store.schema import misfits as misfits_filter
+from mtask.store import workers
+from mtask.store.driver.operation import Collection, Operation, command, tasks
+from mtask.store.layout import roles, setup
+from mtask.store.layout.roles import Role
+from mtask.store.layout.schema import LAYOUTS, STATUS_INDEX
+from mtask.store.layout.schema import misfits as misfits_filter
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters
 
 Document = dict[str, Any]
 

@@ -16,10 +16,11 @@ from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, Schedule
 from mtask.model.options import MAX_COUNT
 from mtask.model.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL_STATUSES
-from mtask.store import expressions as x
-from mtask.store import pipelines, setup
-from mtask.store.operation import Operation, command, schedules, tasks
-from mtask.store.publishing import NewTask
+from mtask.store.driver.operation import Operation, command, schedules, tasks
+from mtask.store.layout import setup
+from mtask.store.statements import expressions as x
+from mtask.store.statements import pipelines
+from mtask.store.tasks.publishing import NewTask
 
 Document = dict[str, Any]
 _STATE = "schedule_state"

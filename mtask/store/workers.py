@@ -11,8 +11,8 @@ from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
 from mtask.model.status import WorkerStatus
-from mtask.store import expressions as x
-from mtask.store.operation import Operation, workers
+from mtask.store.driver.operation import Operation, workers
+from mtask.store.statements import expressions as x
 
 Document = dict[str, Any]
 _RACES = 5

@@ -13,16 +13,18 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 
 from mtask import local
-from mtask.client import Client, scheduling
-from mtask.client.explain import Reason
-from mtask.client.scheduling import Definition
+from mtask.app.app import App
+from mtask.client import Client
+from mtask.client.diagnosis.explain import Reason
+from mtask.client.operating import scheduling
+from mtask.client.operating.scheduling import Definition
 from mtask.errors import MtaskError
 from mtask.model.documents import Task
-from mtask.store import publishing, schedules, workbench
-from mtask.store.driver import SyncStore
-from mtask.store.operation import Operation
-from mtask.store.publishing import Policy
-from mtask.worker.registry import App
+from mtask.store import schedules
+from mtask.store.driver.operation import Operation
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import publishing, workbench
+from mtask.store.tasks.publishing import Policy
 from mtask.worker.worker import Worker, WorkerOptions
 
 #: A server that tests may use, in place of the embedded one.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from mtask.app.app import App
     from mtask.testing import Bench
-    from mtask.worker.registry import App
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The worker: discovery, preemption queue, claimer, runner, pinger, and the registry of handlers."""
 
-from mtask.worker.context import Context
-from mtask.worker.registry import App
+from mtask.app.app import App
+from mtask.app.context import Context
 
 __all__ = ["App", "Context"]

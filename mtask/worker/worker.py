@@ -9,34 +9,36 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+from mtask.app.app import App
 from mtask.errors import HandlerError, InvalidInput, MtaskError, WorkerIdInUse
 from mtask.model.identity import check_text
 from mtask.model.status import WorkerStatus
-from mtask.schedule.scheduler import Scheduler
-from mtask.store import connect, setup, workers
-from mtask.store.driver import AsyncStore, SyncStore
-from mtask.worker.claimer import Claimer
-from mtask.worker.clock import ServerClock
-from mtask.worker.controls import Controls
-from mtask.worker.discovery import Discovery
-from mtask.worker.effects import RunTransactions
-from mtask.worker.endurance import enduring
-from mtask.worker.finisher import Finisher
-from mtask.worker.handler_stores import HandlerStores
-from mtask.worker.hints import Hints
-from mtask.worker.host import automatic_worker_id
-from mtask.worker.limits import Limits
+from mtask.store import workers
+from mtask.store.driver import connect
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.layout import setup
+from mtask.worker.admission.controls import Controls
+from mtask.worker.admission.limits import Limits
+from mtask.worker.admission.quarantine import Quarantine
+from mtask.worker.claiming.claimer import Claimer
+from mtask.worker.discovery.inbox import Hints
+from mtask.worker.discovery.scans import Discovery
+from mtask.worker.leases.held_run import EndReason
+from mtask.worker.leases.host import automatic_worker_id
+from mtask.worker.leases.pinger import Pinger
+from mtask.worker.leases.registrar import Registrar
 from mtask.worker.log import fields, logger
-from mtask.worker.outcomes import ended
-from mtask.worker.pinger import Pinger
-from mtask.worker.quarantine import Quarantine
-from mtask.worker.queue import PreemptionQueue
-from mtask.worker.registrar import Registrar
-from mtask.worker.registry import App
-from mtask.worker.run import EndReason
-from mtask.worker.runner import Runner
-from mtask.worker.tempo import Tempo
-from mtask.worker.upkeep import Upkeep
+from mtask.worker.running.finisher import Finisher
+from mtask.worker.running.handler_stores import HandlerStores
+from mtask.worker.running.outcomes import ended
+from mtask.worker.running.runner import Runner
+from mtask.worker.running.transactions import RunTransactions
+from mtask.worker.state.clock import ServerClock
+from mtask.worker.state.endurance import enduring
+from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.tempo import Tempo
+from mtask.worker.upkeep.retention import Upkeep
+from mtask.worker.upkeep.scheduler import Scheduler
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)

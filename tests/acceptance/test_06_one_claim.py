@@ -74,8 +74,8 @@ def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
 ) -> None:
     # Due for all at one instant that all know beforehand, and taken without regard to rank: the worst case.
     monkeypatch.setenv(handlers.EVENTS_VARIABLE, str(stage.events.path))
-    monkeypatch.setattr("mtask.worker.queue.STAGGER", 0.0)
-    monkeypatch.setattr("mtask.worker.peers.Peers.rank", lambda *_: 0)
+    monkeypatch.setattr("mtask.worker.state.queue.STAGGER", 0.0)
+    monkeypatch.setattr("mtask.worker.state.peers.Peers.rank", lambda *_: 0)
 
     async def scenario() -> int:
         client = AsyncClient(stage.uri, database=stage.database)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from mtask.model.options import TaskOption
-from mtask.store import claims, filters
-from mtask.store.driver import SyncStore
-from mtask.store.schema import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.statements import filters
+from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 

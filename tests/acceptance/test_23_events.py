@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from mtask import Client, TaskSpec
 from mtask.model.options import TaskOptions
-from mtask.store.events import EventKind, TaskEvent
+from mtask.store.streams.events import EventKind, TaskEvent
 from tests.mongo import eventually
 from tests.workers import PATIENCE, Stage, runs_of
 

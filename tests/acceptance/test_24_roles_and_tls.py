@@ -20,11 +20,12 @@ import pytest
 from pymongo import MongoClient
 
 from mtask import AsyncClient, Client, TaskSpec
-from mtask.client.findings import Level
+from mtask.client.diagnosis.findings import Level
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.local import ReplicaSet
 from mtask.model.status import TaskStatus
-from mtask.store import retention, roles
+from mtask.store.layout import roles
+from mtask.store.tasks import retention
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.clients import open_store
 from tests.mongo import Client as Mongo

@@ -27,9 +27,9 @@ from mtask import App
 from mtask.client.sync import Client as MtaskClient
 from mtask.local import temporary
 from mtask.model.status import FINAL_STATUSES
-from mtask.store.driver import READING, SyncStore
-from mtask.store.translate import NOT_STORABLE
-from mtask.worker.quarantine import malformation
+from mtask.store.driver.stores import READING, SyncStore
+from mtask.store.driver.translate import NOT_STORABLE
+from mtask.worker.admission.quarantine import malformation
 from tests.faults import changing
 from tests.faults.changing import Chance
 from tests.faults.fuzzing import LAST_RESORTS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLIENT = "mtask/client/controls.py"
-_LIMITS = "mtask/worker/limits.py"
-_PLACES = "mtask/store/places.py"
-_RETENTION = "mtask/store/retention.py"
-_WORKER_CONTROLS = "mtask/worker/controls.py"
+_CLIENT = "mtask/client/operating/controls.py"
+_LIMITS = "mtask/worker/admission/limits.py"
+_PLACES = "mtask/store/queues/permits.py"
+_RETENTION = "mtask/store/tasks/retention.py"
+_WORKER_CONTROLS = "mtask/worker/admission/controls.py"
 
 _KEEP_TESTS = "tests/integration/test_keep.py"
 _LIMITS_TESTS = "tests/integration/test_limits.py"
@@ -129,7 +129,7 @@ CONTROL_MUTATIONS = (
     Mutation(
         "pause-confirmed-amid-a-recovery",
         "A worker says that it goes by a pause while a claim whose reply was lost may still come true.",
-        (Edit("mtask/worker/claimer.py", "(self._in_flight, self._apart, self._recovery.jobs):  # each",
+        (Edit("mtask/worker/claiming/claimer.py", "(self._in_flight, self._apart, self._recovery.jobs):  # each",
               "(self._in_flight, self._apart):  # each"),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
@@ -183,7 +183,7 @@ CONTROL_MUTATIONS = (
     Mutation(
         "keep-when-out-of-touch",
         "A worker whose heartbeat has run out removes what is to be kept by now.",
-        (Edit("mtask/worker/upkeep.py", "keep, self._controls.validity()))", "keep))"),),
+        (Edit("mtask/worker/upkeep/retention.py", "keep, self._controls.validity()))", "keep))"),),
         (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
     Mutation(

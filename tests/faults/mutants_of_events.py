@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CHANGES = "mtask/store/changes.py"
-_CLIENT = "mtask/client/events.py"
-_EVENTS = "mtask/store/events.py"
-_FOLLOWING = "mtask/client/following.py"
-_LOOKUP = "mtask/store/lookup.py"
-_READERS = "mtask/store/readers.py"
+_CHANGES = "mtask/store/streams/changes.py"
+_CLIENT = "mtask/client/reading/events.py"
+_EVENTS = "mtask/store/streams/events.py"
+_FOLLOWING = "mtask/client/reading/following.py"
+_LOOKUP = "mtask/store/streams/lookup.py"
+_READERS = "mtask/store/streams/readers.py"
 
 _EVENTS_TESTS = "tests/integration/test_events.py"
 _TOKEN_TESTS = "tests/integration/test_event_tokens.py"
@@ -64,7 +64,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "waits-for-whoever-has-the-key",
         "Who waits for a task that was removed is given another one's result.",
-        (Edit("mtask/client/requests.py", "if self.is_removed or first not in", "if False and first not in"),),
+        (Edit("mtask/client/asking/requests.py", "if self.is_removed or first not in", "if False and first not in"),),
         (f"{_WHOM_TESTS}::test_another_task_is_told_by_its_create_time_or_its_removal",),
     ),
     Mutation(
@@ -118,14 +118,15 @@ EVENT_MUTATIONS = (
     Mutation(
         "progress-written-again",
         "A finish beside a ping writes the same progress once more, with another time, and it is told twice.",
-        (Edit("mtask/store/pipelines.py", '{"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}',
+        (Edit("mtask/store/statements/pipelines.py", '{"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}',
               '{"$lt": ["$$place", 0]}'),),
         (f"{_EVENTS_TESTS}::test_progress_that_is_sent_again_is_told_once",),
     ),
     Mutation(
         "progress-forgotten-amid-a-ping",
         "What a handler tells while a ping takes along what it told before is taken for written.",
-        (Edit("mtask/worker/run.py", "            if self.progress is progress:\n                self.progress = None",
+        (Edit("mtask/worker/leases/held_run.py",
+              "            if self.progress is progress:\n                self.progress = None",
               "            self.progress = None"),),
         (f"{_PROGRESS_TESTS}::test_what_is_told_while_a_ping_is_under_way_is_written_too",),
     ),

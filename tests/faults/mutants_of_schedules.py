@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLIENT = "mtask/client/scheduling.py"
+_CLIENT = "mtask/client/operating/scheduling.py"
 _MODEL = "mtask/model/schedules.py"
-_SCHEDULER = "mtask/schedule/scheduler.py"
+_SCHEDULER = "mtask/worker/upkeep/scheduler.py"
 _STORE = "mtask/store/schedules.py"
 
 _SCHEDULES_TESTS = "tests/integration/test_schedules.py"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLAIMS = "mtask/store/claims.py"
-_DRIVER = "mtask/store/driver.py"
-_FILTERS = "mtask/store/filters.py"
-_PIPELINES = "mtask/store/pipelines.py"
-_PLAIN = "mtask/store/plain.py"
-_PUBLISHING = "mtask/store/publishing.py"
+_CLAIMS = "mtask/store/tasks/claims.py"
+_DRIVER = "mtask/store/driver/stores.py"
+_FILTERS = "mtask/store/statements/filters.py"
+_PIPELINES = "mtask/store/statements/pipelines.py"
+_PLAIN = "mtask/store/statements/short.py"
+_PUBLISHING = "mtask/store/tasks/publishing.py"
 _RULES = "mtask/model/rules.py"
-_TWINS = "mtask/store/expressions.py"
-_WATCH = "mtask/store/watch.py"
+_TWINS = "mtask/store/statements/expressions.py"
+_WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
 _STORE_CLAIMS = "tests/integration/test_store_claims.py"
@@ -112,7 +112,7 @@ STORE_MUTATIONS = (
         "commit-though-the-fence-missed",
         "A handler's transaction commits after its lease was lost: its effect happens twice.",
         (
-            Edit("mtask/store/transactions.py",
+            Edit("mtask/store/tasks/transactions.py",
                  "if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):",
                  "yield from claims.finish_in_transaction(outcome)\n    if not is_lease_valid():"),
         ),
@@ -121,16 +121,16 @@ STORE_MUTATIONS = (
     Mutation(
         "session-of-a-live-run-ended",
         "A rescue ends the transaction of a run whose lease still holds.",
-        (Edit("mtask/store/sessions.py", 'lease <= document["now"] and ', ""),),
+        (Edit("mtask/store/tasks/sessions.py", 'lease <= document["now"] and ', ""),),
         ("tests/integration/test_store_sessions.py::test_session_of_a_live_run_is_left_alone",),
     ),
     Mutation(
         "session-of-a-closed-run-ended",
         "The transaction of a run is ended since another, which is closed, had the session before it.",
         (
-            Edit("mtask/store/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
+            Edit("mtask/store/statements/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
                  '{"$elemMatch": {"session_id"'),
-            Edit("mtask/store/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
+            Edit("mtask/store/tasks/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
                  "if isinstance(run, dict):"),
         ),
         ("tests/integration/test_store_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
@@ -174,7 +174,7 @@ STORE_MUTATIONS = (
         "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
         (
             Edit(_CLAIMS, "pipelines.claim(worker_id, run_id)", f"pipelines.claim(worker_id, run_id, {_LOCAL_NOW})"),
-            Edit(_CLAIMS, "plain.claim(worker_id, run_id)", f"plain.claim(worker_id, run_id, {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "short.claim(worker_id, run_id)", f"short.claim(worker_id, run_id, {_LOCAL_NOW})"),
         ),
         (
             f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLAIMER = "mtask/worker/claimer.py"
-_DISCOVERY = "mtask/worker/discovery.py"
-_HINTS = "mtask/worker/hints.py"
-_FINISHER = "mtask/worker/finisher.py"
-_OUTCOMES = "mtask/worker/outcomes.py"
-_PINGER = "mtask/worker/pinger.py"
-_RECOVERY = "mtask/worker/recovery.py"
-_RUNNER = "mtask/worker/runner.py"
+_CLAIMER = "mtask/worker/claiming/claimer.py"
+_DISCOVERY = "mtask/worker/discovery/scans.py"
+_HINTS = "mtask/worker/discovery/inbox.py"
+_FINISHER = "mtask/worker/running/finisher.py"
+_OUTCOMES = "mtask/worker/running/outcomes.py"
+_PINGER = "mtask/worker/leases/pinger.py"
+_RECOVERY = "mtask/worker/claiming/recovery.py"
+_RUNNER = "mtask/worker/running/runner.py"
 
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _CLAIMS = "tests/integration/test_worker_claims.py"
@@ -28,7 +28,7 @@ WORKER_MUTATIONS = (
         "times-by-the-local-clock",
         "When to try a task is read from the wall clock of the worker's machine.",
         (
-            Edit("mtask/worker/clock.py", "return instant.timestamp() - self._offset",
+            Edit("mtask/worker/state/clock.py", "return instant.timestamp() - self._offset",
                  "return instant.timestamp() - time.time() + time.monotonic()"),
         ),
         ("tests/unit/test_worker_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
@@ -63,13 +63,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "what-is-not-due-is-enough",
         "A worker with tasks of its own that are not yet due looks for nothing else.",
-        (Edit("mtask/worker/queue.py", "self._ready_cnt[entry.rank > 0] -= entry.is_ready", "pass"),),
+        (Edit("mtask/worker/state/queue.py", "self._ready_cnt[entry.rank > 0] -= entry.is_ready", "pass"),),
         ("tests/unit/test_worker_queue.py::test_what_is_ready_is_counted",),
     ),
     Mutation(
         "queues-of-others-shared",
         "A worker leaves tasks of its queue to another that does not serve it.",
-        (Edit("mtask/worker/peers.py", "() if name in self._unshared else ", ""),),
+        (Edit("mtask/worker/state/peers.py", "() if name in self._unshared else ", ""),),
         ("tests/unit/test_worker_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
     ),
     Mutation(
@@ -88,20 +88,20 @@ WORKER_MUTATIONS = (
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
-        (Edit("mtask/worker/peers.py", "        room[chosen] -= 1\n", ""),),
+        (Edit("mtask/worker/state/peers.py", "        room[chosen] -= 1\n", ""),),
         ("tests/unit/test_worker_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
     ),
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
-        (Edit("mtask/worker/hints.py", "return other_than(self._quarantine.left_alone())", "return []"),),
+        (Edit("mtask/worker/discovery/inbox.py", "return other_than(self._quarantine.left_alone())", "return []"),),
         ("tests/integration/test_worker_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
-        (Edit("mtask/worker/claimer.py",
+        (Edit("mtask/worker/claiming/claimer.py",
               'self._limits.over(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/test_worker_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
@@ -133,7 +133,7 @@ WORKER_MUTATIONS = (
         "priority-ignored",
         "Due tasks go by age alone.",
         (
-            Edit("mtask/worker/queue.py", "return (-self.priority, ", "return (0, "),
+            Edit("mtask/worker/state/queue.py", "return (-self.priority, ", "return (0, "),
         ),
         ("tests/unit/test_worker_queue.py::test_priority_goes_before_any_preference",),
     ),
@@ -207,7 +207,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "loop-that-dies",
         "What nobody foresaw in one loop of the worker ends the process.",
-        (Edit("mtask/worker/endurance.py", "        except Exception:\n", "        except OSError:\n"),),
+        (Edit("mtask/worker/state/endurance.py", "        except Exception:\n", "        except OSError:\n"),),
         (f"{_DOCUMENTS}::test_loop_outlives_what_nobody_foresaw",),
     ),
     Mutation(
@@ -226,7 +226,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "too-large-and-left",
         "A task into which no claim fits waits for ever.",
-        (Edit("mtask/worker/quarantine.py", "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
+        (Edit("mtask/worker/admission/quarantine.py", "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
         (f"{_DOCUMENTS}::test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds",),
     ),
     # --- leases ---------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ WORKER_MUTATIONS = (
         "named-session-left-open",
         "A task is rescued from a dead worker's open transaction only when MongoDB gives that up, a minute later.",
         (
-            Edit("mtask/worker/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))",
+            Edit("mtask/worker/claiming/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))",
                  "ended: list[str] = []"),
         ),
         ("tests/acceptance/test_13_transactions.py"
@@ -349,7 +349,7 @@ WORKER_MUTATIONS = (
         "aborted-session-used-again",
         "The transaction of one run is ended for another's, whose session it uses.",
         (
-            Edit("mtask/worker/effects.py",
+            Edit("mtask/worker/running/transactions.py",
                  "        is_reusable = False\n        store = self._stores.for_async()\n",
                  "        is_reusable = True\n        store = self._stores.for_async()\n"),
         ),
@@ -358,7 +358,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "transaction-left-open",
         "A handler's transaction that is not committed holds its locks until the server gives up.",
-        (Edit("mtask/worker/effects.py", "await session.abort_transaction()", "pass"),),
+        (Edit("mtask/worker/running/transactions.py", "await session.abort_transaction()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
@@ -371,7 +371,7 @@ WORKER_MUTATIONS = (
         "clients-connections-left-open",
         "A client that was closed keeps its connections.",
         (
-            Edit("mtask/store/driver.py", '        """Close the client."""\n        self.client.close()',
+            Edit("mtask/store/driver/stores.py", '        """Close the client."""\n        self.client.close()',
                  '        """Close the client."""'),
         ),
         (f"{_LEAKS}::test_clients_that_are_closed_leave_nothing",),

@@ -23,7 +23,7 @@ from mtask import App
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.model.status import FINAL_STATUSES
-from mtask.store.translate import NOT_STORABLE
+from mtask.store.driver.translate import NOT_STORABLE
 from tests.faults import changing, fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good

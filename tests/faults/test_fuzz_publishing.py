@@ -17,7 +17,7 @@ from mtask.errors import InvalidInput, InvalidKey, InvalidName, InvalidOption, I
 from mtask.model.documents import StoredTask
 from mtask.model.options import OPTION_NAMES, TaskOption, build_option
 from mtask.model.values import storable
-from mtask.store.driver import CODEC
+from mtask.store.driver.stores import CODEC
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, fuzz
 

@@ -15,7 +15,7 @@ from mtask import Client
 from mtask.cli.main import run
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from mtask.store.workers import Heartbeat, Registration
 
 

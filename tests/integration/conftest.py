@@ -9,7 +9,7 @@ import pytest
 
 from mtask import Client
 from mtask.settings import Settings
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.clients import open_store
 from tests.integration.cli import Commands
 

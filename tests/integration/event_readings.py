@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mtask.client.events import AsyncEvents, Events
-from mtask.store.events import TaskEvent
+from mtask.client.reading.events import AsyncEvents, Events
+from mtask.store.streams.events import TaskEvent
 from tests.clients import AnyClient
 
 #: How long an event may take to come, in seconds.

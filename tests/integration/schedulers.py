@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 
 from mtask import App
-from mtask.schedule.scheduler import Scheduler
-from mtask.store import connect
-from mtask.store.driver import SyncStore
+from mtask.store.driver import connect
+from mtask.store.driver.stores import SyncStore
+from mtask.worker.upkeep.scheduler import Scheduler
 
 
 @asynccontextmanager

@@ -8,9 +8,10 @@ from typing import Any
 from mtask.model.documents import Task
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
-from mtask.store import claims, publishing, setup
-from mtask.store.driver import CODEC, SyncStore
-from mtask.store.publishing import NewTask, Policy, Published
+from mtask.store.driver.stores import CODEC, SyncStore
+from mtask.store.layout import setup
+from mtask.store.tasks import claims, publishing
+from mtask.store.tasks.publishing import NewTask, Policy, Published
 from tests.mongo import Client
 
 Document = dict[str, Any]

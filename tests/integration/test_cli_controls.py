@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtask.model.controls import Control
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.integration.cli import Commands, client_of, register
 from tests.mongo import eventually
 

@@ -128,7 +128,7 @@ def test_a_mistake_of_ours_is_told_without_a_traceback(mtask: Commands, monkeypa
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("mtask.cli.database.Cli.json", broken)
+    monkeypatch.setattr("mtask.cli.database.setup.Cli.json", broken)
     ended = mtask("schema")
     assert ended.code == 1
     assert "Traceback" not in ended.err

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.clients import claim, fail
 from tests.integration.cli import Commands
 

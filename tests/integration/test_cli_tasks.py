@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.clients import claim, fail, succeed
 from tests.integration.cli import Commands, client_of, register
 
@@ -291,7 +291,7 @@ def test_remove_asks_on_a_terminal(
         asked.append(text)
         return answer == "y\n"
 
-    monkeypatch.setattr("mtask.cli.change.typer.confirm", confirm)
+    monkeypatch.setattr("mtask.cli.tasks.change.typer.confirm", confirm)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert mtask("remove", "send", "k1").code == code
     assert asked == ["Remove send:k1?"]

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from mtask.store import claims
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import claims
 from tests.clients import claim, fail, succeed
 from tests.integration.cli import Commands, client_of
 

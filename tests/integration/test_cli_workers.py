@@ -11,7 +11,7 @@ import pytest
 from mtask.model.options import OPTION_NAMES
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from mtask.store.workers import Heartbeat
 from tests.integration.cli import Commands, register, registration
 from tests.mongo import eventually

@@ -23,7 +23,7 @@ from mtask.errors import (
     UnknownOption,
     WorkerNotFound,
 )
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.clients import KINDS, AnyClient, claim, fail, is_claimable, open_client, open_store, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from mtask import AsyncClient, RunStatus
-from mtask.client.events import AsyncEvents
+from mtask.client.reading.events import AsyncEvents
 from mtask.errors import InvalidInput
-from mtask.store import claims, setup
-from mtask.store.driver import SyncStore
-from mtask.store.events import TaskEvent
-from mtask.store.pipelines import Outcome
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams.events import TaskEvent
+from mtask.store.tasks import claims
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client
 from tests.integration.event_readings import SOON, Reading, told
 from tests.integration.stores import lapse, server_time

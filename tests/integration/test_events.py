@@ -14,11 +14,12 @@ import pytest
 from mtask import AsyncClient, Client, RunStatus
 from mtask.errors import EventsLost, InvalidInput
 from mtask.model.rules import KEPT_RUNS
-from mtask.store import claims, setup
-from mtask.store.driver import SyncStore
-from mtask.store.events import EventKind, TaskEvent
-from mtask.store.pipelines import Outcome
-from mtask.store.publishing import Policy
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams.events import EventKind, TaskEvent
+from mtask.store.tasks import claims
+from mtask.store.tasks.publishing import Policy
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.event_readings import SOON, Reading, Told, told
 from tests.integration.stores import lapse, parsed, server_time

@@ -17,12 +17,13 @@ from pymongo import UpdateOne, WriteConcern
 from pymongo.errors import BulkWriteError
 
 from mtask import Client, RunStatus, TaskStatus
-from mtask.cli import tail
 from mtask.cli.output import write_json
-from mtask.store import claims, setup
-from mtask.store.driver import SyncStore
-from mtask.store.events import TaskEvent
-from mtask.store.pipelines import Outcome
+from mtask.cli.tasks import tail
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams.events import TaskEvent
+from mtask.store.tasks import claims
 from tests.clients import claim, fail
 from tests.faults.malformed import BEFORE_CHRIST, BEYOND
 from tests.integration.event_readings import SOON

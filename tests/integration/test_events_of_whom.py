@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from mtask import Client, RunStatus
-from mtask.client import requests
+from mtask.client.asking import requests
 from mtask.errors import TaskNotFound
-from mtask.store import claims, readers, setup, tasks
-from mtask.store.driver import SyncStore
-from mtask.store.events import TaskEvent
-from mtask.store.pipelines import Outcome
-from mtask.store.publishing import Policy
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams import readers
+from mtask.store.streams.events import TaskEvent
+from mtask.store.tasks import claims, queries
+from mtask.store.tasks.publishing import Policy
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.faults.malformed import good
 from tests.integration.event_readings import SOON, Reading
@@ -77,7 +79,7 @@ def test_reader_of_another_queue_is_not_told_of_the_task_that_had_the_key_before
     with open_client(kind, mongo_uri, database_name) as client:
         begin = beginning(client)
         run_id = a_failure_in("a", store)
-        store.run(tasks.remove("task:k"))
+        store.run(queries.remove("task:k"))
         publish_task(store, "k", queue="b")
         new_run = claim(store, "task:k", "worker of B")
         fail(store, "task:k", new_run, "of B")
@@ -108,7 +110,7 @@ def test_document_that_was_put_under_the_key_is_not_taken_for_the_former(
     """Another service may write any create_time; the server may not know any more what was there."""
     begin = beginning(client)
     a_failure_in("a", store)
-    store.run(tasks.remove("task:k"))
+    store.run(queries.remove("task:k"))
     document = good("k", name="task", queue="b")
     document["task_state"]["status"] = status
     store.tasks.insert_one(document)
@@ -210,7 +212,7 @@ def test_wait_does_not_wait_for_another_task_under_the_same_key(
         waiting = threading.Thread(target=wait)
         waiting.start()
         eventually(lambda: _is_followed(watching, database_name), SOON, "the task is followed")
-        store.run(tasks.remove("task:k"))
+        store.run(queries.remove("task:k"))
         publish_task(store, "k")
         succeed(store, "task:k", claim(store, "task:k"))
         waiting.join(SOON)
@@ -228,7 +230,7 @@ def test_another_task_is_told_by_its_create_time_or_its_removal(store: SyncStore
     waiting = requests.waiting("task:k", None)
     first = waiting.same(client.get("task", "k"))
     assert waiting.same(client.get("task", "k")).task_state == first.task_state
-    store.run(tasks.remove("task:k"))
+    store.run(queries.remove("task:k"))
     publish_task(store, "k")
     with pytest.raises(TaskNotFound):
         waiting.same(client.get("task", "k"))

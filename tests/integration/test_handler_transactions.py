@@ -12,7 +12,7 @@ import pytest
 
 from mtask import App, Context, Fail
 from mtask.errors import LeaseLost
-from mtask.store import connect
+from mtask.store.driver import connect
 from tests.clients import with_options
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client, Document

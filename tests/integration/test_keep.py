@@ -11,9 +11,10 @@ import pytest
 from mtask import App, Client, TaskSpec
 from mtask.errors import ControlUnconfirmed
 from mtask.model.status import TaskStatus
-from mtask.store import filters, retention
-from mtask.store.driver import SyncStore
-from mtask.store.retention import BATCH
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements import filters
+from mtask.store.tasks import retention
+from mtask.store.tasks.retention import BATCH
 from tests.integration.stores import ready_store, server_time
 from tests.integration.worker_harness import between, register, until, working
 from tests.mongo import Client as Mongo

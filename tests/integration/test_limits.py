@@ -15,11 +15,13 @@ import pytest
 from mtask import App, Client, Context, Fail, Retry, TaskSpec
 from mtask.model.controls import Limit
 from mtask.model.documents import StoredTask
-from mtask.store import claims, places, setup
-from mtask.store.driver import SyncStore
-from mtask.store.places import Place, Wish
-from mtask.worker import limits as limits_module
-from mtask.worker.run import EndReason
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.queues import permits
+from mtask.store.queues.permits import Place, Wish
+from mtask.store.tasks import claims
+from mtask.worker.admission import limits as limits_module
+from mtask.worker.leases.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client as Mongo
 
@@ -202,7 +204,7 @@ def test_a_place_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
     client.publish("work", key="of the dead", **lease)  # type: ignore[arg-type]
     store.run(setup.ensure(setup.EVERY))
-    store.run(places.take([Wish(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
+    store.run(permits.take([Wish(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
     (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
     lapses = document["task_state"]["worker_states"][0]["ping_expire_time"]
 

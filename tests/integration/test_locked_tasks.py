@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mtask import App, Context, TaskSpec
-from mtask.store import claims
-from mtask.store.driver import SyncStore
-from mtask.worker import discovery
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import claims
+from mtask.worker.discovery import scans
 from tests.clients import open_store
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client
@@ -192,7 +192,7 @@ def test_lapsed_tasks_are_settled_beside_a_locked_one(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take them any more: whoever scans marks them FAIL."""
-    monkeypatch.setattr(discovery, "_SETTLE_GRACE_MS", 0)
+    monkeypatch.setattr(scans, "_SETTLE_GRACE_MS", 0)
 
     async def scenario() -> None:
         gated = _Gated()

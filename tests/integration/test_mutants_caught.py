@@ -9,18 +9,20 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from datetime import timedelta
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from mtask import App, Context, RunStatus
 from mtask.errors import DatabaseUnavailable, LeaseLost
-from mtask.store import claims, transactions
-from mtask.store.driver import AsyncStore, SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.store.watch import Stream
-from mtask.worker import discovery, hints, pinger, recovery
-from mtask.worker.run import trusted_until
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams.wakeups import Stream
+from mtask.store.tasks import claims, transactions
+from mtask.worker.claiming import recovery
+from mtask.worker.discovery import inbox, scans
+from mtask.worker.leases import pinger
+from mtask.worker.leases.held_run import HeldRun, trusted_until
 from tests.clients import open_store
 from tests.integration import stores
 from tests.integration.worker_harness import PATIENCE, Bench, between, register, until, working
@@ -76,7 +78,7 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
 def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "HORIZON", _FAR)
+    monkeypatch.setattr(scans, "HORIZON", _FAR)
 
     async def publish(bench: Bench) -> None:
         await bench.client.publish("work", {}, key="between")
@@ -97,7 +99,7 @@ def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped database ends the stream for good: nothing can be resumed after that."""
-    monkeypatch.setattr(discovery, "HORIZON", _FAR)
+    monkeypatch.setattr(scans, "HORIZON", _FAR)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
@@ -146,7 +148,7 @@ def test_database_dropped_while_no_stream_is_open_is_set_up_again(
 def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (discovery, hints):
+    for module in (scans, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
 
     async def scenario() -> None:
@@ -169,7 +171,7 @@ def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_com
 
     @app.task
     async def work(context: Context) -> None:
-        runs.append(context._run)
+        runs.append(cast(HeldRun, context._run))
         await go_on.wait()
 
     async def note() -> None:

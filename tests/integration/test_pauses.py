@@ -14,9 +14,11 @@ from pymongo.errors import WriteError
 
 from mtask import App, Client
 from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, SchemaMismatch
-from mtask.store import claims, filters, setup
-from mtask.store.driver import SyncStore
-from mtask.worker import recovery
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements import filters
+from mtask.store.tasks import claims
+from mtask.worker.claiming import recovery
 from tests.integration.stores import publish, stored
 from tests.integration.worker_harness import Bench, between, register, until, working
 from tests.mongo import Client as Mongo

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mtask import App, Context, Retry
-from mtask.store import claims
-from mtask.store.operation import Operation
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks import claims
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client as Mongo
 

@@ -11,11 +11,11 @@ import pytest
 from pymongo.errors import WriteError
 
 from mtask import App, Client, Cron
-from mtask.client import scheduling
+from mtask.client.operating import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
 from mtask.model.schedules import GRACE, Pending, plan
 from mtask.store import schedules
-from mtask.store.driver import AsyncStore, SyncStore
+from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.schedules import Firing
 from tests.integration.schedulers import keys, scheduling_by, set_next
 from tests.integration.stores import ready_store

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from mtask import App, Client, Cron
-from mtask.client import scheduling
+from mtask.client.operating import scheduling
 from mtask.model.schedules import Pending, plan
-from mtask.schedule import scheduler as scheduler_module
 from mtask.store import schedules
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from mtask.store.schedules import Firing
+from mtask.worker.upkeep import scheduler as scheduler_module
 from tests.integration.schedulers import keys, scheduling_by, set_next
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import between, until

@@ -15,15 +15,16 @@ from mtask.errors import DatabaseUnavailable
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
 from mtask.model.slots import SLOT_CNT, slot_of
-from mtask.store import claims, publishing
-from mtask.store import expressions as x
-from mtask.store.driver import SyncStore
-from mtask.store.filters import of_shares
-from mtask.store.operation import Operation
-from mtask.store.publishing import NewTask, Policy
-from mtask.worker import discovery, hints
+from mtask.store.driver.operation import Operation
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements import expressions as x
+from mtask.store.statements.filters import of_shares
+from mtask.store.tasks import claims, publishing
+from mtask.store.tasks.publishing import NewTask, Policy
 from mtask.worker import worker as worker_module
-from mtask.worker.peers import Peers
+from mtask.worker.discovery import inbox
+from mtask.worker.discovery import scans as scans_module
+from mtask.worker.state.peers import Peers
 from tests.clients import open_store
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import register, until, working
@@ -119,7 +120,7 @@ def drain(
 
     def drained(scans: Scans) -> Peers:
         monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
-        for module in (discovery, hints):  # none is found by a regular scan
+        for module in (scans_module, inbox):  # none is found by a regular scan
             monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
         monkeypatch.setattr(claims, "scan", scans)
         return asyncio.run(scenario())
@@ -148,7 +149,7 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
 def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
     store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_ALL", 0.0)  # each time
+    monkeypatch.setattr(scans_module, "_ALL", 0.0)  # each time
     register(store, "idle", ["work"])
     scans = Scans()
     drain(scans)
@@ -160,9 +161,9 @@ def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
 def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
     store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
-    monkeypatch.setattr(discovery, "_SHARE_TIMES", 1_000_000)
+    monkeypatch.setattr(scans_module, "_SHARE_TIMES", 1_000_000)
     if failure is not None:  # as if after its time
-        monkeypatch.setattr(discovery, "_SHARE_TIMEOUT", timedelta(0))
+        monkeypatch.setattr(scans_module, "_SHARE_TIMEOUT", timedelta(0))
     register(store, "idle", ["work"])
     scans = Scans(failure)
     drain(scans)

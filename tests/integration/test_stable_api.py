@@ -12,7 +12,7 @@ import pytest
 from pymongo.server_api import ServerApi
 
 from mtask import App, Client, TaskSpec
-from mtask.client.findings import Level
+from mtask.client.diagnosis.findings import Level
 from mtask.errors import MtaskError, NotInStableApi
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, open_store, succeed
 from tests.integration.worker_harness import working

@@ -11,9 +11,9 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.model.status import RunStatus
-from mtask.store import claims, tasks
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import LAPSED_REASON, Outcome
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import LAPSED_REASON, Outcome
+from mtask.store.tasks import claims, queries
 from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, ready_store, server_time, stored
 from tests.mongo import Client
 
@@ -369,7 +369,7 @@ def retaken(store: SyncStore, key: str) -> None:
 
 
 def removed(store: SyncStore, key: str) -> None:
-    store.run(tasks.remove(f"task:{key}"))
+    store.run(queries.remove(f"task:{key}"))
 
 
 @pytest.mark.parametrize("lose", [lapsed, preempted, retaken, removed])
@@ -434,7 +434,7 @@ def test_a_ping_never_shortens_a_lease(store: SyncStore) -> None:
 def test_a_ping_tells_the_holder_that_it_is_to_stop(store: SyncStore) -> None:
     publish(store, "k")
     claim(store, "w", "k")
-    store.run(tasks.cancel("task:k"))
+    store.run(queries.cancel("task:k"))
     answer: list[Document] = store.run(claims.ping({run_id_of(store, "k"): "task:k"}, 60_000))
     assert answer[0]["task_state"]["cancel_requested"] is True
     assert store.run(claims.held(["task:k"]))[0]["task_state"]["cancel_requested"] is True

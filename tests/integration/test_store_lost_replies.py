@@ -8,8 +8,9 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.local import ReplicaSet
-from mtask.store import claims, setup
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.tasks import claims
 from tests.faults.proxy import LossyProxy
 from tests.integration.stores import Document, parsed, publish
 from tests.mongo import Client

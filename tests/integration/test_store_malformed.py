@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
-from mtask.store import claims, tasks
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import claims, queries
 from tests.integration.stores import claim, parsed, publish
 
 Document = dict[str, Any]
@@ -269,6 +269,6 @@ def test_well_formed_tasks_are_never_taken_for_lost(store: SyncStore) -> None:
     publish(store, "running")
     publish(store, "done")
     claim(store, "w", "running", "done")
-    store.run(tasks.cancel("task:waiting"))
+    store.run(queries.cancel("task:waiting"))
     assert store.run(claims.undiscoverable(10)) == []
     assert parsed(store, "waiting").status == "CANCELED"

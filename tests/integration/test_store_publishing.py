@@ -12,9 +12,9 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.errors import TaskExists, TaskRunning
-from mtask.store import publishing
-from mtask.store.driver import SyncStore
-from mtask.store.publishing import Policy, Published
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import publishing
+from mtask.store.tasks.publishing import Policy, Published
 from tests.integration import stores
 from tests.integration.stores import claim, new_task, parsed, publish, ready_store, stored
 from tests.mongo import Client

@@ -11,10 +11,10 @@ import pytest
 from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound, UnknownOption
 from mtask.model.documents import Task
 from mtask.model.status import RunStatus
-from mtask.store import claims, tasks
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.store.publishing import Policy
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims, queries
+from mtask.store.tasks.publishing import Policy
 from tests.integration.stores import claim, lapse, make_due, parsed, publish, ready_store, stored
 from tests.mongo import Client
 
@@ -39,7 +39,7 @@ def try_once(store: SyncStore, key: str, status: Any, number: int, worker_id: st
 
 
 def again(store: SyncStore, key: str, *, everything: bool) -> Task:
-    return Task.model_validate(store.run(tasks.run_again(f"task:{key}", everything=everything)))
+    return Task.model_validate(store.run(queries.run_again(f"task:{key}", everything=everything)))
 
 
 # --- the bounded array --------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_rerun_leaves_a_live_run_in_the_new_round(store: SyncStore) -> None:
     for worker in ("w1", "w2"):
         assert claim(store, worker, "k") == ["k"]
     finish(store, "k", SUCCESS, "w1")
-    store.run(tasks.update_option("task:k", {"concurrent_worker_cnt": 1}))
+    store.run(queries.update_option("task:k", {"concurrent_worker_cnt": 1}))
     assert parsed(store, "k").status == "SUCCESS"
     task = again(store, "k", everything=True)
     assert (task.status, [run.past for run in task.runs]) == ("RUNNING", [True, False])
@@ -192,7 +192,7 @@ def test_an_unfinished_or_absent_task_cannot_run_again(store: SyncStore, everyth
 
 def test_a_waiting_task_is_canceled_at_once(store: SyncStore) -> None:
     publish(store, "k", start=timedelta(hours=1))
-    store.run(tasks.cancel("task:k"))
+    store.run(queries.cancel("task:k"))
     task = parsed(store, "k")
     assert (task.status, task.task_state.cancel_requested, task.task_state.next_preempt_time) == (
         "CANCELED",
@@ -206,7 +206,7 @@ def test_a_waiting_task_is_canceled_at_once(store: SyncStore) -> None:
 def test_a_running_task_is_canceled_when_its_holder_lets_go(store: SyncStore) -> None:
     publish(store, "k", concurrent_worker_cnt=2)
     claim(store, "w", "k")
-    store.run(tasks.cancel("task:k"))
+    store.run(queries.cancel("task:k"))
     task = parsed(store, "k")
     assert (task.status, task.task_state.cancel_requested) == ("RUNNING", True)
     assert claim(store, "other", "k") == []
@@ -218,7 +218,7 @@ def test_a_running_task_is_canceled_when_its_holder_lets_go(store: SyncStore) ->
 def test_a_task_being_canceled_whose_worker_died_is_canceled_by_the_next_who_looks(store: SyncStore) -> None:
     publish(store, "k")
     claim(store, "w", "k")
-    store.run(tasks.cancel("task:k"))
+    store.run(queries.cancel("task:k"))
     lapse(store, "k")
     assert claim(store, "other", "k") == []
     assert parsed(store, "k").status == "CANCELED"
@@ -227,7 +227,7 @@ def test_a_task_being_canceled_whose_worker_died_is_canceled_by_the_next_who_loo
 def test_a_success_in_time_wins_over_a_cancel(store: SyncStore) -> None:
     publish(store, "k")
     claim(store, "w", "k")
-    store.run(tasks.cancel("task:k"))
+    store.run(queries.cancel("task:k"))
     finish(store, "k", SUCCESS)
     assert parsed(store, "k").status == "SUCCESS"
 
@@ -237,7 +237,7 @@ def test_a_finished_task_stays_as_it_is_when_canceled(store: SyncStore, status: 
     publish(store, "k", max_unexpected_retries=0)
     try_once(store, "k", status, 0)
     before = stored(store, "k")
-    assert store.run(tasks.cancel("task:k")) == before
+    assert store.run(queries.cancel("task:k")) == before
     assert stored(store, "k") == before
 
 
@@ -247,19 +247,19 @@ def test_a_finished_task_stays_as_it_is_when_canceled(store: SyncStore, status: 
 def test_a_changed_limit_decides_at_once(store: SyncStore) -> None:
     publish(store, "k", max_unexpected_retries=3)
     try_once(store, "k", FAIL, 0)
-    store.run(tasks.update_option("task:k", {"max_unexpected_retries": 0}))
+    store.run(queries.update_option("task:k", {"max_unexpected_retries": 0}))
     assert parsed(store, "k").status == "FAIL"
-    store.run(tasks.update_option("task:k", {"max_unexpected_retries": 3}))
+    store.run(queries.update_option("task:k", {"max_unexpected_retries": 3}))
     assert parsed(store, "k").status == "FAIL", "a final status stays"
 
 
 def test_changed_options_are_checked_with_those_that_stay(store: SyncStore) -> None:
     publish(store, "k", ping_interval_ms=1000, worker_timeout_ms=2000)
     with pytest.raises(InvalidOption, match="must exceed"):
-        store.run(tasks.update_option("task:k", {"ping_interval_ms": 2000}))
+        store.run(queries.update_option("task:k", {"ping_interval_ms": 2000}))
     with pytest.raises(UnknownOption):
-        store.run(tasks.update_option("task:k", {"ping_interval": 500}))
-    changed = store.run(tasks.update_option("task:k", {"ping_interval_ms": 500}))
+        store.run(queries.update_option("task:k", {"ping_interval": 500}))
+    changed = store.run(queries.update_option("task:k", {"ping_interval_ms": 500}))
     assert (changed["task_option"]["ping_interval_ms"], changed["task_option"]["worker_timeout_ms"]) == (500, 2000)
 
 
@@ -289,11 +289,11 @@ def test_retention_follows_a_change_of_options_and_ends_with_a_new_round(store: 
     try_once(store, "k", SUCCESS, 0)
     ended = parsed(store, "k").task_state.finish_time
     assert ended is not None
-    store.run(tasks.update_option("task:k", {"retain_success_ms": 7_200_000}))
+    store.run(queries.update_option("task:k", {"retain_success_ms": 7_200_000}))
     assert parsed(store, "k").expire_time == ended + timedelta(hours=2)
-    store.run(tasks.update_option("task:k", {"retain_success_ms": None}))
+    store.run(queries.update_option("task:k", {"retain_success_ms": None}))
     assert "expire_time" not in stored(store, "k")
-    store.run(tasks.update_option("task:k", {"retain_success_ms": 0}))
+    store.run(queries.update_option("task:k", {"retain_success_ms": 0}))
     assert parsed(store, "k").expire_time == ended
     again(store, "k", everything=True)
     assert "expire_time" not in stored(store, "k")
@@ -310,11 +310,11 @@ def test_publishing_again_with_clean_success_ends_retention_with_the_success(sto
 def test_removing_tells_whether_the_task_was_there(store: SyncStore) -> None:
     publish(store, "k")
     claim(store, "w", "k")
-    assert store.run(tasks.remove("task:k")) is True
-    assert store.run(tasks.remove("task:k")) is False
+    assert store.run(queries.remove("task:k")) is True
+    assert store.run(queries.remove("task:k")) is False
     assert store.run(claims.held(["task:k"])) == []
     with pytest.raises(TaskNotFound):
-        store.run(tasks.get("task:k"))
+        store.run(queries.get("task:k"))
 
 
 def test_counts_and_searches_agree_with_what_happened(store: SyncStore) -> None:
@@ -325,14 +325,14 @@ def test_counts_and_searches_agree_with_what_happened(store: SyncStore) -> None:
     claim(store, "$w", "$d")
 
     def keys(**criteria: Any) -> list[str]:
-        return sorted(found["key"] for found in store.run(tasks.find(criteria, 0)))
+        return sorted(found["key"] for found in store.run(queries.find(criteria, 0)))
 
     assert keys(status="SUCCESS") == ["a"]
     assert keys(status=["SUCCESS", "FAIL"]) == ["a", "b"]
     assert keys(worker_id="w") == ["a", "b"]
     assert keys(worker_id="$w") == keys(key="$d") == ["$d"]
     assert keys(name="task", queue=["default", "other"]) == ["$d", "a", "b", "c"]
-    assert store.run(tasks.count({})) == 4
-    assert store.run(tasks.count({"status": "INIT"})) == 1
-    rows = {row["_id"]["status"]: row["count"] for row in store.run(tasks.statistics())}
+    assert store.run(queries.count({})) == 4
+    assert store.run(queries.count({"status": "INIT"})) == 1
+    rows = {row["_id"]["status"]: row["count"] for row in store.run(queries.statistics())}
     assert rows == {"SUCCESS": 1, "FAIL": 1, "INIT": 1, "RUNNING": 1}

@@ -17,11 +17,11 @@ from pymongo.errors import WriteError
 from mtask.errors import OperationFailed
 from mtask.model.documents import Task
 from mtask.model.options import MAX_COUNT, STORED_OPTIONS, TaskOption
-from mtask.store import publishing
-from mtask.store.driver import SyncStore
-from mtask.store.operation import Collection, Operation, tasks
-from mtask.store.publishing import Policy
-from mtask.store.schema import LAYOUTS, task_schema
+from mtask.store.driver.operation import Collection, Operation, tasks
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout.schema import LAYOUTS, task_schema
+from mtask.store.tasks import publishing
+from mtask.store.tasks.publishing import Policy
 from tests.integration import stores
 from tests.integration.stores import ready_store
 from tests.mongo import Client

@@ -10,10 +10,11 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from mtask.model.status import RunStatus
-from mtask.store import claims, filters, sessions, transactions
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.store.types import SyncSession
+from mtask.store.driver.stores import SyncStore
+from mtask.store.driver.types import SyncSession
+from mtask.store.statements import filters
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims, sessions, transactions
 from tests.integration import stores
 from tests.mongo import Client
 

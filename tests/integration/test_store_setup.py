@@ -20,10 +20,10 @@ from mtask.errors import AccessDenied, NotReplicaSet, SchemaMismatch
 from mtask.local import find_mongod
 from mtask.local.ports import free_ports
 from mtask.model.documents import SCHEMA_REVISION
-from mtask.store import connect, publishing, setup
-from mtask.store.driver import SyncStore
-from mtask.store.publishing import Policy
-from mtask.store.schema import (
+from mtask.store.driver import connect
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.layout.schema import (
     DISCOVERY_INDEX,
     EXPIRY_INDEX,
     STATUS_INDEX,
@@ -32,6 +32,8 @@ from mtask.store.schema import (
     worker_indexes,
     worker_validator,
 )
+from mtask.store.tasks import publishing
+from mtask.store.tasks.publishing import Policy
 from tests.integration import stores
 from tests.mongo import Client, eventually
 
@@ -99,7 +101,8 @@ def test_eight_threads_at_once_make_it_once_and_none_of_them_fails(mongo_uri: st
 
 _PROCESS = """
 import sys
-from mtask.store import connect, setup
+from mtask.store.driver import connect
+from mtask.store.layout import setup
 store = connect.sync_store(sys.argv[1], sys.argv[2])
 sys.stdin.readline()
 store.run(setup.ensure())

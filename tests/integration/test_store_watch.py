@@ -15,11 +15,12 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.model.rules import HORIZON
 from mtask.model.status import RunStatus
-from mtask.store import claims, tasks, watch
-from mtask.store.driver import AsyncStore, SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.store.traffic import Density
-from mtask.store.watch import Stream
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams import wakeups
+from mtask.store.streams.traffic import Density
+from mtask.store.streams.wakeups import Stream
+from mtask.store.tasks import claims, queries
 from tests.integration.stores import claim, parsed, publish, ready_store, server_time, stored
 from tests.integration.worker_harness import until
 from tests.mongo import Client, eventually_async
@@ -37,7 +38,7 @@ def store(mongo: Client, database_name: str) -> SyncStore:
 
 def heard(store: SyncStore, change: Callable[[], object]) -> list[dict[str, Any]]:
     """Return what the stream tells of the task k, from before the change until after it."""
-    with store.database.watch(watch.pipeline("other", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
+    with store.database.watch(wakeups.pipeline("other", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
         change()
         publish(store, "last")
         told: list[dict[str, Any]] = []
@@ -78,7 +79,7 @@ def test_claims(store: SyncStore, options: dict[str, Any], is_heard: bool) -> No
         pytest.param(lambda s: finish(s, RunStatus.FAIL, reason="no", delay_ms=60_000), False, id="fail-long-delay"),
         pytest.param(lambda s: finish(s, RunStatus.FAIL, reason="no", delay_ms=100), True, id="fail"),
         pytest.param(lambda s: finish(s, RunStatus.CANCELED, reason="handed back"), True, id="hand-back"),
-        pytest.param(lambda s: s.run(tasks.cancel("task:k")), True, id="cancel"),
+        pytest.param(lambda s: s.run(queries.cancel("task:k")), True, id="cancel"),
         pytest.param(lambda s: by_hand(s, task_state__cancel_requested=True), True, id="cancel-by-hand"),
         pytest.param(lambda s: by_hand(s, task_option__specific_worker_ids=["a"]), True, id="option-by-hand"),
         pytest.param(lambda s: by_hand(s, queue="elsewhere"), True, id="queue-by-hand"),
@@ -106,7 +107,7 @@ def test_changes_by_hand_are_heard_though_the_document_says_that_it_was_quiet_be
 
 def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
     """Where the server could not rewrite the condition, each event would be made first: twice the cost."""
-    stages = [{"$changeStream": {}}, *watch.pipeline("w", ["default"], _HORIZON_MS)]
+    stages = [{"$changeStream": {}}, *wakeups.pipeline("w", ["default"], _HORIZON_MS)]
     plan = store.database.command("explain", {"aggregate": 1, "pipeline": stages, "cursor": {}})
     assert "o.diff.u.quiet_time" in str(plan["stages"][0])
 
@@ -116,7 +117,11 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
 
 def is_waited_in(mongo: Client, app_name: str) -> bool:
     """Whether a client's stream waits on the server for what comes."""
-    waits = {"appName": app_name, "command.getMore": {"$gt": 0}, "command.maxTimeMS": watch.MAX_AWAIT_MS[Density.STILL]}
+    waits = {
+        "appName": app_name,
+        "command.getMore": {"$gt": 0},
+        "command.maxTimeMS": wakeups.MAX_AWAIT_MS[Density.STILL],
+    }
     return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
-from mtask.worker import claimer
-from mtask.worker.run import HeldRun
+from mtask.worker.claiming import claimer
+from mtask.worker.leases.held_run import HeldRun
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client
 

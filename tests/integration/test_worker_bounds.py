@@ -10,7 +10,7 @@ import pytest
 
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.errors import MAX_DELAY
-from mtask.store.driver import SyncStore
+from mtask.store.driver.stores import SyncStore
 from tests.integration.worker_harness import until, working
 from tests.mongo import Client as Mongo
 

@@ -13,10 +13,10 @@ import pytest
 from mtask import App, Context, RunStatus, TaskSpec
 from mtask.errors import DatabaseUnavailable
 from mtask.model.options import DEFAULT_OPTION
-from mtask.store import claims
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.worker.peers import Peers
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
+from mtask.worker.state.peers import Peers
 from tests.clients import open_store
 from tests.integration.worker_harness import Bench, between, register, until, working
 from tests.mongo import Client, Document

@@ -12,10 +12,11 @@ import pytest
 
 from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
-from mtask.store.driver import SyncStore
-from mtask.worker import discovery, hints, queue
+from mtask.store.driver.stores import SyncStore
 from mtask.worker import worker as worker_module
-from mtask.worker.peers import Peers
+from mtask.worker.discovery import inbox, scans
+from mtask.worker.state import queue
+from mtask.worker.state.peers import Peers
 from tests.clients import open_store
 from tests.integration.worker_harness import PATIENCE, register, until, working
 from tests.mongo import Client
@@ -79,7 +80,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
-    for module in (discovery, hints):
+    for module in (scans, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
 
     async def scenario() -> None:
@@ -99,7 +100,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
 def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    for module in (discovery, hints):
+    for module in (scans, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
 
     async def scenario() -> None:

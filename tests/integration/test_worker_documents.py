@@ -18,7 +18,7 @@ from bson.regex import Regex
 from pymongo import WriteConcern
 
 from mtask import App, Context
-from mtask.store.driver import CODEC, READING
+from mtask.store.driver.stores import CODEC, READING
 from tests.faults.malformed import good
 from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client, Document

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pymongo.errors import OperationFailure
 
 from mtask import App, Context, TaskSpec
-from mtask.worker import outcomes
-from mtask.worker.run import EndReason, HeldRun
+from mtask.worker.leases.held_run import EndReason, HeldRun
+from mtask.worker.running import outcomes
 from tests.integration.worker_harness import between, until, working
 from tests.mongo import Client
 
@@ -293,7 +293,7 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
 
     @app.task
     async def work(context: Context) -> None:
-        waiting.append(context._run)
+        waiting.append(cast(HeldRun, context._run))
         await may_begin.wait()
         try:
             async with context.transaction():

@@ -13,8 +13,8 @@ from pymongo import AsyncMongoClient, MongoClient
 from mtask import App, Context
 from mtask.errors import DatabaseUnavailable
 from mtask.local import ReplicaSet
-from mtask.store import tasks
-from mtask.store.driver import AsyncStore
+from mtask.store.driver.stores import AsyncStore
+from mtask.store.tasks import queries
 from mtask.worker.log import FIELDS
 from tests.faults import breaks
 from tests.integration.worker_harness import PATIENCE, until, working
@@ -60,13 +60,13 @@ def test_call_to_a_frozen_primary_ends_when_another_is_elected(replica_set: Repl
         client: AsyncMongoClient[Document] = AsyncMongoClient(replica_set.uri)
         async with client:
             store = AsyncStore(client, DATABASE, timedelta(minutes=5))
-            assert await store.run(tasks.count({})) == 0
+            assert await store.run(queries.count({})) == 0
             former = replica_set.primary()
             replica_set.pause(former)
             try:
                 with pytest.raises(DatabaseUnavailable, match=rf"{former.address} has not answered, and .* is primary"):
-                    await store.run(tasks.count({}))
-                assert await store.run(tasks.count({})) == 0, "the next call goes to the next primary"
+                    await store.run(queries.count({}))
+                assert await store.run(queries.count({})) == 0, "the next call goes to the next primary"
             finally:
                 replica_set.resume(former)
 

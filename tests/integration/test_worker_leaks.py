@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
-from mtask.store import watch
-from mtask.store.traffic import Density
+from mtask.store.streams import wakeups
+from mtask.store.streams.traffic import Density
 from tests.integration.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
 from tests.integration.worker_harness import PATIENCE, Bench, until, working
 from tests.mongo import Client as Mongo
@@ -132,7 +132,7 @@ def stream_cursors(bench: Bench, *, is_waited_in: bool = False) -> list[int]:
     """Return the worker's open change streams on the server; or only what it waits in while little is written."""
     found = connections(bench.mongo, bench.app_name)
     if is_waited_in:
-        found = [op for op in found if op.get("command", {}).get("maxTimeMS") == watch.MAX_AWAIT_MS[Density.STILL]]
+        found = [op for op in found if op.get("command", {}).get("maxTimeMS") == wakeups.MAX_AWAIT_MS[Density.STILL]]
     cursors = [op["cursor"] for op in found if "cursor" in op]
     return [
         cursor["cursorId"]

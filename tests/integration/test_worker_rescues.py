@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from mtask import App, TaskSpec
-from mtask.store import claims
-from mtask.store.driver import SyncStore
-from mtask.worker import discovery, hints
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import claims
 from mtask.worker import worker as worker_module
+from mtask.worker.discovery import inbox, scans
 from tests.clients import open_store
 from tests.integration.worker_harness import PATIENCE, working
 from tests.mongo import Client
@@ -34,7 +34,7 @@ def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     lease_ms: int,
 ) -> None:
     monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 50)
-    for module in (discovery, hints):
+    for module in (scans, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=2))
     app = App()
 

@@ -21,10 +21,11 @@ from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStart
 
 from mtask import App, Client, Context, TaskSpec
 from mtask.model.options import TaskOption
-from mtask.store import claims, connect
-from mtask.store.driver import SyncStore
-from mtask.store.operation import Call
-from mtask.store.places import Place
+from mtask.store.driver import connect
+from mtask.store.driver.operation import Call
+from mtask.store.driver.stores import SyncStore
+from mtask.store.queues.permits import Place
+from mtask.store.tasks import claims
 from tests.clients import claim
 from tests.integration.stores import lapse, publish
 from tests.integration.worker_harness import Bench, Document, until, working

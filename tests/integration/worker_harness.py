@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from mtask import App, AsyncClient
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
-from mtask.store.driver import AsyncStore, SyncStore
+from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.worker.worker import Worker, WorkerOptions
 from tests.clients import with_options
 from tests.mongo import Client, pauses, unfulfilled

@@ -1,4 +1,4 @@
-"""What each change makes of a document, in plain Python on the pure rules: the twin of `mtask.store.pipelines`."""
+"""What each change makes of a document, in Python on the pure rules: twin of `mtask.store.statements.pipelines`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
-from mtask.store.pipelines import LAPSED_REASON, Outcome
+from mtask.store.statements.pipelines import LAPSED_REASON, Outcome
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]

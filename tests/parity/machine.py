@@ -12,11 +12,12 @@ from hypothesis import note
 from mtask.errors import LeaseLost, MtaskError
 from mtask.model import rules
 from mtask.model.status import RunStatus
-from mtask.store import claims, diagnosis, publishing, tasks, transactions
-from mtask.store.driver import SyncStore
-from mtask.store.operation import Operation
-from mtask.store.pipelines import Outcome
-from mtask.store.publishing import NewTask, Policy, Published
+from mtask.store import diagnosis
+from mtask.store.driver.operation import Operation
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims, publishing, queries, transactions
+from mtask.store.tasks.publishing import NewTask, Policy, Published
 from tests.parity import machine_model as model
 from tests.parity.cases import WORKERS, Document, parsed
 from tests.parity.machine_history import Act, History
@@ -252,19 +253,19 @@ class World:
     # -- clients
 
     def cancel(self, task_id: str) -> None:
-        self.is_told(task_id, self.step(Act("cancel"), tasks.cancel(task_id), {task_id: model.canceled(task_id)}))
+        self.is_told(task_id, self.step(Act("cancel"), queries.cancel(task_id), {task_id: model.canceled(task_id)}))
 
     def run_again(self, pick: int, everything: bool) -> None:
         ended = [t for t, document in sorted(self.documents.items()) if "finish_time" in document["task_state"]]
         choice = ended or sorted(self.histories)
         task_id = choice[pick % len(choice)]
-        operation = tasks.run_again(task_id, everything=everything)
+        operation = queries.run_again(task_id, everything=everything)
         prediction = model.run_again(task_id, everything=everything)
         self.is_told(task_id, self.step(Act("run_again"), operation, {task_id: prediction}))
 
     def update_option(self, task_id: str, option: Document, names: set[str]) -> None:
         wanted = {name: option[name] for name in sorted(names)}
-        operation = tasks.update_option(task_id, wanted)
+        operation = queries.update_option(task_id, wanted)
         prediction = model.with_option(task_id, wanted)
         self.is_told(task_id, self.step(Act("update_option"), operation, {task_id: prediction}))
 
@@ -274,7 +275,7 @@ class World:
 
     def remove(self, task_id: str) -> None:
         existed = task_id in self.documents
-        assert self.step(Act("remove"), tasks.remove(task_id), {task_id: model.removed}) is existed
+        assert self.step(Act("remove"), queries.remove(task_id), {task_id: model.removed}) is existed
 
     # -- time, and what it brings
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Pipeline
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Pipeline
 from tests.parity.cases import Document
 
 

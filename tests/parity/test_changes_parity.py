@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from mtask.model import rules
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus
-from mtask.store import claims, pipelines, setup
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements import pipelines
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
 from tests.parity import changes
 from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, progress, tasks
 from tests.parity.stored import stored_after

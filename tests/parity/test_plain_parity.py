@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mtask.model import rules
 from mtask.model.status import RunStatus
-from mtask.store import pipelines, plain
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements import pipelines, short
+from mtask.store.statements.pipelines import Outcome
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, progress, tasks
 from tests.parity.stored import inserted, stored_after
@@ -105,9 +105,9 @@ def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any
 def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], worker: str) -> None:
     ids = [document["_id"] for document in documents]
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
-    guard = plain.unbegun(ids, NOW)
+    guard = short.unbegun(ids, NOW)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = stored_after(store, documents, plain.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
+    made = stored_after(store, documents, short.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
     for document, after in zip(documents, made, strict=True):
         if document["_id"] in plain_ids:
             assert rules.may_take(parsed(document), worker, NOW)
@@ -126,9 +126,9 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
                 run["run_id"] += f"-{place}"
         returns, told = data.draw(_values), data.draw(progress)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
-    guard = plain.held_alone(ends, NOW)
+    guard = short.held_alone(ends, NOW)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = stored_after(store, documents, plain.succeed(ends, NOW), guard)
+    made = stored_after(store, documents, short.succeed(ends, NOW), guard)
     for document, after, end in zip(documents, made, ends, strict=True):
         if document["_id"] in plain_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
@@ -144,8 +144,8 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
         document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
     ends = [Outcome(documents[place]["_id"], f"own-{place}", RunStatus.SUCCESS) for place in range(2)]
     swapped = [Outcome(documents[place]["_id"], f"own-{1 - place}", RunStatus.SUCCESS) for place in range(2)]
-    assert matched(store, documents, plain.held_alone(ends, NOW)) == documents
-    assert matched(store, documents, plain.held_alone(swapped, NOW)) == []
+    assert matched(store, documents, short.held_alone(ends, NOW)) == documents
+    assert matched(store, documents, short.held_alone(swapped, NOW)) == []
 
 
 @pytest.mark.parametrize("spoiled", _SPOILED)
@@ -164,9 +164,9 @@ def test_plain_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: st
         has_lease = is_held or option["worker_timeout_ms"] > 0
         is_calm = state["failed_cnt"] == 0 and (is_held or not state["cancel_requested"])
         guard = (
-            plain.held_alone([Outcome(document["_id"], "own", RunStatus.SUCCESS)], NOW)
+            short.held_alone([Outcome(document["_id"], "own", RunStatus.SUCCESS)], NOW)
             if is_held
-            else plain.unbegun([document["_id"]], NOW)
+            else short.unbegun([document["_id"]], NOW)
         )
         assert bool(matched(store, [document], guard)) is (is_due and is_as_is and wants_one and has_lease and is_calm)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mtask.model import backoff, rules
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
-from mtask.store import expressions as x
+from mtask.store.statements import expressions as x
 from tests.mongo import Client
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, instants, options, parsed, tasks
 

@@ -18,11 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from mtask.model.options import STORED_OPTIONS, TaskOption
 from mtask.model.status import RunStatus
-from mtask.store import setup
-from mtask.store.driver import SyncStore
-from mtask.store.pipelines import Outcome
-from mtask.store.publishing import NewTask, Policy
-from mtask.store.schema import EXPIRY_INDEX
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.layout.schema import EXPIRY_INDEX
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks.publishing import NewTask, Policy
 from tests.mongo import Client
 from tests.parity.cases import SCALE, WORKERS, Document, options
 from tests.parity.machine import KEYS, QUEUES, World

@@ -16,7 +16,7 @@ from benchmarks.payload import text_of
 from benchmarks.place import ids_under
 from mtask.model.documents import StoredTask
 from mtask.model.status import TaskStatus
-from mtask.store.schema import task_schema
+from mtask.store.layout.schema import task_schema
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from mtask.client import doctor
-from mtask.client.backlog import DueGroup, due_tasks
-from mtask.client.explain import waits_for
-from mtask.client.findings import Level, rough
+from mtask.client.diagnosis import doctor
+from mtask.client.diagnosis.backlog import DueGroup, due_tasks
+from mtask.client.diagnosis.explain import waits_for
+from mtask.client.diagnosis.findings import Level, rough
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import build_option
-from mtask.store import roles
-from mtask.store.operation import Operation
+from mtask.store.driver.operation import Operation
+from mtask.store.layout import roles
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 EVERYTHING = sorted({action for allowed in roles.PRIVILEGES.values() for each in allowed.values() for action in each})

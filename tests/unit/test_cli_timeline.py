@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mtask.cli.timeline import Scale, timeline
+from mtask.cli.tasks.timeline import Scale, timeline
 from mtask.model.documents import Task
 from mtask.model.options import DEFAULT_OPTION
 

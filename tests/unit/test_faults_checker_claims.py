@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store import pipelines
+from mtask.store.statements import pipelines
 from tests.faults.checks.scenes import Scene, Scenes
 from tests.faults.checks.story import Story, instant
 from tests.mongo import Client

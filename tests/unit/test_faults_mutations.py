@@ -13,10 +13,10 @@ from tests.faults.mutations import MUTATIONS, ROOT
 
 _CHEAP = "tests/unit/test_worker_queue.py::test_priority_goes_before_any_preference"
 _HARMLESS = Mutation(
-    "harmless", "Nothing.", (Edit("mtask/worker/queue.py", "STAGGER = 0.02", "STAGGER = 0.021"),), (_CHEAP,)
+    "harmless", "Nothing.", (Edit("mtask/worker/state/queue.py", "STAGGER = 0.02", "STAGGER = 0.021"),), (_CHEAP,)
 )
 _FATAL = Mutation(
-    "fatal", "Everything.", (Edit("mtask/worker/queue.py", "import heapq", "import heapqueue"),), (_CHEAP,)
+    "fatal", "Everything.", (Edit("mtask/worker/state/queue.py", "import heapq", "import heapqueue"),), (_CHEAP,)
 )
 
 

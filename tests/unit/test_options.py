@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.client.publication import TaskSpec
+from mtask.client.asking.publication import TaskSpec
 from mtask.errors import InvalidOption, UnknownOption
 from mtask.model.options import (
     DEFAULT_OPTION,

@@ -13,8 +13,8 @@ from mtask.demo.place import Place
 from mtask.errors import MtaskError
 from mtask.local import LocalServer, Security
 from mtask.settings import Settings
-from mtask.store import connect
-from mtask.store.translate import first_line, scrubbed, translated
+from mtask.store.driver import connect
+from mtask.store.driver.translate import first_line, scrubbed, translated
 from mtask.worker.worker import WorkerOptions
 
 SECRET = "hunter2"

@@ -12,12 +12,15 @@ import pytest
 from mtask.model.controls import Limit
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, WorkerStatus
-from mtask.store import claims, places, publishing, retention, schedules, tasks, watch, workers
-from mtask.store.filters import LAST_TIME
-from mtask.store.operation import Operation
-from mtask.store.pipelines import Outcome
-from mtask.store.places import Held, Place, Wish
-from mtask.store.publishing import NewTask, Policy
+from mtask.store import schedules, workers
+from mtask.store.driver.operation import Operation
+from mtask.store.queues import permits
+from mtask.store.queues.permits import Held, Place, Wish
+from mtask.store.statements.filters import LAST_TIME
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.streams import wakeups
+from mtask.store.tasks import claims, publishing, queries, retention
+from mtask.store.tasks.publishing import NewTask, Policy
 
 _ME = workers.Registration(
     worker_id="w",
@@ -50,14 +53,14 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "settle": claims.settle(["task:k"]),
     "quarantine": claims.quarantine("task:k", "w", "malformed"),
     "publish": publishing.publish(_TASK, Policy()),
-    "cancel": tasks.cancel("task:k"),
-    "run again": tasks.run_again("task:k", everything=True),
+    "cancel": queries.cancel("task:k"),
+    "run again": queries.run_again("task:k", everything=True),
     "register": workers.register(_ME),
     "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
     "live workers": workers.live(),
-    "take of a place": places.take([Wish(Place("default"), _LIMIT, ["task:k"])], "token"),
-    "take of places": places.take([Wish(Place("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"),
-    "places given back": places.give_back([Held(Place("default"), "task:k", "token")]),
+    "take of a place": permits.take([Wish(Place("default"), _LIMIT, ["task:k"])], "token"),
+    "take of places": permits.take([Wish(Place("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"),
+    "places given back": permits.give_back([Held(Place("default"), "task:k", "token")]),
     "coming schedules": schedules.coming(60_000, 10),
     "purge": retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10),
 }
@@ -92,4 +95,4 @@ def test_requests_for_one_plain_task_are_short() -> None:
 
 
 def test_change_streams_filter_holds_no_instant_that_would_age() -> None:
-    assert set(instants_in(watch.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}
+    assert set(instants_in(wakeups.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}

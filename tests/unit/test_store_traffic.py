@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mtask.store.traffic import (
+from mtask.store.streams.traffic import (
     DENSE_FROM,
     DENSE_LASTS,
     DENSE_UNTIL,

@@ -6,7 +6,7 @@ from contextvars import copy_context
 
 from pymongo import _csot
 
-from mtask.store.driver import unbound
+from mtask.store.driver.stores import unbound
 
 
 def test_a_bound_that_is_set_by_half_is_bound_no_more() -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from mtask.worker.clock import ServerClock
+from mtask.worker.state.clock import ServerClock
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.store.filters import in_time
-from mtask.worker.clock import ServerClock
-from mtask.worker.controls import Controls
+from mtask.store.statements.filters import in_time
+from mtask.worker.admission.controls import Controls
+from mtask.worker.state.clock import ServerClock
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.worker.due_looks import DueLooks
+from mtask.worker.state.due import DueLooks
 
 
 def test_tasks_are_looked_at_when_they_come_due_the_longest_due_first() -> None:

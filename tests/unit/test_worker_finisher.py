@@ -10,9 +10,9 @@ from typing import Any, Literal, cast
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store.pipelines import Outcome
-from mtask.worker.finisher import Finisher
-from mtask.worker.tempo import Tempo
+from mtask.store.statements.pipelines import Outcome
+from mtask.worker.running.finisher import Finisher
+from mtask.worker.state.tempo import Tempo
 
 _MANY = 500
 Ended = Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mtask.worker import host
+from mtask.worker.leases import host
 from tests.mongo import eventually
 
 _SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -18,7 +18,7 @@ _ASK = """
 import json, os, subprocess, sys
 subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"], check=True)
 documents = json.loads(sys.argv[1])
-from mtask.worker import host
+from mtask.worker.leases import host
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.worker import losses
-from mtask.worker.losses import Losses
+from mtask.worker.admission import losses
+from mtask.worker.admission.losses import Losses
 
 
 def _pauses(kept: Losses, times: int) -> list[float]:

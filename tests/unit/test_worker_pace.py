@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.worker.pace import Pace
+from mtask.worker.claiming.pace import Pace
 
 SLOTS = 100
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mtask.model.slots import SLOT_CNT, slot_of
-from mtask.worker.peers import Peers
+from mtask.worker.state.peers import Peers
 
 IDS = [f"work:{number}" for number in range(3_000)]
 
@@ -71,7 +71,7 @@ def test_ranks_that_were_prepared_are_not_computed_again(monkeypatch: pytest.Mon
     peers, expected = Peers("me"), peers_of("me", *workers)
     ranks = [expected.rank(task_id, "work") for task_id in IDS]
     peers.prepare(workers, ["work", "alone"])
-    monkeypatch.setattr("mtask.worker.peers._ranks", None)
+    monkeypatch.setattr("mtask.worker.state.peers._ranks", None)
     peers.update(workers)
     assert [peers.rank(task_id, "work") for task_id in IDS] == ranks
 

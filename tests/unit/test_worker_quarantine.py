@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from mtask.store.driver import AsyncStore
-from mtask.worker import quarantine
-from mtask.worker.quarantine import Quarantine
+from mtask.store.driver.stores import AsyncStore
+from mtask.worker.admission import quarantine
+from mtask.worker.admission.quarantine import Quarantine
 
 
 class _Clock:

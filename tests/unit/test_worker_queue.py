@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.worker.queue import MAX_STAGGER, PREFERENCE, PreemptionQueue
+from mtask.worker.state.queue import MAX_STAGGER, PREFERENCE, PreemptionQueue
 
 NOW = 1000.0
 

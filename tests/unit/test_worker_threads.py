@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtask.worker.threads import Threads
+from mtask.worker.running.threads import Threads
 from tests.mongo import eventually
 
 NAME = "threads-under-test"

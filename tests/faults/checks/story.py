@@ -16,9 +16,9 @@ from pymongo.collection import Collection
 
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
-from mtask.store import expressions as x
-from mtask.store import pipelines
-from mtask.store.pipelines import Outcome, Pipeline
+from mtask.store.statements import expressions as x
+from mtask.store.statements import pipelines
+from mtask.store.statements.pipelines import Outcome, Pipeline
 from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
 
 Document = dict[str, Any]

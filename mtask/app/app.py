@@ -1,0 +1,156 @@
+"""The app: handlers, registered under their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, Unpack, overload
+
+from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
+from mtask.errors import HandlerError, shown
+from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, OnException, make_handler
+from mtask.model.options import TaskOptions
+from mtask.model.schedules import CatchUp, Overlap
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class App:
+    """A set of handlers. A worker process is started with one: `mtask-worker package.module:app`."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._schedules: list[Callable[[], ScheduleSpec]] = []
+
+    @overload
+    def task(self, function: Function, /) -> Function: ...
+
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        on_exception: OnException = "retry",
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[Function], Function]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        on_exception: OnException = "retry",
+        **options: Unpack[TaskOptions],
+    ) -> Any:
+        """Register a function, async or plain, as the handler of a task; it stays callable as it is.
+
+        `name` defaults to the function's name; `queue` and the options are this handler's defaults at publish;
+        on_exception="fail" makes every exception final.
+
+        Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
+        """
+
+        def register(target: Any) -> Any:
+            handler = make_handler(target, name=name, queue=queue, on_exception=on_exception, options=dict(options))
+            if handler.name in self._handlers:
+                raise HandlerError(handler.name, "this name is registered already; give another with name=...")
+            self._handlers[handler.name] = handler
+            with suppress(AttributeError):  # a bound method or builtin: publish it by name
+                setattr(target, HANDLER_ATTRIBUTE, handler)
+            return target
+
+        return register if function is None else register(function)
+
+    def schedule(
+        self,
+        when: When,
+        /,
+        *,
+        id: str | None = None,  # noqa: A002 as in the document
+        params: Any = None,
+        timezone: str | None = None,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
+        jitter: timedelta | float | None = None,
+        catch_up: CatchUp = "last",
+        catch_up_limit: int = 100,
+        overlap: Overlap = "allow",
+        queue: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[Function], Function]:
+        """Have the task of this handler published again and again; above or below `task`, as often as wanted.
+
+        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or Cron(...).
+        `id` defaults to the task's name. Each firing publishes one task, under the key `id/instant`, however many
+        processes run. `catch_up`: what becomes of firings that were missed while nothing ran: "none", "last" of them,
+        or "all", the newest `catch_up_limit`. overlap="skip": not while the last one's task has not finished.
+        `jitter`: each starts up to so much later, at random.
+
+        Raises InvalidInput; what is wrong with the handler is told when a worker starts.
+        """
+        trigger = trigger_of(when, timezone)
+
+        def register(target: Any) -> Any:
+            def spec() -> ScheduleSpec:
+                handler = getattr(target, HANDLER_ATTRIBUTE, None)
+                if not isinstance(handler, Handler) or self._handlers.get(handler.name) is not handler:
+                    raise HandlerError(shown(target), "it has a schedule and is no task: add @app.task")
+                return ScheduleSpec(
+                    handler.name if id is None else id,
+                    target,
+                    trigger,
+                    params,
+                    start_time=start_time,
+                    end_time=end_time,
+                    jitter=jitter,
+                    catch_up=catch_up,
+                    catch_up_limit=catch_up_limit,
+                    overlap=overlap,
+                    queue=queue,
+                    **options,
+                )
+
+            self._schedules.append(spec)
+            return target
+
+        return register
+
+    @property
+    def schedules(self) -> list[Definition]:
+        """The schedules that the handlers declare; raises HandlerError or InvalidInput."""
+        made: dict[str, Definition] = {}
+        for spec in self._schedules:
+            definition = spec().prepare()
+            if definition.schedule_id in made:
+                raise HandlerError(definition.schedule_id, "two schedules have this id; give one another with id=...")
+            made[definition.schedule_id] = definition
+        return list(made.values())
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers by task name."""
+        return dict(self._handlers)
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that the handlers name, and "default"; what a worker serves unless told otherwise."""
+        return sorted({"default", *(handler.queue for handler in self._handlers.values())})
+
+    def include(self, other: App) -> None:
+        """Take over the handlers of another app; raise HandlerError where a name is taken."""
+        for name, handler in other._handlers.items():
+            if self._handlers.get(name, handler) is not handler:
+                raise HandlerError(name, "both apps register this name")
+            self._handlers[name] = handler
+        self._schedules += [spec for spec in other._schedules if spec not in self._schedules]
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(list(self._handlers.values()))
+
+    def __repr__(self) -> str:
+        return f"App({', '.join(sorted(self._handlers))})"

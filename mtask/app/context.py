@@ -1,0 +1,183 @@
+"""The context: what a handler knows of its run, and the transaction in which its effects happen exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from mtask.errors import LeaseLost
+from mtask.model.documents import StoredTask, Task
+from mtask.model.identity import is_text
+
+if TYPE_CHECKING:
+    from mtask.store.driver.types import AsyncSession, SyncSession
+
+
+#: Characters of a progress message that are kept.
+MAX_MESSAGE = 500
+
+
+class ActiveRun(Protocol):
+    """What a context needs to know of the run that the worker holds."""
+
+    @property
+    def task(self) -> StoredTask:
+        """The task as it was when this run claimed it."""
+
+    @property
+    def task_id(self) -> str:
+        """The task's `_id`."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+
+    @property
+    def attempt(self) -> int:
+        """Which try at the task this is, from 1."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the handler is asked to end."""
+
+    @property
+    def is_lease_valid(self) -> bool:
+        """Whether the lease may still be trusted."""
+
+    def tell(self, progress: Mapping[str, Any]) -> None:
+        """Keep this progress until it is written."""
+
+
+RunT = TypeVar("RunT", bound=ActiveRun)
+_RunT = TypeVar("_RunT", bound=ActiveRun, contravariant=True)
+
+
+class Transactions(Protocol[_RunT]):
+    """What a context needs of its worker for transactions."""
+
+    async def begin(self, run: _RunT) -> AsyncSession:
+        """Renew the lease, suspend pings and start a transaction."""
+
+    async def end(self, run: _RunT, session: AsyncSession, error: BaseException | None) -> None:
+        """Record the SUCCESS and commit, or abort."""
+
+    def begin_sync(self, run: _RunT) -> SyncSession:
+        """Do as `begin`, in a handler's thread."""
+
+    def end_sync(self, run: _RunT, session: SyncSession, error: BaseException | None) -> None:
+        """Do as `end`, in a handler's thread."""
+
+
+class Transaction:
+    """`async with` in an async handler, `with` in a plain one; gives the session for the handler's own writes.
+
+    On the way out the run's SUCCESS is written in the same transaction, fenced by the lease, and both commit.
+    Raises LeaseLost or TransactionConflict, and nothing was written.
+    """
+
+    def __init__(self, run: RunT, transactions: Transactions[RunT]) -> None:
+        self._run = run
+        self._transactions: Transactions[Any] = transactions
+        self._session: Any = None
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session = await self._transactions.begin(self._run)
+        return self._session  # type: ignore[no-any-return]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A cancellation must not part the SUCCESS from its commit.
+        await asyncio.shield(self._transactions.end(self._run, self._session, error))
+
+    def __enter__(self) -> SyncSession:
+        self._session = self._transactions.begin_sync(self._run)
+        return self._session  # type: ignore[no-any-return]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transactions.end_sync(self._run, self._session, error)
+
+
+class Context:
+    """What a handler knows of its run. Ask for it with an argument annotated `Context`."""
+
+    __mtask_context__ = True
+
+    def __init__(
+        self,
+        run: RunT,
+        worker_id: str,
+        transactions: Transactions[RunT],
+        on_progress: Callable[[RunT], None],
+    ) -> None:
+        self._run: ActiveRun = run
+        self._worker_id = worker_id
+        self._transactions: Transactions[Any] = transactions
+        self._on_progress: Callable[[Any], None] = on_progress
+        self._task: Task | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task as it was when this run claimed it."""
+        if self._task is None:
+            self._task = self._run.task.with_own_options()
+        return self._task
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: a fencing token for systems outside of MongoDB, unique per try."""
+        return self._run.run_id
+
+    @property
+    def attempt(self) -> int:
+        """Which try at the task this is, from 1; with retry_scope "worker", which of this worker's."""
+        return self._run.attempt
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's id."""
+        return self._worker_id
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the handler is asked to end: canceled, excluded, removed, out of time or without its lease.
+
+        An async handler is cancelled besides; a plain one must look here and return.
+        """
+        return self._run.is_cancelled
+
+    @property
+    def is_lease_valid(self) -> bool:
+        """Whether the lease still holds, by a deadline of this process that never errs on the long side."""
+        return self._run.is_lease_valid
+
+    def progress(self, fraction: float | None = None, message: str | None = None) -> None:
+        """Tell how far the run has come: a fraction from 0 to 1, a message, or both.
+
+        It is stored in the run (`progress`), and `client.events` tells of it. It costs little: a ping takes it along,
+        once a second at most, or the finish; of what is told in between the last stands. Raises ValueError.
+        """
+        if fraction is not None and (isinstance(fraction, bool) or not 0 <= fraction <= 1):
+            raise ValueError(f"fraction {fraction!r}: use 0 to 1")
+        if message is not None and (not isinstance(message, str) or not is_text(message)):
+            raise ValueError(f"message {message!r} is not text")
+        if fraction is None and message is None:
+            raise ValueError("tell a fraction, a message, or both")
+        told = {} if fraction is None else {"fraction": float(fraction)}
+        self._run.tell(told if message is None else {**told, "message": message[:MAX_MESSAGE]})
+        self._on_progress(self._run)
+
+    def transaction(self) -> Transaction:
+        """Return the transaction in which the handler's own writes and the SUCCESS commit together.
+
+        Use it once, as the handler's last step: `async with context.transaction() as session`, then write with
+        `session.client[...]` and `session=session`. It must end within the lease (worker_timeout_ms): pings
+        pause meanwhile. What the handler returns after it is added to the run.
+        """
+        if not self._run.is_lease_valid:
+            raise LeaseLost(self._run.task_id, self._run.run_id)
+        return Transaction(self._run, self._transactions)

@@ -1,0 +1,126 @@
+"""`mtask demo`: the main job on real files, with a worker killed on the way."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from mtask.cli.context import LOCAL_URI, Cli
+from mtask.cli.failures import OK, OTHER
+from mtask.cli.options import command
+from mtask.demo.closing import closing_lines
+from mtask.demo.display import shown
+from mtask.demo.files import default_folder, find_files
+from mtask.demo.play import Plan, Play
+from mtask.demo.scene import Scene
+from mtask.demo.summary import printable
+from mtask.errors import InvalidInput
+from mtask.store.driver.stores import unbound
+
+PANEL = "Start here"
+MOST_WORKERS = 50
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "demo", panel=PANEL)(demo)
+
+
+def demo(
+    cli: Cli,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]", help="Count the files in it. Else Python's standard library.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="NUMBER", help="Worker processes.")] = 3,
+    no_kill: Annotated[bool, typer.Option("--no-kill", help="Let all workers live.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="NUMBER", help="At most so many files, in order.", show_default=False),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the documents, and say how to look into them.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines, not a live picture; so it is where there is no terminal.")
+    ] = False,
+) -> int:
+    """Count the files of a folder, one task a file, with three workers, one of which is killed while it holds tasks.
+
+    A MongoDB is started for it and leaves nothing behind; with --uri the database mtask_demo is used there, or the
+    one that --database names. Exit code 1 where the totals are not those of a direct computation.
+    """
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InvalidInput(f"--workers {workers}: use 1 to {MOST_WORKERS}.", field="workers")
+    if limit is not None and limit < 1:
+        raise InvalidInput(f"--limit {limit}: use 1 or more.", field="limit")
+    if workers == 1 and not no_kill:
+        cli.notice("a lone worker is not killed: nobody would be there to preempt its tasks")
+    chosen = folder if folder is not None else default_folder()
+    with _interruptible():
+        files = find_files(chosen, limit)
+        chosen = chosen.expanduser().absolute()
+        plan = Plan(
+            folder=chosen,
+            files=files,
+            workers=workers,
+            kill=not no_kill and workers > 1,
+            keep=keep,
+            uri=_uri(cli),
+            database=cli.flags.database,
+            mongod=cli.settings.mongod,
+        )
+        try:
+            return _show(cli, plan, plain=plain)
+        except KeyboardInterrupt:
+            cli.notice("interrupted: workers and documents are gone")
+            raise
+
+
+def _show(cli: Cli, plan: Plan, *, plain: bool) -> int:
+    noun = "file" if len(plan.files) == 1 else "files"
+    scene = Scene(f"mtask demo: {len(plan.files):,} {noun} of {printable(plan.folder)}", len(plan.files), plan.kill)
+    if cli.is_json:
+        summary = Play(plan, scene, lambda: None).run()
+        cli.json(summary.document())
+        return OK if summary.is_equal else OTHER
+    live = cli.out.is_terminal and not plain and not cli.flags.quiet
+    if cli.flags.quiet:
+        summary = Play(plan, scene, lambda: None).run()
+    else:
+        with shown(scene, cli.out, live=live) as notify:
+            summary = Play(plan, scene, notify).run()
+    for line in closing_lines(summary, scene, cli.out.width, with_rescues=not live):
+        cli.out.print(line, soft_wrap=True)
+    return OK if summary.is_equal else OTHER
+
+
+def _uri(cli: Cli) -> str | None:
+    """Return the URI to use: only one given by a flag, so that no other database is filled by accident."""
+    given = cli.flags.uri
+    return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP end the block once, in order: what cleans up afterwards is not disturbed."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        unbound()
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,143 @@
+"""`mtask init`, `mtask roles` and `mtask schema`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, cast
+
+import typer
+
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.errors import InvalidInput
+from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store.driver.operation import Collection
+from mtask.store.layout import roles
+from mtask.store.layout.schema import LAYOUTS
+
+PANEL = "Database"
+COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)
+FORMATS = ("mongo", "json-schema")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "init", panel=PANEL)(init)
+    command(app, "roles", panel=PANEL)(list_roles)
+    command(app, "schema", panel=PANEL)(schema)
+
+
+def init(
+    cli: Cli,
+    with_roles: Annotated[
+        bool,
+        typer.Option("--roles", help="Make the roles that `mtask roles` lists, too; takes an administrator of users."),
+    ] = False,
+) -> None:
+    """Make the collections with their validators and indexes, or make them anew.
+
+    Tasks stay as they are.
+    """
+    client = cli.client()
+    client.init(roles=with_roles)
+    made = [roles.role_name(client.database_name, role) for role in roles.ROLES] if with_roles else []
+    document = {
+        "database": client.database_name,
+        "schema_version": SCHEMA_VERSION,
+        "schema_revision": SCHEMA_REVISION,
+        "collections": [
+            {"name": name, "validator": True, "indexes": layout.index_names} for name, layout in LAYOUTS.items()
+        ],
+        "roles": made,
+    }
+    lines = [
+        f"{name:9} validator" + (f", indexes {', '.join(layout.index_names)}" if layout.index_names else "")
+        for name, layout in LAYOUTS.items()
+    ]
+    lines += [f"role {name}" for name in made]
+    version = f"schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
+    cli.answer(document, f"database {client.database_name} is ready: {version}", *lines)
+
+
+def list_roles(
+    cli: Cli,
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Print the commands that make them, for an administrator's mongosh.")
+    ] = False,
+) -> None:
+    """Print the least-privilege roles of the database, and what each may.
+
+    Needs no database. `mtask init --roles` makes them.
+    """
+    database = cli.database()
+    document: list[dict[str, Any]] = [
+        {
+            "role": role,
+            "name": roles.role_name(database, role),
+            "db": "admin",
+            "purpose": roles.PURPOSES[role],
+            "privileges": roles.privileges(database, role),
+        }
+        for role in roles.ROLES
+    ]
+    if shell and not cli.is_json:
+        cli.say(*_shell_lines(document))
+        return
+    lines: list[str] = []
+    for entry in document:
+        lines += [*([""] if lines else []), f"{entry['name']}: {entry['purpose']}"]
+        for privilege in entry["privileges"]:
+            resource = privilege["resource"]
+            where = "the server" if resource.get("cluster") else resource["collection"] or "every collection"
+            lines.append(f"  {where:16}  {', '.join(privilege['actions'])}")
+    cli.answer(document, *lines)
+
+
+def _shell_lines(document: list[dict[str, Any]]) -> list[str]:
+    lines = ['var admin = db.getSiblingDB("admin");']
+    for entry in document:
+        name = json.dumps(entry["name"])
+        rights = json.dumps({"privileges": entry["privileges"], "roles": []})
+        lines += [
+            f"var rights = {rights};",
+            f"admin.getRole({name}) ? admin.updateRole({name}, rights) : "
+            f"admin.createRole(Object.assign({{role: {name}}}, rights));",
+        ]
+    return lines
+
+
+def schema(
+    cli: Cli,
+    collection: Annotated[
+        str, typer.Argument(metavar="|".join(COLLECTIONS), help="Which collection's documents.", show_default=False)
+    ] = "tasks",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="mongo|json-schema",
+            help="mongo: the collection's validator, with bsonType. json-schema: JSON Schema 2020-12.",
+        ),
+    ] = "mongo",
+) -> None:
+    """Print the schema of the documents, for services in other languages.
+
+    Needs no database.
+    """
+    _check(collection, COLLECTIONS, "collection")
+    _check(form, FORMATS, "format")
+    layout = LAYOUTS[cast(Collection, collection)]
+    document: dict[str, Any]
+    if form == "mongo":
+        document = layout.validator()
+    else:
+        document = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **layout.model.model_json_schema(by_alias=True),
+        }
+    cli.json(document)
+
+
+def _check(given: str, known: tuple[str, ...], field: str) -> None:
+    if given not in known:
+        raise InvalidInput(f"{field} {given!r}: use {' or '.join(known)}.", field=field)

@@ -1,0 +1,104 @@
+"""`mtask cancel`, `retry`, `rerun`, `update` and `remove`: what changes one task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from mtask.cli import failures
+from mtask.cli.context import Cli
+from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.output import clean, status_text, task_document
+from mtask.cli.tasks.show import changed_options
+from mtask.client import Client
+from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
+from mtask.model.documents import Task
+from mtask.model.identity import task_id_of
+from mtask.model.status import TaskStatus
+
+PANEL = "Tasks"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for name, function in (("cancel", cancel), ("retry", retry), ("rerun", rerun), ("update", update)):
+        command(app, name, panel=PANEL)(function)
+    command(app, "remove", panel=PANEL)(remove)
+
+
+def _told(cli: Cli, task: Task, remark: str) -> None:
+    cli.answer(task_document(task), Text.assemble(status_text(task.status), "  ", clean(task.id), "  ", remark))
+
+
+def _changed(cli: Cli, named: tuple[str, str], change: Callable[[Client, str, str], Task]) -> Task:
+    client = cli.client()
+    try:
+        return change(client, *named)
+    except (OperationFailed, KeyError, TypeError):
+        client.get(*named)  # of a malformed document, this tells what is wrong with it
+        raise
+
+
+def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
+    """Cancel a task, or ask the worker that runs it to stop.
+
+    A finished one stays as it is.
+    """
+    task = _changed(cli, name_and_key(name, key), Client.cancel)
+    if task.status is TaskStatus.CANCELED:
+        remark = "canceled"
+    elif task.task_state.cancel_requested:
+        remark = "cancel requested: the worker that runs it ends its run"
+    else:
+        remark = "had ended before; nothing to cancel"
+    _told(cli, task, remark)
+
+
+def retry(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
+    """Let a FAIL or CANCELED task run again, its failures no longer counted."""
+    _told(cli, _changed(cli, name_and_key(name, key), Client.retry), "runs again; failures so far no longer count")
+
+
+def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
+    """Let a finished task run again from the start, successes included."""
+    _told(cli, _changed(cli, name_and_key(name, key), Client.rerun), "runs again from the start")
+
+
+def update(cli: Cli, options: dict[str, Any], name: TaskArgument, key: KeyArgument = None) -> None:
+    """Change some of a task's options.
+
+    Params are changed by `publish --if-exists update`.
+    """
+    named = name_and_key(name, key)
+    if not options:
+        raise InvalidInput("name at least one option to change, such as --priority 5.", field="option")
+    task = _changed(cli, named, partial(Client.update_option, **options))
+    changed = changed_options(task.task_option)
+    remark = ", ".join(f"{option} {clean(value)}" for option, value in changed.items()) or "all options by default"
+    _told(cli, task, remark)
+
+
+def remove(
+    cli: Cli,
+    name: TaskArgument,
+    key: KeyArgument = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Remove a task, whatever its status; a live run of it is ended.
+
+    Asks first, on a terminal.
+    """
+    named = name_and_key(name, key)
+    task_id = task_id_of(*named)
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove {clean(task_id)}?", err=True):
+        cli.notice("not removed")
+        return failures.OTHER
+    if not cli.client().remove(*named):
+        raise TaskNotFound(task_id)
+    cli.answer({"task_id": task_id, "removed": True}, f"removed  {clean(task_id)}")
+    return failures.OK

@@ -1,0 +1,202 @@
+"""`mtask list` and `mtask stats`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import Column, clean, lasting, listing, relative, status_text, task_document
+from mtask.client import Client
+from mtask.client.reading.views import StatRow
+from mtask.model import rules
+from mtask.model.documents import Task
+from mtask.model.status import TaskStatus
+
+PANEL = "Tasks"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "list", panel=PANEL)(list_tasks)
+    command(app, "stats", panel=PANEL)(stats)
+
+
+def separated(texts: list[str]) -> list[str]:
+    """Return what was given several times or with commas."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def list_tasks(
+    cli: Cli,
+    status: Annotated[
+        list[str],
+        typer.Option(
+            "--status", "-s", metavar="STATUS", help=f"{', '.join(TaskStatus)}; repeatable.", show_default=False
+        ),
+    ] = [],  # noqa: B006 typer reads it
+    name: Annotated[
+        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
+    ] = [],  # noqa: B006
+    queue: Annotated[
+        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
+    ] = [],  # noqa: B006
+    worker: Annotated[
+        list[str],
+        typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
+    ] = [],  # noqa: B006
+    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="How many at most; 0 = all.")] = 50,
+) -> None:
+    """List tasks, newest first."""
+    client = cli.client(reads_only=True)
+    found = client.find(
+        status=[text.upper() for text in separated(status)] or None,
+        name=separated(name) or None,
+        queue=separated(queue) or None,
+        worker_id=separated(worker) or None,
+        limit=limit + 1 if limit else 0,
+    )
+    has_more = bool(limit) and len(found) > limit
+    shown = found[:limit] if limit else found
+    if cli.is_json:
+        cli.json([task_document(task) for task in shown])
+        return
+    if not shown:
+        nothing_found(cli, client)
+        return
+    now = client.server_time()
+    columns = (
+        Column("STATUS"),
+        Column("TASK", gives_way=True),
+        Column("QUEUE"),
+        Column("PRIO", right=True),
+        Column("CREATED"),
+        Column("NEXT"),
+        Column("RUNS", right=True),
+        Column("LAST", gives_way=True),
+    )
+    cli.say(*listing(columns, [_task_row(task, now) for task in shown], cli.out.width))
+    if has_more:
+        cli.notice(f"there are more: --limit {limit * 2} shows them, --limit 0 all")
+
+
+def _task_row(task: Task, now: datetime) -> list[str | Text]:
+    return [
+        status_text(task.status),
+        task.id,
+        task.queue,
+        str(task.task_option.priority),
+        relative(task.task_state.create_time, now),
+        _next(task, now),
+        str(len(task.runs)),
+        _last(task),
+    ]
+
+
+def nothing_found(cli: Cli, client: Client) -> None:
+    """Say that there is nothing, and where."""
+    cli.notice(f"no task in database {client.database_name!r} matches")
+
+
+def _next(task: Task, now: datetime) -> str:
+    """Return when something can happen to the task next."""
+    if task.status.is_final:
+        return ""
+    live = rules.live_runs(task, now)
+    if live:
+        return f"lease {relative(max(run.ping_expire_time for run in live), now)}"
+    instant = task.task_state.next_preempt_time
+    if instant is None:
+        return "?"
+    return relative(instant, now) if instant > now else f"due {lasting(now - instant)}"
+
+
+def _last(task: Task) -> Text:
+    """Return who had it last, and the reason if that went wrong."""
+    if not task.runs:
+        return Text("")
+    run = task.runs[-1]
+    text = Text(clean(run.worker_id))
+    if run.fail_reason:
+        text.append(f" {clean(run.fail_reason, 120)}", style="red")
+    return text
+
+
+def stats(
+    cli: Cli,
+    queue: Annotated[
+        list[str], typer.Option("--queue", metavar="QUEUE", help="Only these queues; repeatable.", show_default=False)
+    ] = [],  # noqa: B006
+    name: Annotated[
+        list[str],
+        typer.Option("--name", "-n", metavar="NAME", help="Only these names; repeatable.", show_default=False),
+    ] = [],  # noqa: B006
+) -> None:
+    """Count tasks per queue, name and status, and tell how long the oldest waits."""
+    queues, names = separated(queue), separated(name)
+    client = cli.client(reads_only=True)
+    rows = [
+        found
+        for found in client.stats()
+        if (not queues or found.queue in queues) and (not names or found.name in names)
+    ]
+    now = client.server_time()
+    if cli.is_json:
+        cli.json([_row_document(found, now) for found in rows])
+        return
+    if not rows:
+        nothing_found(cli, client)
+        return
+    grouped: dict[tuple[str, str], dict[str, StatRow]] = defaultdict(dict)
+    for found in rows:
+        grouped[found.queue, found.name][found.status] = found
+    statuses = list(dict.fromkeys([*TaskStatus, *(found.status for found in rows)]))
+    columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
+    columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
+    columns.append(Column("OLDEST WAITING"))
+    if any(found.stuck for found in rows):
+        columns.append(Column("STUCK", gives_way=True))
+    lines: list[list[str | Text]] = []
+    for (in_queue, of_name), by_status in grouped.items():
+        counts = [_count(by_status.get(status), status) for status in statuses]
+        total = sum(found.count for found in by_status.values())
+        waiting = by_status.get(TaskStatus.INIT)
+        line: list[str | Text] = [in_queue, of_name, *counts, str(total), _oldest(waiting, now)]
+        lines.append([*line, Text(waiting.stuck if waiting and waiting.stuck else "", style="red")][: len(columns)])
+    cli.say(*listing(columns, lines, cli.out.width))
+
+
+def _count(found: StatRow | None, status: str) -> Text:
+    if found is None:
+        return Text("·", style="bright_black")
+    text = status_text(status)
+    text.plain = str(found.count)
+    return text
+
+
+def _oldest(waiting: StatRow | None, now: datetime) -> str:
+    if waiting is None or waiting.oldest_preempt_time is None:
+        return ""
+    if waiting.oldest_preempt_time > now:
+        return f"due {relative(waiting.oldest_preempt_time, now)}"
+    return lasting(now - waiting.oldest_preempt_time)
+
+
+def _row_document(found: StatRow, now: datetime) -> dict[str, object]:
+    waiting = None
+    if found.status == TaskStatus.INIT and found.oldest_preempt_time is not None:
+        waiting = max(0, round((now - found.oldest_preempt_time).total_seconds() * 1000))
+    return {
+        "queue": found.queue,
+        "name": found.name,
+        "status": found.status,
+        "count": found.count,
+        "oldest_preempt_time": found.oldest_preempt_time,
+        "oldest_waiting_ms": waiting,
+        "stuck": found.stuck,
+    }

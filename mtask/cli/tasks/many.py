@@ -1,0 +1,97 @@
+"""Publishing from a file of JSON lines, told per task."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from mtask.cli import failures, values
+from mtask.cli.context import Cli
+from mtask.cli.output import clean, counted
+from mtask.client import TaskSpec
+from mtask.errors import InvalidInput, MtaskError, TaskExists
+from mtask.model.options import check_option_names
+from mtask.store.driver.extended_json import parse_extended
+from mtask.store.tasks.publishing import Published
+
+#: Tasks per round trip.
+BATCH = 1000
+FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "task_option")
+_STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
+Numbered = tuple[int, TaskSpec]
+
+
+def word(result: object) -> str:
+    """Return what publishing did, in one word."""
+    if isinstance(result, Published):
+        return "created" if result.created else "updated" if result.updated else "unchanged"
+    return "exists" if isinstance(result, TaskExists) else "running"
+
+
+def read(text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[Numbered]:
+    """Return each line's number and task; raise InvalidInput for the first bad line: nothing is published then."""
+    specs = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            spec = _spec(parse_extended(line, "many"), name, defaults, options)
+            spec.prepare()
+        except MtaskError as error:
+            error.add_note(f"That is line {number}; nothing was published.")
+            raise
+        specs.append((number, spec))
+    return specs
+
+
+def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> TaskSpec:
+    if not isinstance(line, dict):
+        raise InvalidInput(f"a line is a JSON object with {', '.join(FIELDS)}.", field="many")
+    unknown = [field for field in line if field not in FIELDS]
+    if unknown:
+        raise InvalidInput(f"a line has no field {unknown[0]!r}: use {', '.join(FIELDS)}.", field="many")
+    task = line.get("name", name)
+    if task is None:
+        raise InvalidInput("the line has no name, and the command none for all.", field="name")
+    own_option = line.get("task_option") or {}
+    if not isinstance(own_option, dict):
+        raise InvalidInput("task_option is an object of options.", field="task_option")
+    check_option_names(own_option)
+    given = {"queue": line.get("queue") or defaults.get("queue"), **(_start(line) or _start(defaults))}
+    return TaskSpec(task, line.get("params"), key=line.get("key"), **given, **{**options, **own_option})
+
+
+def _start(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return when the task may start, where that is told."""
+    start: dict[str, Any] = {}
+    for field, read_text in (("delay", values.duration), ("start_time", values.instant)):
+        value = given.get(field)
+        if value is not None:
+            start[field] = read_text(value, field) if isinstance(value, str) else value
+    return start
+
+
+def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> int:
+    """Publish them all, tell what happened to each, and return the exit code."""
+    client = cli.client()
+    counts: Counter[str] = Counter()
+    told: list[dict[str, Any]] = []
+    for start in range(0, len(specs), BATCH):
+        batch = specs[start : start + BATCH]
+        results = client.publish_many([spec for _, spec in batch], **policy)
+        for (line, _), result in zip(batch, results, strict=True):
+            what = word(result)
+            counts[what] += 1
+            if cli.is_json:
+                told.append({"line": line, "task_id": result.task_id, "result": what})
+            elif not cli.flags.quiet:
+                cli.out.print(Text.assemble((f"{what:9}", _STYLES[what]), "  ", clean(result.task_id)), soft_wrap=True)
+    if cli.is_json:
+        cli.json({"tasks": told, "summary": {"total": len(specs), **{name: counts[name] for name in _STYLES}}})
+    else:
+        parts = [f"{counts[name]} {name}" for name in _STYLES if counts[name]]
+        cli.say(counted(len(specs), "task") + (": " + ", ".join(parts) if parts else ": nothing to do"))
+    return failures.CONFLICT if counts["exists"] or counts["running"] else failures.OK

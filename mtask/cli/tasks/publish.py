@@ -1,0 +1,112 @@
+"""`mtask publish`: one task, or many from a file of JSON lines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from mtask.cli import values
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import clean
+from mtask.cli.tasks import many
+from mtask.client import TaskSpec
+from mtask.client.asking.publication import policy
+from mtask.errors import InvalidInput
+
+PANEL = "Tasks"
+EXISTING = "A task that exists"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "publish", panel=PANEL)(publish)
+
+
+def publish(
+    cli: Cli,
+    options: dict[str, Any],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the task: which handler runs it.", show_default=False)
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Argument(metavar="PARAMS", help="What the handler gets, as MongoDB extended JSON.", show_default=False),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="The idempotency key, unique per name. Else a fresh one.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Queue. Else 'default'.")] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option("--delay", metavar="DURATION", help="Not before so long from now: 90s, 5m, 1h30m."),
+    ] = None,
+    start_time: Annotated[
+        str | None,
+        typer.Option(
+            "--start-time", metavar="INSTANT", help="Not before this instant, ISO 8601: 2030-01-31T08:00:00Z."
+        ),
+    ] = None,
+    params_file: Annotated[
+        str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
+    ] = None,
+    many_file: Annotated[
+        str | None,
+        typer.Option(
+            "--many",
+            metavar="FILE",
+            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time and "
+            'task_option; what a line leaves out comes from the flags. "-" is stdin.',
+        ),
+    ] = None,
+    if_exists: Annotated[
+        str,
+        typer.Option(
+            "--if-exists",
+            metavar="keep|update|reject",
+            help="keep: untouched. update: params, options, queue and start_time replaced. reject: an error.",
+            rich_help_panel=EXISTING,
+        ),
+    ] = "keep",
+    clean_failed: Annotated[
+        bool,
+        typer.Option("--clean-failed", help="Drop its failed runs, so that it runs again.", rich_help_panel=EXISTING),
+    ] = False,
+    clean_success: Annotated[
+        bool,
+        typer.Option("--clean-success", help="Drop its successes, so that it runs again.", rich_help_panel=EXISTING),
+    ] = False,
+    not_update_running: Annotated[
+        bool,
+        typer.Option("--not-update-running", help="Refuse while a live run holds it.", rich_help_panel=EXISTING),
+    ] = False,
+) -> int | None:
+    """Publish a task, once per key, however often it is called."""
+    existing = {"clean_failed": clean_failed, "clean_success": clean_success, "not_update_running": not_update_running}
+    policy(if_exists, **existing)  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {"queue": queue}
+    if delay is not None:
+        defaults["delay"] = values.duration(delay, "delay")
+    if start_time is not None:
+        defaults["start_time"] = values.instant(start_time, "start_time")
+    if many_file is not None:
+        if key is not None or params is not None or params_file is not None:
+            raise InvalidInput("with --many, keys and params stand in the file.", field="many")
+        specs = many.read(values.read_text(many_file, "many"), name, defaults, options)
+        with_policy = {"if_exists": if_exists, **existing}
+        return many.publish(cli, specs, with_policy)
+    if name is None:
+        raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
+    read = values.params_from(params, params_file)
+    spec = TaskSpec(name, read, key=key, **defaults, **options)
+    spec.prepare()  # what is wrong with it is told before anything is asked of a database
+    result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
+    document = {
+        "task_id": result.task_id,
+        "created": result.created,
+        "updated": result.updated,
+        "result": many.word(result),
+    }
+    cli.answer(document, f"{many.word(result)}  {clean(result.task_id)}")
+    return None

@@ -1,0 +1,159 @@
+"""`mtask show`: one task's life."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from mtask.cli.context import Cli, spaced
+from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.output import (
+    clean,
+    compact,
+    counted,
+    hanging,
+    lasting,
+    moment,
+    plain,
+    relative,
+    status_text,
+    task_document,
+)
+from mtask.cli.tasks.timeline import timeline
+from mtask.client.diagnosis.explain import Inspected
+from mtask.errors import InvalidInput, TaskNotFound
+from mtask.model.documents import Task
+from mtask.model.identity import task_id_of
+from mtask.model.options import DEFAULT_OPTION, TaskOption
+from mtask.store.driver.extended_json import extended
+
+PANEL = "Tasks"
+#: A timeline wider than this is hard to follow.
+MAX_WIDTH = 140
+_LABEL = 11
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "show", panel=PANEL)(show)
+
+
+def show(
+    cli: Cli,
+    name: TaskArgument,
+    key: KeyArgument = None,
+    runs: Annotated[int, typer.Option("--runs", min=0, help="How many of the newest runs to draw; 0 = all.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Do not abridge params, reasons and returns.")] = False,
+) -> None:
+    """Draw one task's life: what it waits for, its options and params, and each run as a line in time.
+
+    A malformed document is shown as it is, with what is wrong with it.
+    """
+    seen = _inspect(cli, name, key)
+    if seen.task is None:
+        _show_malformed(cli, seen)
+        return
+    if cli.is_json:
+        reasons = [{"reason": r.code, "message": r.message, "until": r.until} for r in seen.reasons]
+        cli.json({"task": task_document(seen.task), "waits_for": reasons, "server_time": seen.now, "malformed": None})
+        return
+    width = min(cli.out.width, MAX_WIDTH)
+    limit = None if full else width - _LABEL
+    heading = Text.assemble((clean(seen.task.id), "bold"), "  ", status_text(seen.task.status))
+    cli.say(heading, *_labelled(cli, _header(seen.task, seen, limit)))
+    shown = seen.task.runs[-runs:] if runs else seen.task.runs
+    if shown:
+        hidden = len(seen.task.runs) - len(shown)
+        earlier = f" ({hidden} earlier not shown; --runs 0 draws all)" if hidden else ""
+        cli.say("", Text(f"runs{earlier}", style="bold"))
+        is_ascii = not cli.out.encoding.lower().startswith("utf")
+        cli.say(*timeline(seen.task, shown, seen.now, width, is_ascii=is_ascii, is_full=full))
+
+
+def _inspect(cli: Cli, name: str, key: str | None) -> Inspected:
+    client = cli.client(reads_only=True)
+    if key is None and ":" not in name:
+        # Only a malformed document has such an id.
+        try:
+            return client.inspect(name)
+        except TaskNotFound:
+            raise InvalidInput(f"give NAME and KEY, or NAME:KEY: {name!r} is no task's id.", field="key") from None
+    return client.inspect(task_id_of(*name_and_key(name, key)))
+
+
+def _show_malformed(cli: Cli, seen: Inspected) -> None:
+    if cli.is_json:
+        document = extended(seen.document)
+        cli.json({"task": document, "waits_for": [], "server_time": seen.now, "malformed": seen.malformed})
+        return
+    cli.say(
+        Text.assemble((clean(seen.document.get("_id")), "bold"), "  ", ("MALFORMED", "bold red")),
+        *_labelled(
+            cli,
+            [
+                ("wrong", Text(clean(seen.malformed), style="red")),
+                ("to do", "mend it by hand, or remove it and publish it again"),
+            ],
+        ),
+        "",
+        Text("\n".join(clean(line) for line in json.dumps(extended(seen.document), indent=2).splitlines())),
+    )
+
+
+def _labelled(cli: Cli, pairs: list[tuple[str, str | Text]]) -> list[Text]:
+    return [
+        line
+        for label, text in pairs
+        for line in hanging(cli.out, Text(f"{label:<{_LABEL}}", style="bright_black"), text)
+    ]
+
+
+def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, str | Text]]:
+    state, now = task.task_state, seen.now
+    lines: list[tuple[str, str | Text]] = [
+        ("queue", clean(task.queue)),
+        ("created", _when(state.create_time, now)),
+    ]
+    if state.start_time is not None:
+        lines.append(("start_time", _when(state.start_time, now)))
+    if state.finish_time is not None:
+        lived = lasting(state.finish_time - state.create_time)
+        lines.append(("finished", f"{_when(state.finish_time, now)}, {lived} after its creation"))
+    if task.expire_time is not None:
+        lines.append(("expires", _when(task.expire_time, now)))
+    for place, reason in enumerate(seen.reasons):
+        until = f" until {_when(reason.until, now)}" if reason.until else ""
+        lines.append(("now" if place == 0 else "", Text(clean(reason.message) + until, style="yellow")))
+    if state.failed_cnt:
+        tolerated = task.task_option.max_unexpected_retries
+        of = "no limit" if tolerated < 0 else f"{tolerated} tolerated"
+        lines.append(("failed", f"{counted(state.failed_cnt, 'failed or timed-out run')}, {of}"))
+    changed = changed_options(task.task_option)
+    if changed:
+        lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))
+    if task.params is not None:
+        lines.append(("params", compact(task.params, limit)))
+    reason_text = task.fail_reason
+    if task.status == "SUCCESS" and task.returns is not None:
+        lines.append(("returns", compact(task.returns, limit)))
+    elif task.status == "FAIL" and reason_text:
+        lines.append(("reason", Text(clean(reason_text, limit), style="red")))
+    return lines
+
+
+def _when(instant: datetime, now: datetime) -> str:
+    return f"{moment(instant)} ({relative(instant, now)})"
+
+
+def changed_options(option: TaskOption) -> dict[str, Any]:
+    """Return the options that differ from the default, as one reads them."""
+    changed = {}
+    for name in TaskOption.model_fields:
+        value = getattr(option, name)
+        if value != getattr(DEFAULT_OPTION, name):
+            changed[name] = ",".join(value) if isinstance(value, list) else plain(value)
+    return changed

@@ -1,0 +1,98 @@
+"""`mtask tail`: prints what happens to tasks, as it happens."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from mtask.cli import failures, values
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import clean, moment, write_json
+from mtask.cli.tasks.find import separated
+from mtask.store.streams.events import EventKind, TaskEvent
+
+PANEL = "Tasks"
+_STYLES = {
+    EventKind.SUCCEEDED: "green",
+    EventKind.FAILED: "red",
+    EventKind.TIMED_OUT: "red",
+    EventKind.CANCELED: "yellow",
+    EventKind.CLAIMED: "cyan",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "tail", panel=PANEL)(tail)
+
+
+def tail(
+    cli: Cli,
+    name: Annotated[
+        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
+    ] = [],  # noqa: B006 typer reads it
+    queue: Annotated[
+        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
+    ] = [],  # noqa: B006
+    key: Annotated[
+        list[str], typer.Option("--key", "-k", metavar="KEY", help="Key; repeatable.", show_default=False)
+    ] = [],  # noqa: B006
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DURATION", help="Begin so long ago, as far as the oplog reaches.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="TOKEN", help="Begin right behind the event with this token.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-c", min=0, help="End after so many; 0 = never.")] = 0,
+) -> int:
+    """Print what happens to tasks, as it happens, until Ctrl-C.
+
+    With --json each event is one line, with the token to go on behind it.
+    """
+    client = cli.client(reads_only=True)
+    begin = None if since is None else client.server_time() - values.duration(since, "since")
+    given = {"name": separated(name) or None, "queue": separated(queue) or None, "key": key or None}
+    shown = 0
+    with client.events(**given, after=after, since=begin) as happening:
+        cli.notice(f"what happens to tasks in database {client.database_name!r}; Ctrl-C ends it")
+        for event in happening:
+            if cli.is_json:
+                write_json(_document(event), indent=None)
+                sys.stdout.flush()
+            else:
+                cli.say(_line(event))
+            shown += 1
+            if shown == count:
+                break
+    return failures.OK
+
+
+def _document(event: TaskEvent) -> dict[str, object]:
+    fields = ("run_id", "worker_id", "attempt", "reason", "progress", "message")
+    document: dict[str, object] = {"kind": event.kind.value, "task_id": event.task_id, "time": event.time}
+    document |= {"name": event.name, "key": event.key, "queue": event.queue, "task_status": event.task_status}
+    document |= {field: getattr(event, field) for field in fields if getattr(event, field) is not None}
+    return {**document, "token": event.token}
+
+
+def _line(event: TaskEvent) -> Text:
+    text = Text(f"{moment(event.time)}  ")
+    text.append(f"{event.kind.value:<10}", style=_STYLES.get(event.kind, ""))
+    text.append(f"  {clean(event.task_id)}")
+    if event.worker_id is not None:
+        text.append(f"  {clean(event.worker_id)}", style="bright_black")
+    if event.progress is not None:
+        text.append(f"  {event.progress:.0%}")
+    for said in (event.message, event.reason):
+        if said:
+            text.append(f"  {clean(said, 120)}")
+    if event.is_end and event.kind.value != _ENDS.get(str(event.task_status)):
+        text.append(f"  task {event.task_status}")
+    return text
+
+
+_ENDS = {"SUCCESS": EventKind.SUCCEEDED.value, "CANCELED": EventKind.CANCELED.value}

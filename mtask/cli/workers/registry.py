@@ -1,0 +1,179 @@
+"""`mtask workers`, `stop-worker` and `set-worker`."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from mtask.cli import failures, values
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import Column, clean, lasting, listing, status_text
+from mtask.client import Client
+from mtask.client.diagnosis.explain import is_paused, listed
+from mtask.errors import InvalidInput, WorkerError
+from mtask.model.documents import WorkerDocument
+
+PANEL = "Workers"
+_POLL_SECONDS = 0.2
+RESET = "reset"
+WorkerArgument = Annotated[str, typer.Argument(metavar="ID", help="The worker's id.", show_default=False)]
+
+
+class WorkerStillThere(WorkerError):
+    """The worker has not stopped in the time given."""
+
+    exit_code = failures.WAIT_TIMEOUT
+
+    def __init__(self, worker_id: str, timeout: timedelta) -> None:
+        super().__init__(
+            f"worker {worker_id!r} is still there after {timeout.total_seconds():g} s. It finishes what it runs "
+            "within its --shutdown-timeout; `mtask workers` shows how it gets on."
+        )
+        self.worker_id = worker_id
+        self.timeout = timeout
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "workers", panel=PANEL)(workers)
+    command(app, "stop-worker", panel=PANEL)(stop_worker)
+    command(app, "set-worker", panel=PANEL)(set_worker)
+
+
+def workers(
+    cli: Cli,
+    all_workers: Annotated[
+        bool, typer.Option("--all", "-a", help="Those that are gone, too, as long as they are on record.")
+    ] = False,
+) -> None:
+    """List the workers: who, where, since when, what they serve and how much they run."""
+    client = cli.client(reads_only=True)
+    now = client.server_time()
+    found = client.workers(live_only=not all_workers)
+    if cli.is_json:
+        cli.json([worker_document(worker, now) for worker in found])
+        return
+    if not found:
+        hint = "" if all_workers else "; --all lists those on record"
+        cli.notice(f"no worker is live in database {client.database_name!r}{hint}")
+        return
+    columns = (
+        Column("STATUS"),
+        Column("WORKER", gives_way=True),
+        Column("HOST", gives_way=True),
+        Column("PID", right=True),
+        Column("SINCE"),
+        Column("BEAT"),
+        Column("RUNS", right=True),
+        Column("QUEUES", gives_way=True),
+        Column("NAMES", gives_way=True),
+    )
+    cli.say(*listing(columns, [_row(worker, now) for worker in found], cli.out.width))
+
+
+def _row(worker: WorkerDocument, now: datetime) -> list[str | Text]:
+    return [
+        status_text(state(worker, now)),
+        worker.worker_id,
+        worker.host,
+        str(worker.pid),
+        lasting(now - worker.started_time),
+        lasting(max(now - worker.heartbeat_time, timedelta(0))),
+        f"{worker.running_cnt}/{worker.concurrency}",
+        listed(worker.queues, 10),
+        _names(worker),
+    ]
+
+
+def _names(worker: WorkerDocument) -> Text:
+    text = Text(clean(listed(worker.names, 10)))
+    if worker.unserved_names:
+        text.append(f"  no handler: {clean(listed(worker.unserved_names, 10))}", style="yellow")
+    return text
+
+
+def state(worker: WorkerDocument, now: datetime) -> str:
+    """Return the worker's status as people mean it: also "paused", and "gone" for a silent one."""
+    if not worker.is_live(now):
+        return "stopped" if worker.status == "stopped" else "gone"
+    if worker.control.stop and worker.status != "stopping":
+        return "stopping"
+    return "paused" if is_paused(worker) and worker.status != "stopping" else str(worker.status)
+
+
+def worker_document(worker: WorkerDocument, now: datetime) -> dict[str, Any]:
+    """Return the worker as its document, with what follows from the server's clock."""
+    age = max(now - worker.heartbeat_time, timedelta(0))
+    return {
+        **worker.model_dump(by_alias=True),
+        "is_live": worker.is_live(now),
+        "heartbeat_age_ms": round(age / timedelta(milliseconds=1)),
+    }
+
+
+def stop_worker(
+    cli: Cli,
+    worker_id: WorkerArgument,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return when it has stopped.")] = False,
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", "-t", metavar="DURATION", help="With --wait: give up after so long, exit code 6."),
+    ] = "60s",
+) -> None:
+    """Ask a worker to stop.
+
+    It claims nothing more, finishes or hands back what it runs, and ends.
+    """
+    limit = values.duration(timeout, "timeout")
+    client = cli.client()
+    worker = client.stop_worker(worker_id)
+    if wait:
+        _await_stop(client, worker, limit)
+    document = {"worker_id": worker_id, "stop_requested": True, "stopped": wait}
+    cli.answer(document, f"{'stopped' if wait else 'asked to stop'}  {clean(worker_id)}")
+
+
+def _await_stop(client: Client, worker: WorkerDocument, limit: timedelta) -> None:
+    deadline = time.monotonic() + limit.total_seconds()
+    while any(there.incarnation == worker.incarnation for there in client.workers()):
+        if time.monotonic() >= deadline:
+            raise WorkerStillThere(worker.worker_id, limit)
+        time.sleep(_POLL_SECONDS)
+
+
+def set_worker(
+    cli: Cli,
+    worker_id: WorkerArgument,
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            "--concurrency",
+            "-c",
+            metavar="NUMBER|reset",
+            help="How many handlers it runs at once: 0 pauses it, 'reset' restores what it started with.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Change how much a worker runs at once, while it runs."""
+    worker = cli.client().set_worker(worker_id, concurrency=_concurrency(concurrency))
+    asked = worker.control.concurrency
+    remark = "back to what it started with" if asked is None else "paused" if asked == 0 else f"up to {asked} runs"
+    document = {"worker_id": worker_id, "concurrency": asked}
+    cli.answer(document, f"set  {clean(worker_id)}: {remark}, from its next heartbeat on")
+
+
+def _concurrency(text: str) -> int | None:
+    if text.strip().lower() == RESET:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(
+            f"--concurrency {text!r}: use a whole number, 0 to pause, or 'reset'.", field="concurrency"
+        ) from None

@@ -1,0 +1,1 @@
+"""Requests: what a caller asks for, checked before anything is sent."""

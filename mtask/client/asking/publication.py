@@ -1,0 +1,171 @@
+"""What a caller wants published, checked and brought into the form the store takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias, Unpack
+
+from mtask.errors import (
+    MAX_DELAY,
+    DocumentTooLarge,
+    InvalidInput,
+    InvalidParams,
+    MtaskError,
+    NotStorable,
+    shown,
+)
+from mtask.model.documents import DEFAULT_QUEUE
+from mtask.model.handlers import Handler, handler_of
+from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
+from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
+from mtask.model.values import storable
+from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, stored_size
+from mtask.store.tasks.publishing import IfExists, NewTask, Policy
+
+#: A task's name, or its registered function.
+TaskRef: TypeAlias = str | Callable[..., Any] | Handler
+#: What most tasks have, as it is sent.
+_DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
+
+
+class TaskSpec:
+    """One task for publish_many: the arguments of publish, checked when it is made."""
+
+    __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
+
+    def __init__(
+        self,
+        task: TaskRef,
+        params: Any = None,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        start_time: datetime | None = None,
+        delay: timedelta | float | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        self.task = task
+        self.params = params
+        self.key = key
+        self.queue = queue
+        self.start_time = start_time
+        self.delay = delay
+        self.options = options
+
+    def __repr__(self) -> str:
+        return f"TaskSpec({self.task!r}, key={self.key!r})"
+
+    def prepare(self) -> NewTask:
+        """Return the checked task; raise the errors of InvalidInput."""
+        handler = handler_of(self.task)
+        name = handler.name if handler else check_name(self.task)
+        params = _checked_params(name, self.params)
+        if handler:
+            handler.bind(params)
+        key = check_key(self.key) if self.key is not None else fresh_key(datetime.now(UTC))
+        default_queue = handler.queue if handler else DEFAULT_QUEUE
+        option = build_option(handler.options if handler else {}, dict(self.options))
+        return NewTask(
+            task_id=task_id_of(name, key),
+            name=name,
+            key=key,
+            queue=check_text("queue", self.queue) if self.queue is not None else default_queue,
+            params=params,
+            task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
+            start=_start(self.start_time, self.delay),
+        )
+
+
+def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
+    """Return the checked tasks; raise InvalidInput naming the place of the first bad one: nothing is published."""
+    prepared = []
+    for place, spec in enumerate(specs):
+        if not isinstance(spec, TaskSpec):
+            raise InvalidInput(f"task {place} is {type(spec).__name__}, not a TaskSpec", field=str(place))
+        try:
+            prepared.append(spec.prepare())
+        except MtaskError as error:
+            error.add_note(f"in task {place} of publish_many; nothing was published")
+            raise
+    return prepared
+
+
+def policy(if_exists: IfExists, *, clean_failed: bool, clean_success: bool, not_update_running: bool) -> Policy:
+    """Return the checked policy for tasks that exist already."""
+    if if_exists not in ("keep", "update", "reject"):
+        raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
+    if if_exists == "reject" and (clean_failed or clean_success):
+        raise InvalidInput('if_exists="reject" leaves an existing task alone: drop clean_failed and clean_success.')
+    return Policy(if_exists, clean_failed, clean_success, not_update_running)
+
+
+def _start(start_time: datetime | None, delay: timedelta | float | None) -> datetime | timedelta | None:
+    if start_time is not None and delay is not None:
+        raise InvalidInput("give start_time or delay, not both.", field="delay")
+    if start_time is not None:
+        if not isinstance(start_time, datetime):
+            raise InvalidInput(f"start_time is a datetime, not {type(start_time).__name__}.", field="start_time")
+        if start_time.utcoffset() is None:
+            raise InvalidInput(
+                "start_time has no time zone: give an aware datetime, such as datetime.now(UTC) + ...",
+                field="start_time",
+            )
+        try:
+            return start_time.astimezone(UTC)
+        except OverflowError:
+            raise InvalidInput(
+                f"start_time {start_time} lies, in UTC, outside of the years 1 to 9999.", field="start_time"
+            ) from None
+    if delay is None:
+        return None
+    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
+        raise InvalidInput(f"delay is a timedelta or seconds, not {type(delay).__name__}.", field="delay")
+    try:
+        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    except (OverflowError, ValueError):
+        raise InvalidInput(f"delay {shown(delay)} is no length of time.", field="delay") from None
+    if not timedelta(0) <= wait <= MAX_DELAY:
+        raise InvalidInput(f"delay {wait.total_seconds():g} s lies outside of 0 to 10 years.", field="delay")
+    return wait
+
+
+def _checked_params(name: str, params: Any) -> Any:
+    try:
+        value = storable(params)
+    except RecursionError:
+        raise InvalidParams(name, "they are nested too deeply, or hold themselves") from None
+    try:
+        stored_size(value)
+    except NotStorable as error:
+        place, reason = _place_of_unstorable(value, error)
+        raise InvalidParams(name, f"{place} cannot be stored as BSON: {reason}") from error
+    except DocumentTooLarge as error:
+        raise explain_unstorable(error, name) from error
+    return value
+
+
+def _place_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
+    """Return which part of the params BSON cannot hold, as a path, and why."""
+    path: list[str] = []
+    while True:
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for name, item in entries:
+            try:
+                stored_size(item)
+            except DocumentTooLarge:
+                continue
+            except NotStorable as inner:
+                path.append(name if isinstance(name, str) and name.isidentifier() else shown(name, 40))
+                value, error = item, inner
+                break
+        else:
+            return ".".join(path[:20]) or "they", error.reason
+
+
+def explain_unstorable(error: NotStorable | DocumentTooLarge, name: str) -> InvalidParams:
+    """Return the error for params that a document cannot hold."""
+    if isinstance(error, DocumentTooLarge):
+        limit = MAX_VALUE_BYTES // 2**20
+        return InvalidParams(name, f"they exceed {limit} MB: store them elsewhere and pass a reference")
+    return InvalidParams(name, f"they cannot be stored as BSON: {error.reason}")

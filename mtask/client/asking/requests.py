@@ -1,0 +1,178 @@
+"""The clients' requests: each checks its arguments at once and returns the operation to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf
+from typing import Any
+
+from mtask.client.asking.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
+from mtask.client.reading import views
+from mtask.errors import (
+    DocumentTooLarge,
+    InvalidInput,
+    InvalidParams,
+    NotStorable,
+    OperationFailed,
+    TaskNotFound,
+    shown,
+)
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.handlers import handler_of
+from mtask.model.identity import check_key, check_name, check_text, task_id_of
+from mtask.store import workers
+from mtask.store.driver.operation import Operation
+from mtask.store.streams.events import EventKind, TaskEvent
+from mtask.store.tasks import publishing, queries
+from mtask.store.tasks.publishing import Policy, Published
+
+#: A wait that lasts so long follows the task's events, in seconds; how long one request for them may take; and how
+#: often the task is read all the same.
+_LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
+
+
+def identify(task: TaskRef, key: str) -> str:
+    """Return the task's id; raise InvalidName or InvalidKey."""
+    handler = handler_of(task)
+    return task_id_of(handler.name if handler else check_name(task), check_key(key))
+
+
+def publish(spec: TaskSpec, policy: Policy) -> Operation[Published]:
+    """Publish one task."""
+    prepared = spec.prepare()
+
+    def operation() -> Operation[Published]:
+        try:
+            return (yield from publishing.publish(prepared, policy))
+        except (NotStorable, DocumentTooLarge) as error:
+            raise explain_unstorable(error, prepared.name) from error
+
+    return operation()
+
+
+def publish_many(specs: Iterable[TaskSpec], policy: Policy, *, in_session: bool) -> Operation[list[Any]]:
+    """Publish many tasks."""
+    prepared = prepare_many(specs)
+
+    def operation() -> Operation[list[Any]]:
+        if not prepared:
+            return []
+        try:
+            return (yield from publishing.publish_many(prepared, policy, in_session=in_session))
+        except (NotStorable, DocumentTooLarge) as error:
+            reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
+            raise InvalidParams(
+                prepared[0].name, f"{reason}: {error.reason}. Tasks before it may be published; call again"
+            ) from error
+
+    return operation()
+
+
+def get(task_id: str) -> Operation[Task]:
+    """Return one task."""
+    return views.task_of((yield from queries.get(task_id)))
+
+
+def find(criteria: Mapping[str, Any], limit: int) -> Operation[list[Task]]:
+    """Search, newest first."""
+    return views.tasks_of((yield from queries.find(criteria, views.check_limit(limit))))
+
+
+def cancel(task_id: str) -> Operation[Task]:
+    """Cancel a task."""
+    return (yield from _changed(task_id, queries.cancel(task_id)))
+
+
+def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
+    """Make the change and return the task after it; raise MalformedTask where its document stood in the way."""
+    try:
+        return views.task_of((yield from change))
+    except (OperationFailed, KeyError, TypeError):
+        views.task_of((yield from queries.get(task_id)))
+        raise
+
+
+def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
+    """Open a finished task for a new round."""
+    return (yield from _changed(task_id, queries.run_again(task_id, everything=everything)))
+
+
+def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:
+    """Change options."""
+    if not changes:
+        raise InvalidInput("name at least one option to change.", field="option")
+    return (yield from _changed(task_id, queries.update_option(task_id, changes)))
+
+
+def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:
+    """Return workers on record."""
+    return views.workers_of((yield from workers.live() if live_only else workers.every()))
+
+
+def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[WorkerDocument]:
+    """Ask something of a worker."""
+    checked = check_text("worker_id", worker_id)
+    concurrency = change.get("concurrency")
+    if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
+        raise InvalidInput(f"concurrency {shown(concurrency)}: use a whole number, 0 to pause.", field="concurrency")
+    if concurrency is not None and not 0 <= concurrency <= 10_000:
+        raise InvalidInput(f"concurrency {shown(concurrency)}: use 0 (pause) to 10000.", field="concurrency")
+    try:
+        return views.worker_of((yield from workers.control(checked, change)))
+    except OperationFailed:  # what stands there as `control` takes no order, perhaps
+        views.worker_of((yield from workers.find(checked)) or {"_id": checked})
+        raise
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The pace of waiting for a task: reads by `_id`, 10 ms to half a second apart, and its events where it lasts."""
+
+    task_id: str
+    timeout: timedelta | None
+    pause: float = 0.01
+    can_follow: bool = True
+    #: When the task was made that is waited for: another may be published under its key.
+    create_time: datetime | None = None
+    is_removed: bool = False
+
+    def same(self, found: Task) -> Task:
+        """Return the task that was read; raise TaskNotFound where it is another than was read first."""
+        first, self.create_time = self.create_time, found.task_state.create_time
+        if self.is_removed or first not in (None, self.create_time):
+            raise TaskNotFound(self.task_id)
+        return found
+
+    def follow(self, event: TaskEvent | None) -> None:
+        """Take down what has happened to it."""
+        self.is_removed |= event is not None and event.kind is EventKind.REMOVED
+
+    def next_pause(self, elapsed: float) -> float | None:
+        """Return the seconds to wait before the next read, or None when time is up."""
+        pause, self.pause = self.pause, min(self.pause * 1.5, 0.5)
+        if self.timeout is None:
+            return pause
+        left = self.timeout.total_seconds() - elapsed
+        return None if left <= 0 else min(pause, left)
+
+    def patience(self, elapsed: float) -> float | None:
+        """Return the seconds to wait for an event before the next read; None where reads are better."""
+        if not self.can_follow or elapsed < _LASTS:
+            return None
+        left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed
+        return None if left < 2 * _EVENT_WAIT else min(left - _EVENT_WAIT, _READ_EVERY)
+
+
+def waiting(task_id: str, timeout: timedelta | float | None) -> Waiting:
+    """Return the pace of one wait; raise InvalidInput."""
+    if timeout is None:
+        return Waiting(task_id, None)
+    try:
+        wait = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    except (TypeError, ValueError, OverflowError):
+        wait = timedelta(-1)
+    if isinstance(timeout, bool) or wait < timedelta(0):
+        raise InvalidInput(f"timeout {shown(timeout)} is no length of time; None waits without end.", field="timeout")
+    return Waiting(task_id, wait)

@@ -1,0 +1,1 @@
+"""Diagnosis: what is wrong, and what a task waits for."""

@@ -1,0 +1,244 @@
+"""The doctor's look at tasks and workers: what is stuck, and for want of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.client.diagnosis.explain import is_paused, listed, pauses_of, waits_for
+from mtask.client.diagnosis.findings import Finding, Level, fail, ok, rough, warn
+from mtask.client.operating import controls
+from mtask.client.reading import views
+from mtask.errors import DatabaseError
+from mtask.model.controls import Control
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.status import TaskStatus, WorkerStatus
+from mtask.store import diagnosis, workers
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks import claims, queries
+
+#: Any live worker settles a lapsed run long before.
+LAPSED_GRACE = timedelta(minutes=2)
+_GROUPS = 200
+_EXAMPLES = 20
+Findings = Operation[list[Finding]]
+
+
+def tasks_and_workers(patience: timedelta) -> Findings:
+    """Look for stuck tasks, and for workers that are gone with tasks in hand."""
+    now = yield from diagnosis.server_time()
+    on_record = views.workers_of((yield from workers.every()))
+    live = [worker for worker in on_record if worker.is_live(now)]
+    found = [*_live_workers(live), *_unserved(live)]
+    found += yield from _gone(on_record, now)
+    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    waiting = due_tasks(groups, live, now, patience, holds)
+    waiting += yield from _not_taken(
+        [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now, holds
+    )
+    total = sum(group.count for group in groups)
+    all_well = ok("due tasks", f"{_tasks(total)} due, with workers for all" if total else "none waits", count=total)
+    found += waiting or [all_well]
+    found += yield from _lapsed()
+    return found
+
+
+def stats() -> Operation[list[views.StatRow]]:
+    """Count tasks, and say why due ones wait that no worker can take."""
+    rows = views.stats_of((yield from queries.statistics()))
+    waiting = TaskStatus.INIT.value
+    if not any(row.status == waiting for row in rows):
+        return rows
+    try:
+        reasons = yield from stuck()
+    except DatabaseError:
+        return rows  # it takes too long, or may not be asked: the counts stand without
+    return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
+
+
+def _due_groups() -> Operation[list[DueGroup]]:
+    rows = yield from diagnosis.due_groups(_GROUPS)
+    # What has another preemption time than an instant is malformed, and told of as such.
+    return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
+
+
+def stuck() -> Operation[dict[tuple[str, str], str]]:
+    """Return by queue and name why due tasks wait that no worker can take as it is."""
+    now = yield from diagnosis.server_time()
+    live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
+    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        cause = _cause(group, live, holds)
+        if cause is not None:
+            found = reasons.setdefault((group.queue, group.name), [])
+            if cause[0] not in found:
+                found.append(cause[0])
+    return {of: "; ".join(found) for of, found in reasons.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DueGroup:
+    """Due tasks that nobody holds, of one queue, name and set of named workers."""
+
+    queue: str
+    name: str
+    worker_ids: Sequence[str]
+    count: int
+    oldest: datetime
+    task_id: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> DueGroup:
+        """Return the group of one row of `due_groups`."""
+        key = row["_id"]
+        named = key.get("worker_ids")
+        return cls(
+            queue=str(key.get("queue")),
+            name=str(key.get("name")),
+            worker_ids=[str(worker_id) for worker_id in named] if isinstance(named, list) else [],
+            count=row["count"],
+            oldest=row["oldest"],
+            task_id=str(row["task_id"]),
+        )
+
+
+def due_tasks(
+    groups: Sequence[DueGroup],
+    live: Sequence[WorkerDocument],
+    now: datetime,
+    patience: timedelta,
+    holds: Sequence[Control] = (),
+) -> list[Finding]:
+    """Return what keeps due tasks waiting: FAIL beyond the patience, WARN below it."""
+    found = []
+    for group in groups:
+        waited = now - group.oldest
+        cause = _cause(group, live, holds)
+        if cause is None:
+            continue
+        count = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}"
+        message = f"{count}, waiting up to {rough(waited.total_seconds())}: {cause[0]}"
+        level = Level.FAIL if waited > patience else Level.WARN
+        fields = {"queue": group.queue, "name": group.name, "count": group.count, "example": group.task_id}
+        found.append(Finding("due tasks", level, message, cause[1], fields))
+    return found
+
+
+def _not_taken(
+    groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control]
+) -> Findings:
+    """Explain by an example why tasks wait too long though a worker serves them."""
+    found = []
+    tasks: dict[str, Task] = {}
+    for group in groups[:_EXAMPLES]:
+        example = yield from claims.read(group.task_id)
+        tasks |= {task.id: task for task in views.tasks_of([] if example is None else [example])}
+    for group in groups[:_EXAMPLES]:
+        task = tasks.get(group.task_id)
+        reasons = waits_for(task, live, now, holds) if task else []
+        if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
+            continue  # it was taken meanwhile, or waits as it is meant to
+        told = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
+        is_idle = reasons[0].code in ("due", "not_taken")
+        why = "live workers serve it, have room and don't take it" if is_idle else reasons[0].message
+        message = f"{told}{rough((now - group.oldest).total_seconds())}: {why}"
+        look = f"`mtask show {group.task_id}` tells more; look into the workers' logs."
+        remedy = _REMEDIES.get(reasons[0].code, look)
+        fields = {"queue": group.queue, "name": group.name, "count": group.count, "example": group.task_id}
+        found.append(fail("due tasks", message, remedy, **fields))
+    return found
+
+
+_REMEDIES = {
+    "workers_busy": "Start more workers, or raise --concurrency.",
+    "named_absent": "Start that worker, or admit others: `mtask update TASK --option specific_worker_ids=[]`.",
+    "other_worker_needed": "Start another worker: each success must come from a different one.",
+}
+
+
+def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Control]) -> tuple[str, str] | None:
+    """Return why no worker can take a group's tasks and what to do, or None where one can."""
+    for control in pauses_of(group.queue, group.name, holds):
+        return f"the {control.kind} {control.target!r} is paused", f"`mtask resume --{control.kind} {control.target}`."
+    admitted = [worker for worker in live if not group.worker_ids or worker.worker_id in group.worker_ids]
+    start = f"Start a worker: `mtask-worker package.module:app --queues {group.queue}`."
+    if not live:
+        return "no worker is live", start
+    if not admitted:
+        remedy = "Start that worker, or admit others: `mtask update TASK --option specific_worker_ids=[]`."
+        return f"only {listed(list(group.worker_ids))} may run it, and no such worker is live", remedy
+    of_queue = [worker for worker in admitted if group.queue in worker.queues]
+    if not of_queue:
+        return "no live worker that may run it serves the queue", start
+    serving = [worker for worker in of_queue if group.name in worker.names]
+    if not serving:
+        ids = listed([worker.worker_id for worker in of_queue])
+        return f"no handler for it in {ids}", "Deploy an app that has the handler, and restart the workers."
+    awake = [worker for worker in serving if not is_paused(worker) and worker.status is not WorkerStatus.STOPPING]
+    if not awake:
+        ids = listed([worker.worker_id for worker in serving])
+        remedy = f"Resume: `mtask set-worker {serving[0].worker_id} --concurrency reset`."
+        return f"{ids} paused or stopping", remedy
+    return None
+
+
+def _live_workers(live: Sequence[WorkerDocument]) -> list[Finding]:
+    if not live:
+        return [warn("workers", "none is live", "Start one: `mtask-worker package.module:app`.", live=0)]
+    running = sum(worker.running_cnt for worker in live)
+    message = f"{len(live)} live, {running} runs under way"
+    paused = [worker.worker_id for worker in live if is_paused(worker)]
+    if paused:
+        remedy = f"Resume: `mtask set-worker {paused[0]} --concurrency reset`."
+        return [warn("workers", f"{message}; paused: {listed(paused)}", remedy, live=len(live), paused=paused)]
+    return [ok("workers", message, live=len(live))]
+
+
+def _unserved(live: Sequence[WorkerDocument]) -> list[Finding]:
+    """Return the names that live workers met in their queues without a handler."""
+    served = {(queue, name) for worker in live for queue in worker.queues for name in worker.names}
+    met = {
+        name
+        for worker in live
+        for name in worker.unserved_names
+        if not any((queue, name) in served for queue in worker.queues)
+    }
+    if not met:
+        return []
+    message = f"workers met tasks that none of them has a handler for: {listed(sorted(met), 10)}"
+    remedy = "Deploy their handlers, or move the tasks to a queue of their own."
+    return [warn("unserved names", message, remedy, names=sorted(met))]
+
+
+def _gone(on_record: Sequence[WorkerDocument], now: datetime) -> Findings:
+    silent = [w for w in on_record if not w.is_live(now) and w.status is not WorkerStatus.STOPPED]
+    if not silent:
+        return []
+    held = yield from diagnosis.held_by([worker.worker_id for worker in silent])
+    found = []
+    for worker in silent:
+        if held.get(worker.worker_id):
+            age = rough((now - worker.heartbeat_time).total_seconds())
+            message = f"{worker.worker_id} ({worker.host}, pid {worker.pid}) is silent for {age} and holds "
+            message += _tasks(held[worker.worker_id])
+            remedy = "They are preempted when their leases lapse; look into its log, or the machine's."
+            found.append(warn("silent workers", message, remedy, worker_id=worker.worker_id))
+    return found
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'s' * (count != 1)}"
+
+
+def _lapsed() -> Findings:
+    lapsed = yield from diagnosis.lapsed_tasks(LAPSED_GRACE // timedelta(milliseconds=1), _EXAMPLES)
+    if not lapsed:
+        return [ok("leases", "no lease lapsed unnoticed")]
+    more = " or more" * (len(lapsed) == _EXAMPLES)
+    message = f"lapsed over 2 min ago, and no worker preempts or settles: {_tasks(len(lapsed))}{more}, "
+    message += f"such as {lapsed[0]['_id']}"
+    remedy = "Start a worker that serves their queue and name."
+    return [fail("leases", message, remedy, task_ids=[str(task["_id"]) for task in lapsed])]

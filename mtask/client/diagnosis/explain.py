@@ -1,0 +1,200 @@
+"""What a task waits for, and why: pure, from the task, the workers on record and the server's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.client.operating import controls
+from mtask.client.reading import views
+from mtask.errors import MalformedTask
+from mtask.model import rules
+from mtask.model.controls import Control
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.status import WorkerStatus
+from mtask.store import diagnosis
+from mtask.store.driver.operation import Operation
+
+#: Beyond this a task that could be taken is no longer just about to be.
+SOON = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that a task waits for. `until` is when it ends by itself, where that is known."""
+
+    code: str
+    message: str
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A task with all that explains it. Of a malformed document only the raw form and what is wrong with it."""
+
+    document: dict[str, Any]
+    task: Task | None
+    malformed: str | None
+    reasons: list[Reason]
+    now: datetime
+
+
+def inspect(task_id: str) -> Operation[Inspected]:
+    """Return the task and what it waits for; raise TaskNotFound."""
+    seen = yield from diagnosis.inspect(task_id)
+    try:
+        task = views.task_of(seen.document)
+    except MalformedTask as error:
+        return Inspected(seen.document, None, error.reason, [], seen.now)
+    workers = views.workers_of(seen.workers)
+    holds = yield from controls.known()
+    return Inspected(seen.document, task, None, waits_for(task, workers, seen.now, holds), seen.now)
+
+
+def waits_for(
+    task: Task, workers: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control] = ()
+) -> list[Reason]:
+    """Return what keeps the task from its end, the most telling first; nothing for a finished one."""
+    if task.status.is_final:
+        return []
+    live = [worker for worker in workers if worker.is_live(now)]
+    status = rules.status(task, now)
+    if status.is_final:
+        message = f"at its end: any live worker settles it as {status}"
+        return [Reason("to_be_settled", message if live else f"{message}, and none is live")]
+    reasons = [*_runs(task, live, now), *_times(task, now)]
+    if task.task_state.cancel_requested:
+        return reasons
+    if rules.has_free_place(task, now):
+        reasons += _controlled(task, holds)
+        reasons += _workers(task, live, now)
+    elif task.task_option.concurrent_worker_cnt > 1:
+        count = task.task_option.concurrent_worker_cnt
+        reasons.append(Reason("places_taken", f"all its {count} places are taken"))
+    if not reasons:
+        bounds = limits_of(task.queue, holds)
+        limited = Reason("limited", f"its queue is limited: {'; '.join(bounds)}")
+        reasons.append(limited if bounds else _about_to_be_taken(task, now))
+    return reasons
+
+
+def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
+    there = {worker.worker_id for worker in live}
+    for run in rules.live_runs(task, now):
+        if task.task_state.cancel_requested:
+            message = f"cancel requested: {run.worker_id} is to end its run; its lease holds"
+            yield Reason("cancel_requested", message, run.ping_expire_time)
+        elif run.worker_id not in there:
+            message = f"held by {run.worker_id}, which is not heard of, under a lease"
+            yield Reason("holder_silent", message, run.ping_expire_time)
+        else:
+            yield Reason("running", f"{run.worker_id} runs it under a lease", run.ping_expire_time)
+    for run in rules.current_runs(task):
+        if run.is_lapsed(now):
+            message = f"the lease of {run.worker_id} has lapsed: waits to be preempted"
+            yield Reason("lapsed", message)
+
+
+def _times(task: Task, now: datetime) -> Iterable[Reason]:
+    due = rules.due_time(task)
+    if due > now:
+        yield Reason("not_due", "not due", due)
+    if task.task_option.retry_scope == "worker":
+        return
+    retry = rules.retry_time(task, "")
+    if retry is not None and retry > max(due, now):
+        yield Reason("retry_delay", "in its retry delay", retry)
+
+
+def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
+    for control in pauses_of(task.queue, task.name, holds):
+        yield Reason("paused", f"the {control.kind} {control.target!r} is paused: `mtask resume` with --{control.kind}")
+
+
+def limits_of(queue: str, holds: Sequence[Control]) -> list[str]:
+    """Return what bounds a queue, as text."""
+    return [
+        text
+        for control in holds
+        if control.kind == "queue" and control.target == queue
+        for text in (str(control.limit or ""), f"{control.key_limit} for each limit_key" if control.key_limit else "")
+        if text
+    ]
+
+
+def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
+    """Return the pauses that keep tasks of a queue and a name from being claimed."""
+    return [
+        control
+        for control in holds
+        if control.paused and control.target == (queue if control.kind == "queue" else name)
+    ]
+
+
+def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
+    """Explain why no worker takes a free place."""
+    named = task.task_option.specific_worker_ids
+    if named:
+        open_ids = [worker_id for worker_id in named if rules.is_candidate(task, worker_id, now)]
+        there = {worker.worker_id for worker in live}
+        absent = [worker_id for worker_id in open_ids if worker_id not in there]
+        if absent:
+            are = "is" if len(absent) == 1 else "are"
+            yield Reason("named_absent", f"only named workers may run it, and {listed(absent)} {are} absent")
+        live = [worker for worker in live if worker.worker_id in open_ids]
+        if not live:
+            return
+    yield from _shortage(task, live, now)
+
+
+def _shortage(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
+    if not live:
+        yield Reason("no_worker", "no worker is live")
+        return
+    of_queue = [worker for worker in live if task.queue in worker.queues]
+    if not of_queue:
+        yield Reason("queue_unserved", f"no live worker serves the queue {task.queue!r}")
+        return
+    serving = [worker for worker in of_queue if task.name in worker.names]
+    if not serving:
+        yield Reason("name_unserved", f"no live worker of the queue {task.queue!r} has a handler for {task.name!r}")
+        return
+    able = [worker for worker in serving if rules.is_candidate(task, worker.worker_id, now)]
+    if not able:
+        done = listed([worker.worker_id for worker in serving])
+        places = task.task_option.concurrent_worker_cnt
+        yield Reason("other_worker_needed", f"{places} different workers must succeed, and {done} had or has its turn")
+        return
+    steps: tuple[tuple[str, str, Callable[[WorkerDocument], bool]], ...] = (
+        ("workers_stopping", "is stopping", lambda worker: worker.status is WorkerStatus.STOPPING),
+        ("workers_paused", "is paused (concurrency 0)", is_paused),
+        ("workers_busy", "is full", lambda worker: worker.running_cnt >= worker.concurrency),
+    )
+    for code, state, holds in steps:
+        left = [worker for worker in able if not holds(worker)]
+        if not left:
+            who = listed([worker.worker_id for worker in able])
+            yield Reason(code, f"every worker that could take it {state}: {who}")
+            return
+        able = left
+
+
+def is_paused(worker: WorkerDocument) -> bool:
+    """Whether the worker takes no tasks until its concurrency is raised."""
+    asked = worker.control.concurrency
+    return (worker.concurrency if asked is None else asked) == 0
+
+
+def _about_to_be_taken(task: Task, now: datetime) -> Reason:
+    since = max(rules.due_time(task), rules.retry_time(task, "") or rules.due_time(task))
+    if now - since > SOON:
+        return Reason("not_taken", "it could be taken and is not: `mtask doctor` looks for the cause")
+    return Reason("due", "nothing: a worker is about to take it")
+
+
+def listed(names: Sequence[str], limit: int = 3) -> str:
+    """Return the names as a phrase, abridged."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

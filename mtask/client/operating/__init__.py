@@ -1,0 +1,1 @@
+"""Operating: controls, schedules and purges."""

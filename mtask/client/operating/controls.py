@@ -1,0 +1,152 @@
+"""Pausing a queue or a task name, limiting a queue, and what it keeps: the control, and who does not go by it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from mtask.client.asking import requests
+from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
+from mtask.model.controls import MAX_KEPT, MAX_PLACES, MENDING, Control, Kind, Limit, check_target
+from mtask.model.documents import describe_validation
+from mtask.store import workers
+from mtask.store.driver.operation import Operation
+from mtask.store.queues import controls
+from mtask.store.tasks import retention
+from mtask.store.tasks.publishing import milliseconds
+
+#: So many starts in any window of that length, a timedelta or seconds.
+Rate: TypeAlias = tuple[int, timedelta | float]
+#: Longer than a worker that died is taken for live.
+PATIENCE = timedelta(seconds=60)
+
+
+def control_of(document: Mapping[str, Any]) -> Control:
+    """Return the document as a Control; raise SchemaMismatch."""
+    try:
+        return Control.model_validate(document)
+    except ValidationError as error:
+        reason = f"control {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch("controls", reason, f"{MENDING[0].upper()}{MENDING[1:]}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to hold for a queue or a task name, and how long to wait until every worker goes by it."""
+
+    kind: Kind
+    target: str
+    fields: Mapping[str, Any]
+    done: str  #: what is said of the target then
+    waiting: requests.Waiting
+
+    def write(self) -> Operation[Control]:
+        """Write it down; from then on it stands, and workers hear of it."""
+        if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
+            yield from retention.prepare_keep()
+        return control_of((yield from controls.put(self.kind, self.target, self.fields)))
+
+    def unconfirmed(self, control: Control) -> Operation[list[str]]:
+        """Return the live workers that it concerns and that do not go by it yet."""
+        found = []
+        for worker in (yield from workers.live()):
+            served = worker.get("queues" if self.kind == "queue" else "names")
+            if isinstance(served, list) and self.target in served and not _goes_by(worker, control):
+                found.append(str(worker["_id"]))
+        return found
+
+    def give_up(self, control: Control, unconfirmed: list[str]) -> ControlUnconfirmed:
+        """Return the error for a wait that took too long."""
+        return ControlUnconfirmed(control.kind, control.target, self.done, unconfirmed)
+
+
+def _goes_by(worker: Mapping[str, Any], control: Control) -> bool:
+    seen = worker.get("controls_seen")
+    return isinstance(seen, list) and any(
+        isinstance(entry, Mapping)
+        and entry.get("_id") == control.id
+        and isinstance(entry.get("revision"), int)
+        and entry["revision"] >= control.revision
+        for entry in seen
+    )
+
+
+def pause(queue: str | None, name: str | None, *, paused: bool, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to pause or resume; raise InvalidInput."""
+    kind, target = check_target(queue, name)
+    waiting = requests.waiting(f"{kind}:{target}", timeout)
+    return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting)
+
+
+def limit(
+    queue: str,
+    concurrency: int | None,
+    rate: Rate | None,
+    key_concurrency: int | None,
+    key_rate: Rate | None,
+    timeout: timedelta | float | None,
+) -> Change:
+    """Return the checked request to limit a queue, and each limit_key in it; raise InvalidInput."""
+    kind, target = check_target(queue, None)
+    fields = {
+        "limit": _limit("", concurrency, rate),
+        "key_limit": _limit("key_", key_concurrency, key_rate),
+    }
+    done = "limited" if any(fields.values()) else "no longer limited"
+    return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
+
+
+def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to keep so many finished tasks of a queue; raise InvalidInput."""
+    kind, target = check_target(queue, None)
+    for field, value in (("success", success), ("fail", fail)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
+        if value is not None and not is_count:
+            raise InvalidInput(
+                f"{field} {shown(value)}: use 0 to {MAX_KEPT:,}; what is not given is kept.", field=field
+            )
+    fields = {"keep_success": success, "keep_fail": fail}
+    done = "keeping all" if success is None and fail is None else "keeping only its newest"
+    return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
+
+
+def known() -> Operation[list[Control]]:
+    """Return all controls that can be read, by id: for explaining, not for going by."""
+    found = []
+    for document in (yield from controls.every()):
+        with suppress(SchemaMismatch):
+            found.append(control_of(document))
+    return found
+
+
+def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str, Any] | None:
+    if concurrency is None and rate is None:
+        return None
+    starts, window_ms = None, None
+    if rate is not None:
+        try:
+            starts, per = rate
+            window_ms = milliseconds(per if isinstance(per, timedelta) else timedelta(seconds=per))
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidInput(
+                f"{prefix}rate {shown(rate)}: give (starts, window), such as (100, timedelta(seconds=1)).",
+                field=f"{prefix}rate",
+            ) from None
+    try:
+        return Limit(concurrency=concurrency, starts=starts, window_ms=window_ms).model_dump()
+    except ValidationError as error:
+        if error.errors()[0]["loc"][:1] == ("concurrency",):
+            field = f"{prefix}concurrency"
+            raise InvalidInput(f"{field} {shown(concurrency)}: use 1 to {MAX_PLACES:,}.", field=field) from None
+        field = f"{prefix}rate"
+        raise InvalidInput(f"{field}: use 1 to {MAX_PLACES:,} starts in 100 ms to a day.", field=field) from None
+
+
+def every() -> Operation[list[Control]]:
+    """Return all controls, by id; raise SchemaMismatch where one is malformed."""
+    return [control_of(document) for document in (yield from controls.every())]

@@ -1,0 +1,78 @@
+"""Purging: which tasks, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from mtask.client.reading import views
+from mtask.errors import InvalidInput, shown
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks import retention
+
+_ALLOWED = [*sorted(status.value for status in FINAL_STATUSES), TaskStatus.INIT.value]
+#: So many times as long as a batch took, a purge pauses after it: half of the time is left to others.
+_PAUSE = 1.0
+
+
+@dataclass(slots=True)
+class Purging:
+    """A purge: batch by batch, with pauses between them, until nothing more matches or the limit is reached."""
+
+    criteria: Mapping[str, Any]
+    older_than_ms: int | None
+    limit: int
+    removed: int = 0
+    has_more: bool = True
+
+    def count(self) -> Operation[int]:
+        """Return how many would be removed now."""
+        found = yield from retention.count(retention.purgeable(self.criteria, self.older_than_ms))
+        return min(found, self.limit) if self.limit else found
+
+    def batch(self) -> Operation[None]:
+        """Remove some more."""
+        left = self.limit - self.removed if self.limit else retention.BATCH
+        matched = retention.purgeable(self.criteria, self.older_than_ms)
+        removed, self.has_more = yield from retention.remove_batch(matched, left)
+        self.removed += removed
+        if self.limit and self.removed >= self.limit:
+            self.has_more = False
+
+    def pause(self, took: float) -> float:
+        """Return how long to leave the database to others after a batch that took so long, in seconds."""
+        return took * _PAUSE if self.has_more else 0.0
+
+
+def prepare(
+    status: str | Sequence[str] | None,
+    name: str | Sequence[str] | None,
+    queue: str | Sequence[str] | None,
+    older_than: timedelta | float | None,
+    limit: int,
+) -> Purging:
+    """Return the checked purge; raise InvalidInput."""
+    criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+    wanted = criteria["status"]
+    statuses = [wanted] if isinstance(wanted, str) else wanted
+    if statuses is None:
+        criteria["status"] = sorted(status.value for status in FINAL_STATUSES)
+    elif not set(statuses) <= set(_ALLOWED):
+        raise InvalidInput(f"a purge takes {', '.join(_ALLOWED)}; what runs, cancel first.", field="status")
+    return Purging(criteria, _older_than_ms(older_than), views.check_limit(limit))
+
+
+def _older_than_ms(older_than: timedelta | float | None) -> int | None:
+    if older_than is None:
+        return None
+    try:
+        age = older_than if isinstance(older_than, timedelta) else timedelta(seconds=older_than)
+        milliseconds = age // timedelta(milliseconds=1)
+    except (TypeError, ValueError, OverflowError):
+        milliseconds = -1
+    if isinstance(older_than, bool) or milliseconds < 0:
+        raise InvalidInput(f"older_than {shown(older_than)} is no length of time.", field="older_than")
+    return milliseconds

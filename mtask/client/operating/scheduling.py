@@ -1,0 +1,331 @@
+"""What a caller wants published again and again, checked and brought into the form the store takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias, Unpack
+
+from pydantic import ValidationError
+
+from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.errors import InvalidInput, SchemaMismatch, shown
+from mtask.model import triggers
+from mtask.model.documents import SCHEMA_VERSION, describe_validation
+from mtask.model.identity import check_text
+from mtask.model.options import TaskOptions
+from mtask.model.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
+from mtask.model.triggers import Cron, Every, Once
+from mtask.store import schedules
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks.publishing import IfExists, NewTask
+
+#: A crontab's five fields, the time between two firings, the time of the only one; or the same spelt out.
+When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
+#: Before any time that a schedule is likely to be for.
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+logger = logging.getLogger("mtask.client")
+
+
+def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
+    """Return the trigger; raise InvalidInput."""
+    if timezone is not None and not isinstance(when, str):
+        raise InvalidInput("timezone goes with a crontab such as '30 2 * * *'; a Cron holds its own.", field="timezone")
+    try:
+        if isinstance(when, Cron | Every | Once):
+            return when
+        if isinstance(when, str):
+            return Cron.parse(when, "UTC" if timezone is None else timezone)
+        if isinstance(when, timedelta):
+            return _every(when)
+        if isinstance(when, datetime):
+            return Once(time=whole(when, "when"))
+    except ValidationError as error:
+        # What is wrong of the whole is its time zone.
+        what = describe_validation(error).removeprefix("document: ")
+        raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"when {shown(when)}: {error}.", field="when") from None
+    raise InvalidInput(
+        f"when {shown(when)}: use a crontab such as '*/5 * * * *', a timedelta, an aware datetime, or Cron(...).",
+        field="when",
+    )
+
+
+def _every(interval: timedelta) -> Every:
+    try:
+        return Every(interval_ms=round(interval / MILLISECOND))
+    except ValidationError:
+        seconds = interval.total_seconds()
+        raise InvalidInput(f"an interval of {seconds:g} s: use 1 s to 3,660 days.", field="when") from None
+
+
+def whole(moment: object, field: str) -> datetime:
+    """Return an aware datetime in UTC, in whole ms; raise InvalidInput."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidInput(f"{field} {shown(moment)}: give an aware datetime, such as datetime.now(UTC).", field=field)
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{field} {moment} lies, in UTC, outside of the years 1 to 9999.", field=field) from None
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def check_schedule_id(schedule_id: object) -> str:
+    """Return the id; raise InvalidInput."""
+    checked = check_text("schedule id", schedule_id)
+    if len(checked.encode()) > MAX_ID_BYTES:
+        raise InvalidInput(f"schedule id {shown(checked, 40)}: at most {MAX_ID_BYTES} bytes.", field="schedule id")
+    return checked
+
+
+class ScheduleArguments(TaskOptions, total=False):
+    """The keyword arguments of a schedule."""
+
+    timezone: str | None
+    start_time: datetime | None
+    end_time: datetime | None
+    jitter: timedelta | float | None
+    catch_up: CatchUp
+    catch_up_limit: int
+    overlap: Overlap
+    paused: bool | None
+    queue: str | None
+
+
+class ScheduleSpec:
+    """One schedule: the arguments of add_schedule, checked by `prepare`."""
+
+    def __init__(
+        self,
+        schedule_id: str,
+        task: TaskRef,
+        when: When,
+        params: Any = None,
+        *,
+        timezone: str | None = None,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
+        jitter: timedelta | float | None = None,
+        catch_up: CatchUp = "last",
+        catch_up_limit: int = 100,
+        overlap: Overlap = "allow",
+        paused: bool | None = None,
+        queue: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        self.schedule_id = schedule_id
+        self.task = task
+        self.when = when
+        self.params = params
+        self.timezone = timezone
+        self.start_time = start_time
+        self.end_time = end_time
+        self.jitter = jitter
+        self.catch_up = catch_up
+        self.catch_up_limit = catch_up_limit
+        self.overlap = overlap
+        self.paused = paused
+        self.queue = queue
+        self.options = options
+
+    def __repr__(self) -> str:
+        return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"
+
+    def prepare(self) -> Definition:
+        """Return the checked definition; raise the errors of InvalidInput."""
+        task = TaskSpec(self.task, self.params, key="-", queue=self.queue, **self.options).prepare()
+        trigger = trigger_of(self.when, self.timezone)
+        fields: dict[str, Any] = {
+            "name": task.name,
+            "queue": task.queue,
+            "params": task.params,
+            "task_option": dict(task.task_option),
+            "trigger": trigger.model_dump(exclude_none=True),
+            "start_time": None if self.start_time is None else whole(self.start_time, "start_time"),
+            "end_time": None if self.end_time is None else whole(self.end_time, "end_time"),
+            "jitter_ms": _jitter_ms(self.jitter, trigger),
+            "catch_up": self.catch_up,
+            "catch_up_limit": self.catch_up_limit,
+            "overlap": self.overlap,
+        }
+        definition = Definition(check_schedule_id(self.schedule_id), fields, paused=self.paused)
+        _checked(definition)
+        return definition
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A checked schedule, but for what only the server's clock says."""
+
+    schedule_id: str
+    fields: Mapping[str, Any]
+    #: None: as it is, and a new one is not.
+    paused: bool | None = None
+
+    def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the document as it is to be stored now, new or in place of a former one.
+
+        What was to fire next still is, unless the times themselves are others now.
+        """
+        made: dict[str, Any] = {
+            "_id": self.schedule_id,
+            **self.fields,
+            "paused": self._is_paused(former),
+            "source": source,
+            "create_time": now if former is None else former["create_time"],
+            "update_time": now,
+            "schedule_state": {"next_fire_time": None, "fired_cnt": 0, "skipped_cnt": 0, "pending": []}
+            if former is None
+            else dict(former["schedule_state"]),
+            "revision": 1,
+            "schema_version": SCHEMA_VERSION,
+        }
+        is_resumed = former is not None and former.get("paused") is True and not made["paused"]
+        times = ("trigger", "start_time", "end_time")
+        if former is None or is_resumed or any(made[name] != former.get(name) for name in times):
+            made["schedule_state"]["next_fire_time"] = Schedule.model_validate(made).first_firing(now)
+        return made
+
+    def _is_paused(self, former: Mapping[str, Any] | None) -> bool:
+        if self.paused is not None:
+            return self.paused
+        return former is not None and bool(former.get("paused"))
+
+
+def _checked(definition: Definition) -> None:
+    """Raise InvalidInput where the document would be malformed, or where the schedule could never fire."""
+    now = datetime.now(UTC)  # only for the check: the server's clock decides
+    try:
+        schedule = Schedule.model_validate(definition.document(now, "client"))
+    except ValidationError as error:
+        raise InvalidInput(f"schedule {definition.schedule_id!r}: {describe_validation(error)}.") from None
+    if isinstance(schedule.trigger, Cron) and triggers.next_firing(schedule.trigger, _LONG_AGO, now) is None:
+        raise InvalidInput(f"schedule {definition.schedule_id!r} would never fire: {schedule.trigger}.", field="when")
+
+
+def _jitter_ms(jitter: timedelta | float | None, trigger: Cron | Every | Once) -> int:
+    if jitter is None:
+        return 0
+    if isinstance(trigger, Once):
+        raise InvalidInput("jitter goes with what fires again and again.", field="jitter")
+    try:
+        length = jitter if isinstance(jitter, timedelta) else timedelta(seconds=jitter)
+        milliseconds = round(length / MILLISECOND)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(f"jitter {shown(jitter)} is no length of time.", field="jitter") from None
+    if isinstance(jitter, bool) or not 0 <= milliseconds <= MAX_JITTER_MS:
+        raise InvalidInput(f"jitter of {length.total_seconds():g} s: use 0 s to a day.", field="jitter")
+    return milliseconds
+
+
+def schedule_of(document: Mapping[str, Any]) -> Schedule:
+    """Return the document as a Schedule; raise SchemaMismatch."""
+    try:
+        return Schedule.model_validate(document)
+    except ValidationError as error:
+        reason = f"schedule {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch("schedules", reason, "Mend it by hand, or remove it and add it anew.") from None
+
+
+def put(definition: Definition, if_exists: IfExists, source: Source = "client") -> Operation[Schedule]:
+    """Store a schedule and return it as it is then; raise ScheduleExists as the caller's choice says."""
+    if if_exists not in ("keep", "update", "reject"):
+        raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
+
+    def changed(now: datetime, former: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if former is not None and if_exists == "keep":
+            return None
+        if former is not None:
+            schedule_of(former)
+            is_same = all(former.get(name) == value for name, value in definition.fields.items())
+            is_same &= definition.paused is None or definition.paused == former.get("paused")
+            if is_same and former.get("source") == source:
+                return None
+        return definition.document(now, source, former)
+
+    return _put(definition.schedule_id, changed, if_exists == "reject")
+
+
+def _put(schedule_id: str, changed: schedules.Changed, is_new: bool) -> Operation[Schedule]:
+    return schedule_of((yield from schedules.put(schedule_id, changed, must_be_new=is_new)))
+
+
+def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
+    """Pause a schedule, or resume it: what would have fired meanwhile is not made up for. Raises ScheduleNotFound."""
+    checked = check_schedule_id(schedule_id)
+
+    def changed(now: datetime, former: Mapping[str, Any]) -> dict[str, Any] | None:
+        schedule = schedule_of(former)
+        if schedule.paused == paused:
+            return None
+        made = {**former, "paused": paused, "update_time": now}
+        if not paused:
+            made["schedule_state"] = {**former["schedule_state"], "next_fire_time": schedule.first_firing(now)}
+        return made
+
+    return _changed(checked, changed)
+
+
+def _changed(schedule_id: str, changed: schedules.ChangedExisting) -> Operation[Schedule]:
+    return schedule_of((yield from schedules.change(schedule_id, changed)))
+
+
+def get(schedule_id: str) -> Operation[Schedule]:
+    """Return a schedule; raise ScheduleNotFound or SchemaMismatch."""
+    return schedule_of((yield from schedules.get(check_schedule_id(schedule_id))))
+
+
+def every() -> Operation[list[Schedule]]:
+    """Return all schedules, by id; a malformed one is left out, with a warning in the log."""
+    found = []
+    for document in (yield from schedules.every()):
+        try:
+            found.append(schedule_of(document))
+        except SchemaMismatch as error:
+            logger.warning("malformed schedule left out: %s", error)
+    return found
+
+
+def remove(schedule_id: str) -> Operation[bool]:
+    """Remove a schedule; return whether it was there."""
+    return schedules.remove(check_schedule_id(schedule_id))
+
+
+def next_firings(schedule_id: str, count: int) -> Operation[list[datetime]]:
+    """Return when a schedule fires next, at most so many times; none where it is paused or over."""
+    check_count(count)
+    return firings_of((yield from get(schedule_id)), count)
+
+
+def check_count(count: object) -> None:
+    """Raise InvalidInput for a number of firings that is not told of at once."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
+        raise InvalidInput(f"count {shown(count)}: use 1 to 10000.", field="count")
+
+
+def firings_of(schedule: Schedule, count: int) -> list[datetime]:
+    """Compute when a schedule fires next; for thousands of times that takes a second or more."""
+    first = schedule.schedule_state.next_fire_time
+    if schedule.paused or first is None:
+        return []
+    return [first, *schedule.next_firings(first, count - 1)]
+
+
+def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
+    """Return the task that a firing publishes: under a key of schedule and instant, to start at a given time."""
+    key = schedule.key_of(firing)
+    return NewTask(
+        f"{schedule.name}:{key}",
+        schedule.name,
+        key,
+        schedule.queue,
+        schedule.params,
+        schedule.task_option.stored(),
+        start,
+    )

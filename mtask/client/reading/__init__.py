@@ -1,0 +1,1 @@
+"""Reading: what clients hand back, and events as they happen."""

@@ -1,1 +1,0 @@
-"""Recurring publication and maintenance, on APScheduler's triggers: the place kept for schedules."""

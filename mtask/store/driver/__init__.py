@@ -1,0 +1,1 @@
+"""The driver: operations, and the loops that run them."""

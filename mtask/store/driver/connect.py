@@ -1,0 +1,119 @@
+"""Clients: made from a URI with the options the engine needs, or taken over from the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.synchronous.mongo_client import MongoClient
+from pymongo.uri_parser import parse_uri
+
+from mtask.errors import InvalidInput, InvalidURI, MtaskError, shown
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.driver.translate import scrubbed, translated
+
+Document = dict[str, Any]
+_SELECTION_MS = 8_000
+_CONNECT_MS = 5_000
+#: What the server takes as the name of an application, in bytes; a worker_id may be longer.
+_APP_NAME_BYTES = 128
+
+
+def _bounded(app_name: str) -> str:
+    """Return as much of the name as the server takes, without a part of a letter."""
+    return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
+
+
+def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "appname": _bounded(app_name),
+        "serverSelectionTimeoutMS": _SELECTION_MS,
+        "connectTimeoutMS": _CONNECT_MS,
+        "tz_aware": True,
+        "retryWrites": True,
+        "retryReads": True,
+        **extra,
+    }
+
+
+#: For a connection that is in use all the time: it finds out by itself when the server goes, without asking.
+#: Of an election it is told: a primary that is frozen would not.
+QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
+
+
+def database_of(uri: str, database: str | None, default: str) -> str:
+    """Return the database: the given one, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
+    if not isinstance(uri, str) or not uri.strip():
+        raise InvalidURI("it is empty")
+    if database is not None:
+        check_database(default if database == "" else database)
+    try:
+        # An SRV address costs a look-up in the DNS: only where the database must be found in it.
+        told = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
+        named = database or told or default
+    except MtaskError:
+        raise
+    except Exception as error:
+        raise InvalidURI(scrubbed(str(error))) from None
+    return check_database(named)
+
+
+def check_database(name: str) -> str:
+    """Return the database's name; raise InvalidInput."""
+    is_usable = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 63
+    if not is_usable or any(letter in ' "$*./\\:<>?|' for letter in name):
+        raise InvalidInput(
+            f"{shown(name)} is not a database name: use 1 to 63 letters, digits, '_' or '-'.", field="database"
+        )
+    return name
+
+
+def sync_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> SyncStore:
+    """Return a store on a client of its own; raise InvalidURI."""
+    try:
+        client: MongoClient[Document] = MongoClient(uri, **_options(app_name, extra))
+    except Exception as error:
+        raise _unusable(error) from None
+    return SyncStore(client, database)
+
+
+def async_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> AsyncStore:
+    """Return a store on a client of its own; raise InvalidURI."""
+    try:
+        client: AsyncMongoClient[Document] = AsyncMongoClient(uri, **_options(app_name, extra))
+    except Exception as error:
+        raise _unusable(error) from None
+    return AsyncStore(client, database)
+
+
+def _unusable(error: Exception) -> Exception:
+    known = translated(error)
+    return known if isinstance(known, MtaskError) else InvalidURI(scrubbed(str(error)))
+
+
+def store_for(client: Any, database: str | None, default: str) -> SyncStore | AsyncStore:
+    """Return a store on the caller's own client: a MongoClient, an AsyncMongoClient or a Motor client.
+
+    A Motor client runs a MongoClient in threads; the store works on that one, and its owner does the threads.
+    Raises InvalidInput for anything else.
+    """
+    inner = client.delegate if is_motor(client) else client  # a PyMongo client has any attribute: a database
+    if isinstance(inner, AsyncMongoClient):
+        return AsyncStore(inner, check_database(database or inner.get_default_database(default).name))
+    if isinstance(inner, MongoClient):
+        return SyncStore(inner, check_database(database or inner.get_default_database(default).name))
+    raise InvalidInput(
+        f"{type(client).__name__} is no MongoDB client: give a URI, a pymongo MongoClient or AsyncMongoClient, "
+        "or a Motor client.",
+        field="client",
+    )
+
+
+def is_motor(client: object) -> bool:
+    """Whether this is a Motor client or session."""
+    return type(client).__module__.startswith("motor.")
+
+
+def inner_session(session: Any) -> Any:
+    """Return the driver's session of a Motor session; others come back as they are."""
+    return session.delegate if is_motor(session) else session

@@ -1,0 +1,57 @@
+"""What BSON can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import bson
+from bson.code import Code
+from bson.raw_bson import RawBSONDocument
+
+from mtask.errors import DocumentTooLarge, NotStorable
+from mtask.store.driver.stores import CODEC
+from mtask.store.driver.translate import first_line
+
+#: MongoDB's limit for a document, less what a task needs beside the value.
+MAX_VALUE_BYTES = 15 * 1024 * 1024
+#: MongoDB stores 180 levels, and expressions in an update count on top of a value's own.
+MAX_NESTING = 100
+#: Less than the least that so many levels take.
+_SHALLOW_BYTES = 5 * MAX_NESTING
+_SMALL = (type(None), bool, float)
+
+
+def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document that is sent again and again in the form in which it is sent: it is encoded once."""
+    return RawBSONDocument(bson.encode(document))
+
+
+def stored_size(value: Any) -> int:
+    """Return a value's size in bytes as BSON; raise NotStorable or DocumentTooLarge."""
+    if isinstance(value, _SMALL):
+        return 8
+    try:
+        size = len(bson.encode({"": value}, codec_options=CODEC))
+    except Exception as error:  # the encoder tells of a value by its `repr`, and that may raise anything
+        raise NotStorable(first_line(error)) from error
+    if size > MAX_VALUE_BYTES:
+        raise DocumentTooLarge(f"it has {size} bytes, and {MAX_VALUE_BYTES} fit")
+    if size > _SHALLOW_BYTES and _is_deeper(value, MAX_NESTING):
+        raise NotStorable(f"it is nested more than {MAX_NESTING} levels deep")
+    return size
+
+
+def is_code(value: Any) -> bool:
+    """Whether the value is JavaScript code, which is a kind of `str` in Python and none of text in BSON."""
+    return isinstance(value, Code)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        inner: Any = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)

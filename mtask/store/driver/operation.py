@@ -1,0 +1,94 @@
+"""Operations: what to ask of the database, written once, run by a sync or an async driver.
+
+An operation is a generator that yields Calls and gets their results. The stores in `mtask.store.driver.stores` run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+Collection = Literal["tasks", "workers", "schedules", "controls", "places"]
+Target = Literal[Collection, "database", "admin", "session"]
+Operation = Generator["Call", Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One driver call. Four methods are the stores' own:
+
+    - `find` returns a list;
+    - `rows` is aggregate, returning a list;
+    - `insert_new` inserts many and returns the set of positions whose `_id` existed already;
+    - `upserted` is bulk_write, returning the set of positions that were inserted.
+    """
+
+    target: Target
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    #: How long it may take where that is not an operation's usual time.
+    timeout: timedelta | None = None
+
+    def within(self, timeout: timedelta | None) -> Call:
+        """Return the same call with another limit in place of the usual one, None: with the usual one."""
+        return replace(self, timeout=timeout)
+
+
+def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
+    """Run an operation of which each call may take what is left when it is sent."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                answer = yield call.within(time_left())
+            except Exception as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def tasks(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of tasks."""
+    return Call("tasks", method, args, kwargs)
+
+
+def workers(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of workers."""
+    return Call("workers", method, args, kwargs)
+
+
+def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of schedules."""
+    return Call("schedules", method, args, kwargs)
+
+
+def controls(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of controls."""
+    return Call("controls", method, args, kwargs)
+
+
+def places(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection of places."""
+    return Call("places", method, args, kwargs)
+
+
+def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on one of our collections, by its name."""
+    return Call(collection, method, args, kwargs)
+
+
+def command(name: str, value: Any = 1, **options: Any) -> Call:
+    """Return a database command."""
+    return Call("database", "command", ({name: value, **options},))
+
+
+def admin_command(name: str, value: Any = 1, **options: Any) -> Call:
+    """Return a command of the database `admin`, which holds users and roles."""
+    return Call("admin", "command", ({name: value, **options},))

@@ -1,0 +1,325 @@
+"""The stores: a database's collections with the engine's guarantees, and the loops that run operations on them.
+
+Write concern is majority with journaling, read concern majority, reads go to the primary: whatever the user's
+URI says, the engine is not weakened by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from datetime import UTC, timedelta
+from typing import Any, TypeVar
+
+import bson
+import pymongo
+from bson import CodecOptions
+from bson.binary import UuidRepresentation
+from bson.codec_options import DatetimeConversion, TypeDecoder, TypeRegistry
+from bson.dbref import DBRef
+from bson.errors import InvalidBSON
+from bson.raw_bson import RawBSONDocument
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.synchronous.client_session import ClientSession
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
+from pymongo.synchronous.mongo_client import MongoClient
+from pymongo.write_concern import WriteConcern
+
+from mtask.store.driver.operation import Call, Operation
+from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
+from mtask.store.layout import roles
+
+T = TypeVar("T")
+Document = dict[str, Any]
+
+TASKS = "tasks"
+WORKERS = "workers"
+SCHEDULES = "schedules"
+CONTROLS = "controls"
+PLACES = "places"
+COLLECTIONS = (TASKS, WORKERS, SCHEDULES, CONTROLS, PLACES)
+
+#: How long one operation may take, server selection and retries included.
+OPERATION_TIMEOUT = timedelta(seconds=10)
+#: How often a call that is not yet answered looks for another primary, in seconds.
+_LOOK_FOR_PRIMARY = 0.5
+
+
+class _PlainReference(TypeDecoder):
+    """Reads an object with `$ref` and `$id` as the object that was written, and not as a reference of the driver's."""
+
+    bson_type = DBRef
+
+    def transform_bson(self, value: DBRef) -> Document:
+        return dict(value.as_doc())
+
+
+CODEC: CodecOptions[Document] = CodecOptions(
+    tz_aware=True,
+    tzinfo=UTC,
+    uuid_representation=UuidRepresentation.STANDARD,
+    # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+    type_registry=TypeRegistry([_PlainReference()]),
+)
+#: Reads whatever BSON there is, and cannot write all of it. UUIDs stay bytes: what is marked as one need not be one,
+#: and with `CODEC` a single such value makes the whole reply unreadable.
+READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
+_READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
+_GUARANTEES: dict[str, Any] = {
+    "codec_options": CODEC,
+    "read_preference": ReadPreference.PRIMARY,
+    "write_concern": WriteConcern(w="majority", j=True),
+    "read_concern": ReadConcern("majority"),
+}
+
+
+@contextmanager
+def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[None]:
+    """Bound what runs inside (None: the client's own limits do), and translate the driver's errors."""
+    try:
+        with pymongo.timeout(timeout.total_seconds()) if timeout is not None else nullcontext():
+            yield
+    except (PyMongoError, *NOT_STORABLE) as error:
+        if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
+            raise  # the caller's transaction retries by this label
+        raise translated(error) from error
+
+
+def unbound() -> None:
+    """Bound nothing any more, whatever block this was interrupted in: for what is called in a signal handler.
+
+    A bound is several variables of the driver; set by half, as an exception out of a handler may leave them, they let
+    no operation follow, not even a client's close.
+    """
+    pymongo.timeout(None).__enter__()
+
+
+def _duplicates(error: BulkWriteError) -> set[int]:
+    failed = error.details.get("writeErrors", [])
+    if error.details.get("writeConcernErrors") or any(item["code"] != DUPLICATE_KEY for item in failed):
+        raise error
+    return {item["index"] for item in failed}
+
+
+def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
+    if call.target == "session":
+        return session
+    if call.target == "admin":
+        return store.client["admin"]
+    return store.database if call.target == "database" else store.collections[call.target]
+
+
+def _arguments(call: Call, session: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"codec_options": CODEC} if call.method == "command" else {}
+    if session is not None and call.target != "session":
+        own["session"] = session
+    return {**call.kwargs, **own}
+
+
+def _read_anew(call: Call) -> Call:
+    """Return the call that brings what the driver could not decode; raise InvalidBSON where there is none.
+
+    A change that was made is not made again: the document is read as it is now.
+    """
+    if call.method not in _READS or call.target in ("database", "session"):
+        raise InvalidBSON("the reply cannot be decoded")
+    if call.method == "rows":
+        return replace(
+            call, args=([RawBSONDocument(bson.encode(stage, codec_options=CODEC)) for stage in call.args[0]],)
+        )
+    if call.method != "find_one_and_update":
+        return replace(call, args=tuple(_encoded(part) for part in call.args))
+    wanted = {"_id": {"$eq": call.args[0]["_id"]}}
+    return Call(call.target, "find_one", (_encoded(wanted), call.kwargs.get("projection")), timeout=call.timeout)
+
+
+def _encoded(part: Any) -> Any:
+    # Encoded here, as `READING` cannot write every value.
+    return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
+
+
+class SyncStore:
+    """Runs operations through a `pymongo.MongoClient`."""
+
+    def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
+        self.client = client
+        self.timeout = timeout
+        self.database = client.get_database(database, **_GUARANTEES)
+        self.collections: dict[str, Collection[Document]] = {
+            name: self.database.get_collection(name) for name in COLLECTIONS
+        }
+
+    @property
+    def tasks(self) -> Collection[Document]:
+        """The collection of tasks."""
+        return self.collections[TASKS]
+
+    @property
+    def readable(self) -> Database[Document]:
+        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        return self.database.with_options(codec_options=READING)
+
+    def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
+        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    with bounded(call.timeout or self.timeout, session is not None):
+                        answer = self._answer(call, session)
+                except Exception as error:
+                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
+                else:
+                    call = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _answer(self, call: Call, session: ClientSession | None) -> Any:
+        try:
+            return self._ask(call, session, _target(self, call, session))
+        except InvalidBSON:
+            again = _read_anew(call)
+            return self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+
+    def _ask(self, call: Call, session: ClientSession | None, target: Any) -> Any:
+        kwargs = _arguments(call, session)
+        if call.method == "find":
+            with target.find(*call.args, **kwargs) as cursor:
+                return cursor.to_list()
+        if call.method == "rows":
+            with target.aggregate(*call.args, **kwargs) as cursor:
+                return cursor.to_list()
+        if call.method == "insert_new":
+            try:
+                target.insert_many(*call.args, ordered=False, **kwargs)
+            except BulkWriteError as error:
+                return _duplicates(error)
+            return set()
+        if call.method == "upserted":
+            return set(target.bulk_write(*call.args, ordered=False, **kwargs).upserted_ids or {})
+        return getattr(target, call.method)(*call.args, **kwargs)
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()
+
+
+class AsyncStore:
+    """Runs operations through a `pymongo.AsyncMongoClient`.
+
+    A primary that is frozen, or cut off, keeps its connections and answers nothing: once another one is known, a call
+    that still waits for the former ends with DatabaseUnavailable, and its outcome can be read back from the new one.
+    """
+
+    def __init__(
+        self, client: AsyncMongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT
+    ) -> None:
+        self.client = client
+        self.timeout = timeout
+        self._abandoned: set[asyncio.Future[Any]] = set()
+        self.database = client.get_database(database, **_GUARANTEES)
+        self.collections: dict[str, AsyncCollection[Document]] = {
+            name: self.database.get_collection(name) for name in COLLECTIONS
+        }
+
+    @property
+    def tasks(self) -> AsyncCollection[Document]:
+        """The collection of tasks."""
+        return self.collections[TASKS]
+
+    @property
+    def readable(self) -> AsyncDatabase[Document]:
+        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        return self.database.with_options(codec_options=READING)
+
+    async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
+        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    with bounded(call.timeout or self.timeout, session is not None):
+                        if session is None:
+                            answer = await self.while_primary(self._answer(call, None))
+                        else:  # only its owner can say what becomes of a transaction
+                            answer = await self._answer(call, session)
+                except Exception as error:
+                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
+                else:
+                    call = operation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def while_primary(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait for the server's answer as long as no other primary is known than the one that was asked.
+
+        Raises DatabaseUnavailable where another has been elected.
+        """
+        asked = await self.client.primary
+        task = asyncio.ensure_future(waiting)
+        try:
+            while not (await asyncio.wait((task,), timeout=_LOOK_FOR_PRIMARY))[0]:
+                known = await self.client.primary
+                asked = asked or known
+                if asked is not None and known is not None and known != asked:
+                    self._abandon(task)
+                    former, present = (f"{host}:{port}" for host, port in (asked, known))
+                    raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now"))
+            return task.result()
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+
+    def _abandon(self, task: asyncio.Future[Any]) -> None:
+        """End a call that nobody waits for any more: the driver takes leave of the frozen server, which takes long."""
+        task.cancel()
+        self._abandoned.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # it has been looked at: nobody else will
+
+    async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
+        try:
+            return await self._ask(call, session, _target(self, call, session))
+        except InvalidBSON:
+            again = _read_anew(call)
+            return await self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+
+    async def _ask(self, call: Call, session: AsyncClientSession | None, target: Any) -> Any:
+        kwargs = _arguments(call, session)
+        if call.method == "find":
+            async with target.find(*call.args, **kwargs) as cursor:
+                return await cursor.to_list()
+        if call.method == "rows":
+            async with await target.aggregate(*call.args, **kwargs) as cursor:
+                return await cursor.to_list()
+        if call.method == "insert_new":
+            try:
+                await target.insert_many(*call.args, ordered=False, **kwargs)
+            except BulkWriteError as error:
+                return _duplicates(error)
+            return set()
+        if call.method == "upserted":
+            return set((await target.bulk_write(*call.args, ordered=False, **kwargs)).upserted_ids or {})
+        return await getattr(target, call.method)(*call.args, **kwargs)
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self.client.close()

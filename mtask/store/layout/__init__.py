@@ -1,0 +1,1 @@
+"""The layout of the database: validators, indexes, roles, and their setup."""

@@ -1,0 +1,314 @@
+"""The `$jsonSchema` validators, made from the pydantic models, and the indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pymongo import ASCENDING, DESCENDING, IndexModel
+
+from mtask.model.controls import Control, PlaceDocument
+from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
+from mtask.model.identity import MAX_KEY_BYTES
+from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
+from mtask.model.schedules import Schedule
+from mtask.store.driver.operation import Collection
+from mtask.store.statements import expressions as x
+from mtask.store.statements.filters import FIRST_TIME, LAST_TIME, Filter, undiscoverable
+
+DISCOVERY_INDEX = "mtask_discovery"
+STATUS_INDEX = "mtask_status"
+EXPIRY_INDEX = "mtask_expiry"
+FINISHED_INDEX = "mtask_finished"
+FIRING_INDEX = "mtask_coming"
+PENDING_INDEX = "mtask_pending"
+
+_BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
+_KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
+
+#: The numbers that each language has: Python's models take no decimal for one.
+_NUMBERS = ["int", "long", "double"]
+_NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
+#: A limit bounds something, and starts go with their window.
+_BOUNDS = [
+    {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
+    {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
+]
+
+#: Text that a terminal shows, without a comma: the server's twin of `identity.check_text`.
+_PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
+_RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", "retry_time", "progress.time")
+_INSTANTS = (
+    "expire_time",
+    "quiet_time",
+    *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
+    *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
+)
+
+
+def schema_title(collection: str) -> str:
+    """Return the title by which a validator tells its version and revision."""
+    return f"mtask {collection}, schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
+
+
+def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Turn one node of pydantic's JSON Schema into MongoDB's dialect: bsonType, no $ref, no format."""
+    if "$ref" in node:
+        node = definitions[node["$ref"].rsplit("/", 1)[1]] | {k: v for k, v in node.items() if k == "description"}
+    made: dict[str, Any] = {}
+    if "anyOf" in node or "oneOf" in node:
+        parts = [_bson_schema(part, definitions) for part in node.get("anyOf") or node["oneOf"]]
+        nullable = [part for part in parts if part.get("bsonType") != "null"]
+        if len(nullable) == 1 and len(nullable) < len(parts):
+            made = dict(nullable[0])
+            types = made.get("bsonType", [])
+            made["bsonType"] = [*([types] if isinstance(types, str) else types), "null"]
+            if "enum" in made:
+                made["enum"] = [*made["enum"], None]
+        else:
+            made["anyOf"] = parts
+        return made
+    if "const" in node:
+        # A decimal is equal to it for the server, and not for the model.
+        is_number = type(node["const"]) is int
+        return {"enum": [node["const"]], **({"bsonType": _NUMBERS} if is_number else {})}
+    made |= {key: node[key] for key in _KEPT if key in node}
+    kind = node.get("type")
+    if kind == "integer":
+        # Drivers without an integer type of their own write whole numbers as doubles.
+        made |= {"bsonType": _NUMBERS, "multipleOf": 1}
+    elif kind == "number":
+        made["bsonType"] = _NUMBERS
+    elif node.get("format") == "date-time":
+        made["bsonType"] = "date"
+    elif kind in _BSON_TYPES:
+        made["bsonType"] = _BSON_TYPES[kind]
+    if kind == "array" and "items" in node:
+        made["items"] = _bson_schema(node["items"], definitions)
+    if kind == "object" and "properties" in node:
+        made["properties"] = {key: _bson_schema(value, definitions) for key, value in node["properties"].items()}
+    return made
+
+
+def _model_schema(model: type[BaseModel], collection: str, required: dict[str, list[str]]) -> dict[str, Any]:
+    standard = model.model_json_schema(by_alias=True)
+    made = _bson_schema(standard, standard.get("$defs", {}))
+    for path, names in required.items():
+        node = made
+        for part in filter(None, path.split(".")):
+            node = node["properties"][part]
+            node = node.get("items", node)
+        node["required"] = names
+    return {"title": schema_title(collection), **made}
+
+
+def task_schema() -> dict[str, Any]:
+    """Return the `$jsonSchema` of a task."""
+    return _model_schema(
+        Task,
+        "tasks",
+        {
+            "": ["_id", "name", "key", "queue", "params", "task_option", "task_state", "schema_version"],
+            "task_option": list(STORED_OPTIONS),
+            "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
+            "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
+        },
+    )
+
+
+def task_validator() -> dict[str, Any]:
+    """Return the validator of `tasks`: its schema, and what a schema alone cannot say."""
+    not_final_has_next = {
+        "$or": [
+            {"$in": ["$task_state.status", ["SUCCESS", "FAIL", "CANCELED"]]},
+            {"$eq": [{"$type": "$task_state.next_preempt_time"}, "date"]},
+        ]
+    }
+    return {
+        "$jsonSchema": task_schema(),
+        "$expr": {
+            "$and": [
+                {"$eq": ["$_id", {"$concat": ["$name", ":", "$key"]}]},
+                {"$lte": [{"$strLenBytes": "$key"}, 512]},
+                {"$gt": [f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"]},
+                not_final_has_next,
+            ]
+        },
+    }
+
+
+def misfits() -> Filter:
+    """Match the documents in `tasks` that cannot be read as tasks: what the validator refuses, and what it cannot say.
+
+    Nothing in them is what it should be, so each expression looks at types first.
+    """
+    stricter = {
+        "properties": {
+            "name": {"pattern": r"\A[A-Za-z0-9_./-]*\z"},
+            "task_option": {
+                "properties": {
+                    "specific_worker_ids": {"uniqueItems": True, "items": {"pattern": _PRINTABLE}},
+                    "limit_key": {"pattern": _PRINTABLE},
+                }
+            },
+        }
+    }
+    texts = _are("string", "$name", "$key")
+    another_id = {"$cond": [texts, {"$ne": ["$_id", {"$concat": ["$name", ":", "$key"]}]}, False]}
+    too_long = [
+        {"$cond": [_are("string", field), {"$gt": [{"$strLenBytes": field}, most]}, False]}
+        for field, most in (("$key", MAX_KEY_BYTES), (f"{x.OPTION}.limit_key", MAX_LIMIT_KEY_BYTES))
+    ]
+    lease, ping = f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"
+    has_no_ping = {"$and": [{"$isNumber": lease}, {"$isNumber": ping}, {"$lte": [lease, ping]}]}
+    beyond = [
+        {path: {bound: limit}} for path in _INSTANTS for bound, limit in (("$gt", LAST_TIME), ("$lt", FIRST_TIME))
+    ]
+    return {
+        "$or": [
+            {"$nor": [{"$jsonSchema": task_schema()}]},
+            {"$nor": [{"$jsonSchema": stricter}]},
+            {"$expr": {"$or": [another_id, *too_long, has_no_ping]}},
+            *beyond,
+            undiscoverable(),
+        ]
+    }
+
+
+def _are(kind: str, *fields: str) -> dict[str, Any]:
+    return {"$and": [{"$eq": [{"$type": field}, kind]} for field in fields]}
+
+
+def worker_validator() -> dict[str, Any]:
+    """Return the validator of `workers`."""
+    required = ["_id", "incarnation", "host", "pid", "status", "heartbeat_expire_time", "queues", "names"]
+    return {"$jsonSchema": _model_schema(WorkerDocument, "workers", {"": required})}
+
+
+def schedule_validator() -> dict[str, Any]:
+    """Return the validator of `schedules`."""
+    required = ["_id", "name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state"]
+    return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "revision", "schema_version"]})}
+
+
+def control_validator() -> dict[str, Any]:
+    """Return the validator of `controls`."""
+    required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
+    made = _model_schema(Control, "controls", {"": required})
+    for name in ("limit", "key_limit"):
+        made["properties"][name]["anyOf"] = _BOUNDS
+    return {"$jsonSchema": made}
+
+
+def place_validator() -> dict[str, Any]:
+    """Return the validator of `places`."""
+    return {"$jsonSchema": _model_schema(PlaceDocument, "places", {"": ["_id", "schema_version"]})}
+
+
+def task_indexes() -> list[IndexModel]:
+    """Return the indexes of `tasks`.
+
+    - discovery: the batch query, and nothing but what someone could still take. Empty specific_worker_ids are
+      one place in it, named workers others, so tasks for others are never looked at.
+    - status: searching, statistics, lapsed runs; finished tasks have no next_preempt_time, so for them it is
+      in effect (status, name, create_time).
+    - expiry: retention.
+    """
+    has_next = {"task_state.next_preempt_time": {"$exists": True}}
+    return [
+        IndexModel(
+            [
+                ("queue", ASCENDING),
+                ("task_option.specific_worker_ids", ASCENDING),
+                ("task_option.priority", DESCENDING),
+                ("task_state.next_preempt_time", ASCENDING),
+                ("name", ASCENDING),
+            ],
+            name=DISCOVERY_INDEX,
+            partialFilterExpression=has_next,
+        ),
+        IndexModel(
+            [
+                ("task_state.status", ASCENDING),
+                ("task_state.next_preempt_time", ASCENDING),
+                ("name", ASCENDING),
+                ("task_state.create_time", DESCENDING),
+            ],
+            name=STATUS_INDEX,
+        ),
+        IndexModel(
+            [("expire_time", ASCENDING)],
+            name=EXPIRY_INDEX,
+            expireAfterSeconds=0,
+            partialFilterExpression={"expire_time": {"$exists": True}},
+        ),
+    ]
+
+
+def finished_index() -> IndexModel:
+    """Return the index of `tasks` that is made when a queue is first to keep only its newest."""
+    order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
+    has_ended = {"task_state.finish_time": {"$exists": True}}
+    keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
+    return IndexModel(keys, name=FINISHED_INDEX, partialFilterExpression=has_ended)
+
+
+def worker_indexes() -> list[IndexModel]:
+    """Return the indexes of `workers`: documents of dead workers go a day after their last heartbeat."""
+    return [IndexModel([("heartbeat_expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=86_400)]
+
+
+def schedule_indexes() -> list[IndexModel]:
+    """Return the indexes of `schedules`.
+
+    - firing: what fires next of what clients have stored; what apps declare, and what is paused or over, has places of
+      its own in it and is never looked at.
+    - pending: what has begun to fire, and is not done.
+    """
+    return [
+        IndexModel(
+            [
+                ("source", ASCENDING),
+                ("paused", ASCENDING),
+                ("schedule_state.next_fire_time", ASCENDING),
+                ("_id", ASCENDING),
+            ],
+            name=FIRING_INDEX,
+        ),
+        IndexModel(
+            [("_id", ASCENDING), ("source", ASCENDING)],
+            name=PENDING_INDEX,
+            partialFilterExpression={"schedule_state.pending.0": {"$exists": True}},
+        ),
+    ]
+
+
+def place_indexes() -> list[IndexModel]:
+    """Return the indexes of `places`: documents that nobody uses go."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a collection is set up with."""
+
+    model: type[BaseModel]
+    validator: Callable[[], dict[str, Any]]
+    indexes: Callable[[], list[IndexModel]]
+    mark: str  #: a field that each of its documents has: one without is somebody else's
+
+    @property
+    def index_names(self) -> list[str]:
+        """The names of its indexes."""
+        return [str(index.document["name"]) for index in self.indexes()]
+
+
+LAYOUTS: Mapping[Collection, Layout] = {
+    "tasks": Layout(Task, task_validator, task_indexes, "schema_version"),
+    "workers": Layout(WorkerDocument, worker_validator, worker_indexes, "incarnation"),
+    "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
+    "controls": Layout(Control, control_validator, list, "revision"),
+    "places": Layout(PlaceDocument, place_validator, place_indexes, "schema_version"),
+}

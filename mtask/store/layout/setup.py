@@ -1,0 +1,193 @@
+"""Make sure of the database: a recent replica set, our validators and indexes, nobody else's documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
+from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store.driver.operation import Call, Collection, Operation, command, on, tasks
+from mtask.store.layout import roles
+from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, schema_title
+
+#: What each use needs; the others are made when they are first written to.
+ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
+EVERY: Sequence[Collection] = tuple(LAYOUTS)
+MIN_RELEASE = "6.0"
+#: The newest wire protocol that each release speaks. `hello` tells it to any client; `buildInfo`, which tells the
+#: version itself, is outside of the Stable API, and a strict client may not ask for it.
+_RELEASES = {7: "4.0", 8: "4.2", 9: "4.4", 13: "5.0", 17: "6.0", 21: "7.0", 25: "8.0"}
+_MIN_WIRE_VERSION = next(number for number, release in _RELEASES.items() if release == MIN_RELEASE)
+_TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
+_NAMESPACE_EXISTS = 48
+#: Building an index of a large collection takes its time.
+_INDEX_TIMEOUT = timedelta(hours=1)
+_INDEX_CONFLICTS = frozenset({85, 86})
+#: Documents already there that break the validator may still be changed: the worker marks them FAIL.
+_VALIDATION_LEVEL = "moderate"
+
+
+def check_server() -> Operation[datetime]:
+    """Return the server's time; raise NotReplicaSet or ServerTooOld."""
+    hello = yield command("hello")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise NotReplicaSet(str(hello.get("me") or "this address"))
+    if not is_recent(hello):
+        raise ServerTooOld(release_of(hello), MIN_RELEASE)
+    now: datetime = hello["localTime"]
+    return now
+
+
+def is_recent(hello: Mapping[str, Any]) -> bool:
+    """Whether the server is of a release that has what the engine needs."""
+    return int(hello.get("maxWireVersion", 0)) >= _MIN_WIRE_VERSION
+
+
+def release_of(hello: Mapping[str, Any]) -> str:
+    """Return the server's release: for one that is not listed, the newest before it."""
+    spoken = int(hello.get("maxWireVersion", 0))
+    return next((release for number, release in reversed(_RELEASES.items()) if number <= spoken), "before 4.0")
+
+
+def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = False) -> Operation[datetime]:
+    """Check the server and make sure of the collections; return the server's time.
+
+    Costs one read, and two more for each collection, where everything is in place. With `repair`, validators and
+    indexes are made anew even then. A user who may only read and write passes, where an administrator ran `mtask init`
+    before.
+    """
+    now = yield from check_server()
+    yield from make_sure(collections, repair=repair)
+    return now
+
+
+def ensure_with_roles(database: str) -> Operation[datetime]:
+    """Make the database's roles, then all collections anew; return the server's time.
+
+    The index that a worker makes when a queue is first to keep only its newest is made here: the role of workers does
+    not allow it.
+    """
+    yield from check_server()
+    yield from roles.make(database)
+    now = yield from ensure(EVERY, repair=True)
+    yield from make_finished_index()
+    return now
+
+
+def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
+    """Make sure of these collections: their validators, their indexes, and that they hold nobody else's documents."""
+    options = yield from _listed(collections)
+    for collection in collections:
+        layout = LAYOUTS[collection]
+        state = yield from _check_collection(collection, options.get(collection))
+        # A process that died, or is still at work, between the two leaves a validator without indexes.
+        if state == "current" and not repair and (yield from _has_indexes(collection, layout.index_names)):
+            continue
+        try:
+            if state != "current" or repair:
+                yield from _set_validator(collection, layout.validator(), exists=collection in options)
+            if layout.index_names:
+                yield from _make_indexes(collection, on(collection, "create_indexes", layout.indexes()))
+        except AccessDenied:
+            if repair or collection not in options:
+                raise
+
+
+def make_finished_index() -> Operation[None]:
+    """Make sure of the index by which the newest of a queue are found."""
+    if not (yield from _has_indexes("tasks", [FINISHED_INDEX])):
+        yield from _make_indexes("tasks", tasks("create_indexes", [finished_index()]))
+
+
+def is_there() -> Operation[bool]:
+    """Return whether the collections that each use needs exist, whoever made them and however."""
+    return len((yield from _listed(ESSENTIAL))) == len(ESSENTIAL)
+
+
+def _listed(collections: Sequence[Collection]) -> Operation[dict[str, dict[str, Any]]]:
+    """Return what the server says of each of these collections that exists."""
+    listed = yield command("listCollections", filter={"name": {"$in": list(collections)}})
+    return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
+
+
+def _check_collection(collection: Collection, found: dict[str, Any] | None) -> Operation[str]:
+    """Return "absent", "current" or "outdated"; raise SchemaMismatch."""
+    if found is None:
+        return "absent"
+    if found.get("type", "collection") != "collection":
+        raise SchemaMismatch(collection, f"it is a {found['type']}", "Use another --database.")
+    title = found.get("options", {}).get("validator", {}).get("$jsonSchema", {}).get("title", "")
+    ours = _TITLE.match(str(title))
+    if ours and int(ours["version"]) > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            collection,
+            f"it has schema_version {ours['version']}, and this mtask knows {SCHEMA_VERSION}",
+            "Upgrade mtask.",
+        )
+    if title == schema_title(collection):
+        return "current"
+    if ours and int(ours["revision"]) > SCHEMA_REVISION:
+        return "current"  # a newer mtask of the same schema_version made it: left as it is
+    if not ours:
+        yield from _check_documents(collection)
+    return "outdated"
+
+
+def _check_documents(collection: Collection) -> Operation[None]:
+    if collection == "tasks":
+        newer = yield tasks("find_one", {"schema_version": {"$gt": SCHEMA_VERSION}}, {"schema_version": 1})
+        if newer is not None:
+            raise SchemaMismatch(
+                collection,
+                f"document {newer['_id']!r} has schema_version {newer['schema_version']!r}, and this mtask knows "
+                f"{SCHEMA_VERSION}",
+                "Upgrade mtask.",
+            )
+    mark = LAYOUTS[collection].mark
+    foreign = yield on(collection, "find_one", {mark: {"$exists": False}}, {"_id": 1})
+    if foreign is not None:
+        raise SchemaMismatch(
+            collection,
+            f"document {foreign['_id']!r} is not a {collection[:-1]} of mtask (it has no {mark})",
+            "Use another --database, or move the foreign documents away.",
+        )
+
+
+def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
+    if not names:
+        return True
+    try:
+        listed = yield command("listIndexes", collection)
+    except AccessDenied:  # who may not look may not make any: what the user came for says which role that takes
+        return True
+    there = {found["name"] for found in listed["cursor"]["firstBatch"]}
+    return there.issuperset(names)
+
+
+def _set_validator(collection: str, validator: dict[str, Any], *, exists: bool) -> Operation[None]:
+    settings = {"validator": validator, "validationLevel": _VALIDATION_LEVEL, "validationAction": "error"}
+    if not exists:
+        try:
+            yield command("create", collection, **settings)
+        except OperationFailed as error:
+            if error.code != _NAMESPACE_EXISTS:  # another process was faster
+                raise
+        else:
+            return
+    yield command("collMod", collection, **settings)
+
+
+def _make_indexes(collection: str, make_indexes: Call) -> Operation[None]:
+    try:
+        yield make_indexes.within(_INDEX_TIMEOUT)
+    except OperationFailed as error:
+        if error.code in _INDEX_CONFLICTS:
+            raise SchemaMismatch(
+                collection,
+                f"an index of ours exists with other keys or options ({error.reason})",
+                "Drop that index, then run `mtask init`.",
+            ) from error
+        raise

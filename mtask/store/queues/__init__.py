@@ -1,0 +1,1 @@
+"""Queues: their controls, and the permits of their limits."""

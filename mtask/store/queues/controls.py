@@ -1,0 +1,65 @@
+"""The controls of queues and task names, and who goes by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DuplicateKey
+from mtask.model.controls import Kind, control_id
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.options import MAX_COUNT
+from mtask.store.driver.operation import Operation, controls
+from mtask.store.layout import setup
+from mtask.store.statements import expressions as x
+
+Document = dict[str, Any]
+_RACES = 5
+
+
+def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
+    """Change a control, or make it; return it as it is then. What stands already is left, its revision too."""
+    yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
+    given = {name: x.literal(value) for name, value in changes.items()}
+    revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
+    can_count_on = {"$and": [{"$gt": [revision, 0]}, {"$lt": [revision, MAX_COUNT]}]}
+    wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
+    change = {
+        "paused": {"$ifNull": ["$paused", False]},
+        # Beyond any that a control of this id had before it was removed, by hand: workers say which they go by.
+        "revision": {"$add": [{"$cond": [can_count_on, revision, {"$toLong": x.NOW}]}, 1]},
+        "update_time": x.NOW,
+        **wanted,
+    }
+    # What else is malformed is mended by any change, so that workers can read what they are to go by.
+    is_sound = [can_count_on, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
+    is_so = {"$and": [*is_sound, *({"$eq": [f"${name}", value]} for name, value in wanted.items())]}
+    pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
+    for _ in range(_RACES):
+        try:
+            document: Document = yield controls(
+                "find_one_and_update",
+                {"_id": control_id(kind, target)},
+                pipeline,
+                upsert=True,
+                return_document=ReturnDocument.AFTER,
+            )
+        except DuplicateKey:
+            continue
+        return document
+    raise DuplicateKey(f"control {control_id(kind, target)} is written by many at once")
+
+
+def of(queues: Sequence[str], names: Sequence[str]) -> Operation[list[Document]]:
+    """Return the controls of these queues and task names."""
+    ids = [*(control_id("queue", queue) for queue in queues), *(control_id("name", name) for name in names)]
+    found: list[Document] = yield controls("find", {"_id": {"$in": ids}})
+    return found
+
+
+def every() -> Operation[list[Document]]:
+    """Return all controls, by id."""
+    found: list[Document] = yield controls("find", {}, sort=[("_id", 1)])
+    return found

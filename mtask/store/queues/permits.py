@@ -1,0 +1,366 @@
+"""Places: how many runs of a queue, or of one limit_key in it, there are at once, and how many started in a window.
+
+One document in the collection `places` for each queue, or key in a queue, that is limited. A place is taken before the
+claim, by one update that counts on the server, and the claim is valid only until `claim_by`. So no run is live without
+its place, whatever is lost on the way.
+
+A place that counts runs is given back when its run is closed in the task's own document: by the worker that closed it,
+or, where that died, by whoever finds the places taken. The lease stays the only truth about who lives. A start counts
+from `claim_by`, the latest instant at which it can be, until the claim has landed and its time is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DatabaseError, DuplicateKey
+from mtask.model.controls import MAX_WINDOW_MS, Limit
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.status import FINAL_STATUSES, RunStatus
+from mtask.store.driver.operation import Operation, places, tasks
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters
+from mtask.store.tasks import claims
+
+Document = dict[str, Any]
+_FINAL = tuple(status.value for status in FINAL_STATUSES)
+#: How long a place waits for its claim, in ms.
+CLAIM_MS = 2_000
+#: A claim that was begun in time may be written so much later; then what is not there will not come.
+_LATEST = timedelta(seconds=15)
+#: What the way from a claim to its handler may take, as a share of the window, and in ms at most: windows last longer
+#: by it.
+_WAY, _MAX_WAY_MS = 0.02, 100
+#: How long a document is kept that nobody uses, in ms.
+_KEPT_MS = 3_600_000
+#: What lies so far ahead, in ms, no claim has written, however far the clocks of two servers are apart.
+_ABSURD_MS = 60_000
+_RACES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A queue, or one key in it."""
+
+    queue: str
+    key: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The `_id`."""
+        return json.dumps([self.queue] if self.key is None else [self.queue, self.key], ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The tasks that want a place each, the most urgent first."""
+
+    place: Place
+    limit: Limit
+    task_ids: Sequence[str]
+
+    @property
+    def window_ms(self) -> int:
+        """The window in which starts are counted."""
+        window_ms = self.limit.window_ms or 0
+        return window_ms + min(_MAX_WAY_MS, int(window_ms * _WAY))
+
+    def document(self) -> Document:
+        """Return it as the update reads it."""
+        return {
+            "concurrency": self.limit.concurrency,
+            "starts": self.limit.starts,
+            "window_ms": self.window_ms,
+            "task_ids": list(self.task_ids),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Which tasks got a place; where not all did: when the next start is free, if it is that which they wait for."""
+
+    task_ids: frozenset[str]
+    claim_by: datetime | None  #: until when they may be claimed
+    is_crowded: bool = False  #: runs take the places, and they may be dead
+    #: Where starts take them: when these were, or may be at the latest; and how long each counts.
+    starts: Sequence[datetime] = ()
+    window: timedelta = timedelta(0)
+
+    def next_time(self, now: datetime) -> datetime | None:
+        """Return when a start is free again; None where that cannot be told, as some are not settled yet."""
+        if not self.starts or any(start > now for start in self.starts):
+            return None
+        return min(self.starts) + self.window
+
+
+NONE = Taken(frozenset(), None)
+
+
+def _sound(path: str, instant: str) -> x.Expression:
+    """Return the entries of an array as they are meant to be: what is malformed there would be counted for ever."""
+    entry = "$$entry"
+    is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
+    types = [("task_id", "string"), ("token", "string"), (instant, "date")]
+    conditions = [*({"$eq": [{"$type": f"{entry}.{field}"}, name]} for field, name in types), is_near]
+    array = {"$cond": [{"$isArray": [path]}, path, []]}
+    return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
+
+
+#: The two arrays of a document.
+_STARTS, _RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
+
+
+def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expression:
+    unused = {"$eq": [{"$size": running}, 0]}
+    return {"$cond": [unused, {"$add": [x.NOW, _KEPT_MS, window_ms]}, "$$REMOVE"]}
+
+
+def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
+    """Return the update that gives as many of the wished places as are free, in all these documents at once."""
+    ids = x.literal([wish.place.id for wish in wishes])
+    mine = {"$arrayElemAt": [x.literal([wish.document() for wish in wishes]), {"$indexOfArray": [ids, "$_id"]}]}
+    claim_by = x.add_ms(x.NOW, CLAIM_MS)
+    in_window = {
+        "$filter": {
+            "input": _STARTS,
+            "as": "start",
+            "cond": {"$gt": ["$$start.time", {"$subtract": [x.NOW, "$_wish.window_ms"]}]},
+        }
+    }
+
+    def left(limit: str, used: x.Expression) -> x.Expression:
+        return {"$subtract": [{"$ifNull": [limit, {"$add": [{"$size": used}, 1_000_000]}]}, {"$size": used}]}
+
+    free = {"$max": [0, {"$min": [left("$_wish.concurrency", "$running"), left("$_wish.starts", "$starts")]}]}
+    got = {"$cond": [{"$gt": ["$_free", 0]}, {"$slice": ["$_wish.task_ids", {"$max": ["$_free", 1]}]}, []]}
+
+    def more(counted: str, name: str) -> x.Expression:
+        entry = {"task_id": "$$taskId", "token": token, name: claim_by}
+        entries = {"$map": {"input": "$_got", "as": "taskId", "in": entry}}
+        return {"$cond": [{"$gt": [counted, None]}, entries, []]}
+
+    return [
+        {"$set": {"_wish": mine}},
+        {"$set": {"starts": in_window, "running": _RUNNING}},
+        {"$set": {"_free": free}},
+        {"$set": {"_got": got}},
+        {
+            "$set": {
+                "starts": {"$concatArrays": ["$starts", more("$_wish.starts", "time")]},
+                "running": {"$concatArrays": ["$running", more("$_wish.concurrency", "claim_by")]},
+            }
+        },
+        {
+            "$set": {
+                "expire_time": _kept_while_used("$running", "$_wish.window_ms"),
+                "schema_version": SCHEMA_VERSION,
+                "_wish": "$$REMOVE",
+                "_free": "$$REMOVE",
+                "_got": "$$REMOVE",
+            }
+        },
+    ]
+
+
+def take(wishes: Sequence[Wish], token: str) -> Operation[dict[Place, Taken]]:
+    """Give as many of the wished places as are free; `token` is fresh random text, the claim's.
+
+    One place is one round trip, several are two, and two more for those that are used for the first time.
+    """
+    pipeline = _take(wishes, token)
+    ids = [wish.place.id for wish in wishes]
+    view = {"starts": 1, "running": 1}
+    if len(ids) == 1:
+        found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
+    else:
+        found = yield from _take_several(ids, pipeline, view)
+        absent = [place_id for place_id in ids if place_id not in found]
+        if absent:
+            new = [{"_id": i, "starts": [], "running": [], "schema_version": SCHEMA_VERSION} for i in absent]
+            yield places("insert_new", new)
+            found |= yield from _take_several(absent, pipeline, view)
+    return {wish.place: _taken(wish, found[wish.place.id], token) for wish in wishes if wish.place.id in found}
+
+
+def _take_one(place_id: str, pipeline: Any, view: Document) -> Operation[Document]:
+    for _ in range(_RACES):
+        try:
+            document: Document = yield places(
+                "find_one_and_update",
+                {"_id": place_id},
+                pipeline,
+                upsert=True,
+                projection=view,
+                return_document=ReturnDocument.AFTER,
+            )
+        except DuplicateKey:
+            continue  # another made it at the same time
+        return document
+    raise DuplicateKey(f"places {place_id} is made by many at once")
+
+
+def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operation[dict[str, Document]]:
+    yield places("update_many", {"_id": {"$in": list(ids)}}, pipeline)
+    documents = yield places("find", {"_id": {"$in": list(ids)}}, view)
+    return {document["_id"]: document for document in documents}
+
+
+def _taken(wish: Wish, document: Document, token: str) -> Taken:
+    counted, name = ("starts", "time") if wish.limit.concurrency is None else ("running", "claim_by")
+    mine = [entry for entry in document[counted] if entry.get("token") == token]
+    task_ids = frozenset(entry["task_id"] for entry in mine)
+    claim_by = min((entry[name] for entry in mine), default=None)
+    if len(task_ids) >= len(wish.task_ids):
+        return Taken(task_ids, claim_by)
+    limit = wish.limit
+    is_crowded = limit.concurrency is not None and len(document["running"]) >= limit.concurrency
+    starts: list[datetime] = []
+    if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
+        starts = [entry["time"] for entry in document["starts"]]
+    return Taken(task_ids, claim_by, is_crowded, starts, timedelta(milliseconds=wish.window_ms))
+
+
+def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]) -> Operation[None]:
+    """Say when the tasks of a claim were claimed, and give back the places of those that it did not get."""
+    ids, given_back = list(claimed), x.literal(list(lost))
+    is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
+
+    def kept(entries: x.Expression) -> x.Expression:
+        return {"$filter": {"input": entries, "as": "entry", "cond": {"$not": [is_lost]}}}
+
+    index = {"$indexOfArray": [x.literal(ids), "$$entry.task_id"]}
+    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal(list(claimed.values())), "$$index"]}}]}
+    is_claimed = {"$and": [{"$eq": ["$$entry.token", token]}, {"$gte": ["$$index", 0]}]}
+    starts = {
+        "$map": {
+            "input": kept(_STARTS),
+            "as": "entry",
+            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [is_claimed, timed, "$$entry"]}}},
+        }
+    }
+    yield places(
+        "update_many",
+        {"_id": {"$in": [place.id for place in taken]}},
+        [
+            {"$set": {"starts": starts, "running": kept(_RUNNING)}},
+            {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A place that a run takes up."""
+
+    place: Place
+    task_id: str
+    token: str
+
+
+def give_back(held: Sequence[Held]) -> Operation[None]:
+    """Give places back whose runs are closed."""
+    yield from _give_back([entry.place.id for entry in held], [(entry.task_id, entry.token) for entry in held])
+
+
+def _give_back(place_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Operation[None]:
+    gone = x.literal([f"{token} {task_id}" for task_id, token in runs])
+    name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
+    running = {"$filter": {"input": _RUNNING, "as": "entry", "cond": {"$not": [{"$in": [name, gone]}]}}}
+    yield places(
+        "update_many",
+        {"_id": {"$in": sorted(set(place_ids))}},
+        [{"$set": {"running": running}}, {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}}],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """What came of a look for the dead."""
+
+    has_found: bool
+    #: How long until the first of the other leases lapses; None: there is none.
+    next_lapse: timedelta | None
+
+
+def give_back_dead(crowded: Sequence[Place]) -> Operation[Burial]:
+    """Give back the places of runs that are over and whose worker did not say so.
+
+    A lapsed run is closed first, so that no ping that is under way can revive it.
+    """
+    view = {"running": _RUNNING, "now": x.NOW}
+    found = yield places("find", {"_id": {"$in": [place.id for place in crowded]}}, view)
+    entries = [(document["_id"], entry) for document in found for entry in document["running"]]
+    if not entries:
+        return Burial(has_found=False, next_lapse=None)
+    now: datetime = found[0]["now"]
+    runs = yield from _runs_of({entry["task_id"] for _, entry in entries})
+    held = [run for _, entry in entries if (run := runs.get((entry["task_id"], entry["token"]))) is not None]
+    lapsed = {run.task_id for run in held if run.is_running and run.lapses is not None and run.lapses <= now}
+    if lapsed:
+        yield from _settle_each(lapsed)
+        runs |= yield from _runs_of(lapsed)
+    dead = []
+    for place_id, entry in entries:
+        run = runs.get((entry["task_id"], entry["token"]))
+        if entry["claim_by"] + _LATEST < now if run is None else run.is_over:
+            dead.append((place_id, (entry["task_id"], entry["token"])))
+    if dead:
+        yield from _give_back([place_id for place_id, _ in dead], [run for _, run in dead])
+    later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
+    return Burial(bool(dead), min(later, default=None))
+
+
+def _settle_each(task_ids: Collection[str]) -> Operation[None]:
+    """Close their lapsed runs; what is malformed, or held up by an open transaction, keeps no other from it."""
+    try:
+        yield from claims.settle(sorted(task_ids))
+    except DatabaseError:
+        if len(task_ids) > 1:
+            for task_id in task_ids:
+                yield from _settle_each([task_id])
+
+
+def token_of(run_id: str) -> str:
+    """Return the token of the claim that made a run: what its group shares."""
+    return run_id.partition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a task's document says of a run that has a place."""
+
+    task_id: str
+    is_running: bool
+    lapses: datetime | None
+    #: Its task has ended: a run without a lease that can be read is not live there.
+    is_task_final: bool
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_running or (self.lapses is None and self.is_task_final)
+
+
+def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]]:
+    """Return the runs of these tasks by task and token: the part of a run_id that a claim's group shares."""
+    view = {"task_state.status": 1}
+    view |= {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "ping_expire_time")}
+    found = yield tasks("find", filters.by_ids(sorted(task_ids)), view)
+    runs = {}
+    for document in found:
+        state = document.get("task_state")
+        is_final = isinstance(state, dict) and state.get("status") in _FINAL
+        for run in claims.runs_in(document):
+            lapses = run.get("ping_expire_time")
+            runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(
+                document["_id"],
+                run.get("status") == RunStatus.RUNNING.value,
+                lapses if isinstance(lapses, datetime) else None,
+                is_final,
+            )
+    return runs

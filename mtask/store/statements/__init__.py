@@ -1,0 +1,1 @@
+"""Statements: expressions, filters and update pipelines, of which requests are made."""

@@ -1,0 +1,106 @@
+"""The commonest case, said shortly: a task that wants one worker, whoever it is, and that nobody has begun.
+
+The general statements know every rule, and what they cost most, where they are sent for one task, is the server's
+reading of them: 17 KB for a claim. For a plain task next to nothing of them applies, so there are twins of a tenth of
+that. The guards name all that the twins take for granted, so what is not plain, or not any more, is not matched: the
+general statements decide on it, as on everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.statements import expressions as x
+from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
+from mtask.store.statements.pipelines import NEAR_MS, Outcome, Pipeline, finish_time, new_run, progress_told
+
+_WANTS_ONE = [
+    {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
+    {"$eq": [f"{x.STATE}.failed_cnt", 0]},
+]
+
+
+def looks_plain(document: str) -> x.Expression:
+    """Whether a document that was just inserted, at this path, is plain: only a guess, the guards decide."""
+    return {
+        "$and": [
+            {"$eq": [f"{document}.task_option.concurrent_worker_cnt", 1]},
+            {"$eq": [f"{document}.task_option.specific_worker_ids", []]},
+            {"$eq": [f"{document}.task_state.status", TaskStatus.INIT.value]},
+        ]
+    }
+
+
+def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
+    """Match those of these tasks that are plain, due, and that nobody has begun in this round or an earlier one."""
+    # Compared as expressions: a match by field would look into arrays.
+    conditions = [
+        {"$lte": [f"${NEXT}", now]},
+        {"$lte": [x.due_time(), now]},
+        {"$eq": [x.STATUS, TaskStatus.INIT.value]},
+        {"$eq": [x.RUNS, []]},
+        {"$eq": [f"{x.OPTION}.specific_worker_ids", []]},
+        {"$eq": [f"{x.STATE}.cancel_requested", False]},
+        {"$gte": [f"{x.OPTION}.worker_timeout_ms", 1]},
+        *_WANTS_ONE,
+    ]
+    return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$and": conditions}}
+
+
+def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
+    """Make of an unbegun task what `pipelines.claim` makes of it."""
+    lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
+    is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
+    changed = {
+        RUNS: [new_run(run_id, x.literal(worker_id), 1, now)],
+        "task_state.status": TaskStatus.RUNNING.value,
+        NEXT: lease,
+        "task_state.finish_time": "$$REMOVE",
+        "expire_time": "$$REMOVE",
+        "quiet_time": {"$cond": [is_far, now, "$quiet_time"]},
+    }
+    return [{"$set": changed}]
+
+
+def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
+    """Match those of these tasks that are plain, and held under a live lease by the run of their outcome alone."""
+    task_ids, run_ids = [outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes]
+    # Of the one run that there is: nothing is looked for among runs and run_ids.
+    conditions = [
+        {"$eq": [{"$size": x.RUNS}, 1]},
+        {"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},
+        {"$eq": [f"{x.RUNS}.status", [RunStatus.RUNNING.value]]},
+        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},
+        {"$eq": [f"{x.RUNS}.past", []]},  # it is of this round
+        {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
+        *_WANTS_ONE,
+    ]
+    return {**fence_of(task_ids, run_ids), "$expr": {"$and": conditions}}
+
+
+def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
+    """Make of tasks that are held alone what `pipelines.finish` makes of them with these successes, one for each."""
+    retain = f"{x.OPTION}.retain_success_ms"
+    is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
+    merged = _of_task(outcomes, [outcome.fields() for outcome in outcomes])
+    closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *progress_told(outcomes, now)]}
+    changed = {
+        RUNS: [{"$let": {"vars": {"run": {"$arrayElemAt": [x.RUNS, 0]}}, "in": closed}}],
+        "task_state.status": TaskStatus.SUCCESS.value,
+        "task_state.cancel_requested": False,
+        "task_state.finish_time": finish_time(now),
+        NEXT: "$$REMOVE",
+        "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
+        "quiet_time": now,
+    }
+    return [{"$set": changed}]
+
+
+def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
+    """Return the value that belongs to the task at hand: there is one for each outcome."""
+    if len(values) == 1:
+        return x.literal(values[0])
+    place = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
+    return {"$arrayElemAt": [x.literal(values), place]}

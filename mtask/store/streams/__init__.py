@@ -1,0 +1,1 @@
+"""Change streams: what wakes a worker, and the events that clients follow."""

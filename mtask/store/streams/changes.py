@@ -1,0 +1,213 @@
+"""Which runs of a task a change of its document touched, and what it made of them; pure.
+
+A change names by their places the runs that differ from those that stood there before. Most of the time these are the
+same runs. Where old ones were left out, others stand in their places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mtask.model.rules import KEPT_RUNS
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.statements.filters import RUNS
+
+Document = Mapping[str, Any]
+_RUN_FIELD = re.compile(r"^task_state\.worker_states\.([0-9]{1,8})(?:\.(\w+))?(?:\.(\w+))?(?:\.\w+)*$")
+_STATE = "task_state"
+_FAILED_CNT = f"{_STATE}.failed_cnt"
+_CLEAN_CNT = f"{_STATE}.clean_cnt"
+END_TIMES = ("success_time", "fail_time")
+_RUNNING, _TIMEOUT = RunStatus.RUNNING.value, RunStatus.TIMEOUT.value
+
+
+class Runs:
+    """The runs of a document, to be found by what a change says of them, however many there are."""
+
+    def __init__(self, runs: Sequence[Document]) -> None:
+        self._runs = runs
+        self._found: dict[tuple[str, ...], dict[Any, list[Document]]] = {}
+
+    def at(self, place: int) -> Document:
+        """Return the run that stands there, empty where there is none."""
+        return self._runs[place] if place < len(self._runs) else {}
+
+    def having(self, fields: Mapping[str, Any]) -> Sequence[Document]:
+        """Return the runs that have these values, texts or instants."""
+        values = tuple(fields.values())
+        if not all(map(_can_be_found, values)):
+            return ()
+        names = tuple(fields)
+        if names not in self._found:
+            self._found[names] = by_values(self._runs, names)
+        return self._found[names].get(values, ())
+
+
+def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[Document]]:
+    """Return the runs by their values of these fields; without those in which one is no text and no instant."""
+    found: dict[Any, list[Document]] = {}
+    for run in runs:
+        values = tuple(run.get(name) for name in names)
+        if all(map(_can_be_found, values)):
+            found.setdefault(values, []).append(run)
+    return found
+
+
+def _can_be_found(value: Any) -> bool:
+    return type(value) is str or isinstance(value, datetime)  # BSON's code is a str, too, and has no hash
+
+
+def updated_fields(description: Document) -> dict[str, Any]:
+    """Return what a change has set, by path."""
+    updated = dict(description.get("updatedFields") or {})
+    state = updated.get(_STATE)
+    if isinstance(state, Mapping):  # it was no document before
+        updated |= {f"{_STATE}.{field}": value for field, value in state.items()}
+    return updated
+
+
+def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
+    """Yield each run that the change touched and what was changed of it; the oldest first.
+
+    `runs`: those of the document as it is now. They add what the change does not say of a run, if it is still there.
+    How many are yielded, and what has become of them, does not depend on them.
+    """
+    removed = dict.fromkeys(description.get("removedFields") or ())
+    updated: Document = {**removed, **updated_fields(description)}  # None: taken out
+    is_cut = any(array.get("field") == RUNS for array in description.get("truncatedArrays") or ())
+    changed, written = by_place(updated)
+    stored = Runs(runs)
+    named = {place: changed[place] for place in sorted(changed) if "run_id" in changed[place]}
+    if named.keys() <= written and len(named) == 1 and not is_cut and RUNS not in updated:
+        named = {}  # it was added, and the others stand where they did
+    in_place = [place for place in sorted(changed) if place not in named]
+    ends = _ends(changed)
+    for place in in_place:
+        yield _run_at(place, changed[place], stored, ends.get(place)), changed[place]
+    if named:
+        has_closed = any(changed[place].get("status") == _TIMEOUT for place in in_place)
+        yield from _just_claimed(named, updated, stored, has_closed=has_closed)
+
+
+def by_place(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    """Return what was changed of the run in each place, and the places of those that were written whole."""
+    values, whole = dict(updated), updated.get(RUNS)
+    if isinstance(whole, list):
+        runs = ((place, run) for place, run in enumerate(whole) if isinstance(run, Mapping) and "run_id" in run)
+        values |= {f"{RUNS}.{place}": run for place, run in runs}
+    changed: dict[int, dict[str, Any]] = {}
+    written: set[int] = set()
+    for path, value in values.items():
+        matched = _RUN_FIELD.match(path)
+        if matched is None:
+            continue
+        place, field, part = int(matched[1]), matched[2], matched[3]
+        if field is None and isinstance(value, Mapping):
+            changed.setdefault(place, {}).update(value)
+            written.add(place)
+        elif field == "progress" and part is not None:
+            changed.setdefault(place, {}).setdefault(field, {})[part] = value
+        elif field == "progress":
+            given = value if isinstance(value, Mapping) else {}
+            changed.setdefault(place, {})[field] = {"fraction": None, "message": None, **given}
+        elif field is not None:
+            changed.setdefault(place, {})[field] = value
+    return changed, written
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a run that a change has written, and how many it has written alike before it and in all."""
+
+    fields: Mapping[str, Any]
+    rank: int
+    count: int
+
+
+def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
+    fields = {
+        place: {name: changed[place][name], "status": changed[place].get("status")}
+        for place in sorted(changed)
+        for name in reversed(END_TIMES)
+        if changed[place].get(name) is not None
+    }
+    alike: dict[Any, list[int]] = {}
+    for place, end in fields.items():
+        if all(map(_can_be_found, end.values())):
+            alike.setdefault(tuple(end.items()), []).append(place)
+    ranked = ((place, rank, len(places)) for places in alike.values() for rank, place in enumerate(places))
+    ends = {place: _End(fields[place], rank, count) for place, rank, count in ranked}
+    return {place: ends.get(place, _End(end, 0, 1)) for place, end in fields.items()}
+
+
+def _run_at(place: int, fields: Document, runs: Runs, end: _End | None) -> Document:
+    """Return the run that stood there when it was changed, if it is still there: others may stand there by now."""
+    if "run_id" in fields:
+        return fields
+    at_place = runs.at(place)
+    if end is None:
+        return at_place if has_told(at_place, fields.get("progress")) else {}
+    same = runs.having(end.fields)
+    if len(same) == end.count:
+        return same[end.rank]
+    return at_place if same and all(at_place.get(name) == end.fields[name] for name in end.fields) else {}
+
+
+def has_told(run: Document, progress: Any) -> bool:
+    """Whether it is this run that told that progress."""
+    last = run.get("progress")
+    first, told = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
+    until = last.get("time") if isinstance(last, Mapping) else None
+    if isinstance(first, datetime) and isinstance(told, datetime) and isinstance(until, datetime):
+        return first <= told <= until
+    return False
+
+
+def _just_claimed(
+    named: Mapping[int, Document], updated: Document, runs: Runs, *, has_closed: bool
+) -> Iterator[tuple[Document, Document]]:
+    """Yield the run that a claim has added where it left old ones out, after those that it closed.
+
+    The others stand in other places since, told whole or by the fields in which they differ from who stood there
+    before: a status that is the same is not among these. `has_closed`: it was told of one that stands where it did.
+    """
+    place = max(named)
+    newest = named[place]
+    if not _is_claim(place, newest, updated):
+        return
+
+    def known(run: Document) -> Document:
+        return {**next(iter(runs.having({"run_id": run["run_id"]})), {}), **run}
+
+    if _FAILED_CNT in updated:  # else no lease had lapsed
+        closed = [run for run in named.values() if _is_closed_at(newest.get("claim_time"), run)]
+        for run in closed:
+            yield known(run), {"status": _TIMEOUT}
+        if not closed and not has_closed:  # left out as soon as it was closed
+            yield {}, {"status": _TIMEOUT}
+    yield known(newest), {"status": _RUNNING}
+
+
+def _is_claim(place: int, run: Document, updated: Document) -> bool:
+    """Whether the change that moved the runs, or wrote them all, has added this one, which is the last."""
+    has_ended = any(run.get(name) is not None for name in END_TIMES)
+    if has_ended or run.get("status", _RUNNING) != _RUNNING:
+        return False
+    if _CLEAN_CNT in updated or "task_state.finish_time" in updated or updated.get(_FAILED_CNT) == 0:
+        return (
+            False  # published again, and cleaned, or a new round; the count is missing where an older version cleaned
+        )
+    # A claim leaves old ones out beyond these; it writes them all where there was none.
+    return place >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
+
+
+def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:
+    """Whether the claim of that instant has closed this run; one that ended in the same ms still had its lease."""
+    fail_time, lease = run.get("fail_time"), run.get("ping_expire_time")
+    if not isinstance(fail_time, datetime) or fail_time != claim_time or run.get("status", _TIMEOUT) != _TIMEOUT:
+        return False
+    return lease is None or (isinstance(lease, datetime) and lease <= fail_time)

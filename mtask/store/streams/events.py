@@ -1,0 +1,177 @@
+"""Events: what happens to tasks, told by what each change of a document says; pure.
+
+Each change that the engine makes names exactly the fields that it changed, so what has happened, and how many events
+that makes, follows from the change alone, in the order of the changes, once. Which run it was, and in which queue, the
+document says that was looked up, as far as it is proven to be the same task's (`mtask.store.streams.lookup`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.store.streams import lookup
+from mtask.store.streams.changes import END_TIMES, changed_runs, updated_fields
+from mtask.store.tasks.claims import runs_in
+
+Document = Mapping[str, Any]
+_STATUS = "task_state.status"
+_FINAL = frozenset(status.value for status in FINAL_STATUSES)
+
+
+class EventKind(StrEnum):
+    """What has happened."""
+
+    PUBLISHED = "published"
+    CLAIMED = "claimed"
+    PROGRESS = "progress"
+    SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
+    FAILED = "failed"  #: a run ended as FAIL, or the task did without one
+    TIMED_OUT = "timed_out"  #: a run's lease lapsed
+    CANCELED = "canceled"  #: a run was handed back, or the task canceled that nobody held
+    REOPENED = "reopened"  #: a finished task is open again: retry, rerun or a publish that cleaned it
+    REMOVED = "removed"
+
+
+_OF_RUN = {
+    RunStatus.RUNNING.value: EventKind.CLAIMED,
+    RunStatus.SUCCESS.value: EventKind.SUCCEEDED,
+    RunStatus.FAIL.value: EventKind.FAILED,
+    RunStatus.TIMEOUT.value: EventKind.TIMED_OUT,
+    RunStatus.CANCELED.value: EventKind.CANCELED,
+}
+_OF_TASK = {
+    TaskStatus.SUCCESS.value: EventKind.SUCCEEDED,
+    TaskStatus.FAIL.value: EventKind.FAILED,
+    TaskStatus.CANCELED.value: EventKind.CANCELED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """One thing that happened to a task."""
+
+    kind: EventKind
+    task_id: str
+    time: datetime  #: by the server's clock
+    queue: str | None = None  #: at that time; None where the task was gone, or was another, when the event was read
+    #: None where the run had been left out of the document, or the task was gone, when the event was read.
+    run_id: str | None = None
+    worker_id: str | None = None
+    attempt: int | None = None
+    #: What the task is from then on, where that changed with it; a final status is its end.
+    task_status: TaskStatus | None = None
+    reason: str | None = None  #: of a run that did not succeed
+    #: 0 to 1, and the message beside it. Of either that stayed as it was: None where more was told before it was read.
+    progress: float | None = None
+    message: str | None = None
+    #: Give it to `events(after=...)` to go on right after this event.
+    token: str = ""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.task_id.partition(":")[0]
+
+    @property
+    def key(self) -> str:
+        """The task's key."""
+        return self.task_id.partition(":")[2]
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the task has finished with it."""
+        return self.task_status is not None and self.task_status.is_final
+
+
+def events_of(change: Document) -> list[TaskEvent]:
+    """Return what a change says has happened: nothing, one event, or several, in order.
+
+    How many these are does not depend on the document.
+    """
+    task_id = change.get("documentKey", {}).get("_id")
+    if not isinstance(task_id, str):
+        return []
+    document = lookup.document_of(change)
+    queue = lookup.queue_of(change, document)
+    time: datetime = change["wallTime"]
+    kind = change["operationType"]
+    if kind in ("insert", "replace"):
+        return [TaskEvent(EventKind.PUBLISHED, task_id, time, queue, task_status=TaskStatus.INIT)]
+    if kind == "delete":
+        return [TaskEvent(EventKind.REMOVED, task_id, time)]
+    description = change.get("updateDescription")
+    if kind != "update" or description is None:
+        return []
+    found = list(_of_runs(changed_runs(description, runs_in(dict(document))), task_id, time, queue))
+    return _with_status(found, updated_fields(description), task_id, time, queue)
+
+
+def is_in_doubt(change: Document) -> bool:
+    """Whether the document that was looked up may be another task's than the change's, or in another queue by now."""
+    if change["operationType"] != "update" or not isinstance(change.get("fullDocument"), Mapping):
+        return False
+    document = lookup.document_of(change)
+    return lookup.queue_of(change, document) is None and bool(events_of(change))
+
+
+def _with_status(
+    found: list[TaskEvent], updated: Document, task_id: str, time: datetime, queue: str | None
+) -> list[TaskEvent]:
+    """Say with the last event what the task is now; where no run tells of it, that is an event of its own."""
+    status = updated.get(_STATUS)
+    if type(status) is not str or status not in TaskStatus.__members__:
+        return found
+    known = TaskStatus(status)
+    if found:
+        return [*found[:-1], replace(found[-1], task_status=known)]
+    if status in _FINAL:
+        return [TaskEvent(_OF_TASK[status], task_id, time, queue, task_status=known)]
+    if known is TaskStatus.INIT:
+        return [TaskEvent(EventKind.REOPENED, task_id, time, queue, task_status=known)]
+    return []
+
+
+def _of_runs(
+    touched: Iterable[tuple[Document, Document]], task_id: str, time: datetime, queue: str | None
+) -> Iterator[TaskEvent]:
+    for run, changed in touched:
+        status, progress = changed.get("status"), changed.get("progress")
+        if isinstance(progress, Mapping):
+            yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
+        if type(status) is str and status in _OF_RUN:  # BSON's code is a str, too, and has no hash
+            yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
+
+
+def _event(
+    kind: EventKind, run: Document, progress: Document, task_id: str, time: datetime, queue: str | None
+) -> TaskEvent:
+    # Today's document may know of an end that this event did not.
+    is_end = kind not in (EventKind.PROGRESS, EventKind.CLAIMED)
+    times = END_TIMES if is_end else ("claim_time",) if kind is EventKind.CLAIMED else ()
+    stored = run.get("progress")
+    # The change names what is new of it. The rest is known from the document as long as nothing was told since.
+    if kind is EventKind.PROGRESS and isinstance(stored, Mapping) and stored.get("time") == progress.get("time"):
+        progress = {**stored, **progress}
+    fraction = progress.get("fraction")
+    return TaskEvent(
+        kind,
+        task_id,
+        next((run[name] for name in times if isinstance(run.get(name), datetime)), time),
+        queue,
+        run_id=_text(run.get("run_id")),
+        worker_id=_text(run.get("worker_id")),
+        attempt=int(attempt) if isinstance(attempt := run.get("attempt"), int) else None,
+        reason=_text(run.get("fail_reason")) if is_end else None,
+        progress=float(fraction) if isinstance(fraction, int | float) else None,
+        message=_text(progress.get("message")),
+    )
+
+
+def _text(value: Any) -> str | None:
+    """Return what is text; a document may hold anything."""
+    return value if type(value) is str else None

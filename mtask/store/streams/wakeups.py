@@ -1,0 +1,286 @@
+"""The change stream: what a worker is woken for, and nothing else.
+
+One stream per worker process, over the database, on a client of its own. Its filter compares an event's own
+server time (`wallTime`) with what the event says, so it holds no instant that would age. No `updateLookup`:
+inserts carry what the queue needs, updates are hints that one batched read resolves.
+
+Who waits in a stream is woken, on the server, by each single write to it, to find that it is no news: 30 us and more.
+So where writes are dense it is not waited for: what came is read every 20 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from time import monotonic
+from typing import Any
+
+from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.stores import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
+from mtask.store.statements import expressions as x
+from mtask.store.statements import short
+from mtask.store.statements.filters import LAST_TIME
+from mtask.store.streams.traffic import Density, Traffic
+
+Document = dict[str, Any]
+_HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
+_OPEN_TIMEOUT = timedelta(seconds=10)
+_BATCH = 1000
+#: How long the server waits for an event before it answers that there is none, in ms. Where something is written it
+#: answers soon, so that it is seen how much; and after no part of a second: answers fall into ever other parts of one.
+MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
+#: Between two reads where writes are dense, in seconds.
+_REST = 0.02
+
+
+class EventKind(Enum):
+    """What an event is about."""
+
+    TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or malformed
+    TASK_CHANGED = "changed"  #: a task's preemption time moved inside the horizon, or a holder must look
+    CONTROL_CHANGED = "control"  #: something is asked of this worker
+    PEERS_CHANGED = "peers"  #: a worker came or went
+    SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; that one has fired is no news
+    RULES_CHANGED = "rules"  #: what holds for a queue or a task name
+    COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event."""
+
+    kind: EventKind
+    task_id: Any = None
+    #: name, queue, priority, status and preempt_time of an inserted task, as far as it has them.
+    document: Document | None = None
+    #: Whether an inserted task looks as if the short statements would do for it.
+    is_plain: bool = False
+    #: The new preemption time of a changed task, if that is what changed.
+    preempt_time: datetime | None = None
+    #: Whether some worker holds it now; None where that did not change.
+    is_begun: bool | None = None
+    #: Whether a holder must look: options changed, or the end is asked for.
+    concerns_holder: bool = False
+
+
+def _updated(path: str) -> x.Expression:
+    return {"$getField": {"field": {"$literal": path}, "input": "$updateDescription.updatedFields"}}
+
+
+def _is_set(path: str) -> x.Expression:
+    return {"$ne": [{"$type": _updated(path)}, "missing"]}
+
+
+def _is_soon(instant: x.Expression, horizon_ms: int) -> x.Expression:
+    return {
+        "$and": [
+            {"$eq": [{"$type": instant}, "date"]},
+            {"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},
+        ]
+    }
+
+
+def _updates_under(prefix: str) -> x.Expression:
+    """Whether an update touches this field or one below it; false for events of other kinds."""
+    updated = {"$map": {"input": {"$objectToArray": "$updateDescription.updatedFields"}, "as": "f", "in": "$$f.k"}}
+    truncated = {"$map": {"input": "$updateDescription.truncatedArrays", "as": "f", "in": "$$f.field"}}
+    names = {"$concatArrays": [{"$ifNull": [updated, []]}, {"$ifNull": [truncated, []]}]}
+    starts = {"$eq": [{"$indexOfBytes": ["$$name", prefix]}, 0]}
+    return {"$anyElementTrue": [{"$map": {"input": names, "as": "name", "in": starts}}]}
+
+
+def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+    document = "$fullDocument"
+    next_time = f"{document}.task_state.next_preempt_time"
+    named = f"{document}.task_option.specific_worker_ids"
+    is_mine = {
+        "$and": [
+            {"$in": [f"{document}.queue", x.literal(list(queues))]},
+            {
+                "$cond": [
+                    {"$isArray": [named]},
+                    {"$or": [{"$eq": [named, []]}, {"$in": [x.literal(worker_id), named]}]},
+                    True,
+                ]
+            },
+        ]
+    }
+    can_come = {"$and": [{"$eq": [{"$type": next_time}, "date"]}, {"$lte": [next_time, LAST_TIME]}]}
+    is_well_formed = {"$and": [can_come, {"$isArray": [named]}]}
+    is_final = {"$in": [f"{document}.task_state.status", [status.value for status in FINAL_STATUSES]]}
+    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}]}
+    is_due = {"$and": [_is_soon(next_time, horizon_ms), is_mine]}
+    moved = _is_soon(_updated("task_state.next_preempt_time"), horizon_ms)
+    asks_holder = {
+        "$or": [
+            {"$eq": [_updated("task_state.cancel_requested"), True]},
+            _updates_under("task_option"),
+            _updates_under("queue"),
+        ]
+    }
+    return {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
+                {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
+                # Who removes asks for the end first; and a purge of old tasks is no news to anybody.
+                {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
+            ],
+            "default": True,
+        }
+    }
+
+
+def _worker_events(worker_id: str) -> x.Expression:
+    is_me = {"$eq": ["$documentKey._id", x.literal(worker_id)]}
+    asks_me = {"$and": [is_me, {"$or": [_updates_under("control."), _is_set("control")]}]}
+    left = {"$eq": [_updated("status"), "stopped"]}
+    resized = _is_set("concurrency")
+    return {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized]}},
+            ],
+            "default": {"$not": [is_me]},
+        }
+    }
+
+
+def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Document]:
+    """Return the stream's pipeline for this worker."""
+    wanted = {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$ns.coll", TASKS]}, "then": _task_events(worker_id, queues, horizon_ms)},
+                {"case": {"$eq": ["$ns.coll", WORKERS]}, "then": _worker_events(worker_id)},
+            ],
+            "default": {"$not": [_updates_under("schedule_state")]},
+        }
+    }
+    # Plain conditions are tested on the oplog itself. What is left out there costs the server half of an event that an
+    # expression must look at, and nearly all that workers do is marked as quiet.
+    is_heard = {"ns.coll": {"$in": _HEARD}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
+    return [
+        {"$match": is_heard},
+        {"$match": {"$expr": wanted}},
+        {
+            "$project": {
+                "operationType": 1,
+                "ns.coll": 1,
+                "documentKey._id": 1,
+                "fullDocument.name": 1,
+                "fullDocument.queue": 1,
+                "fullDocument.task_option.priority": 1,
+                "fullDocument.task_state.next_preempt_time": 1,
+                "fullDocument.task_state.status": 1,
+                "is_plain": short.looks_plain("$fullDocument"),
+                "preempt_time": _updated("task_state.next_preempt_time"),
+                "status": _updated("task_state.status"),
+                "concerns_holder": {
+                    "$or": [{"$eq": [_updated("task_state.cancel_requested"), True]}, _updates_under("task_option")]
+                },
+            }
+        },
+    ]
+
+
+class Stream:
+    """An open change stream. Any error means: close it, drop it, open a new one and scan again."""
+
+    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._traffic = Traffic(monotonic())
+        #: What it was opened for.
+        self.density = self._traffic.density
+        #: It takes down what the server says of its last write.
+        self._session: AsyncClientSession
+        self._cursor: AsyncDatabaseChangeStream[Document]
+
+    @classmethod
+    async def open(cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int) -> Stream:
+        """Open the stream from now on. Raises errors of DatabaseError."""
+        stream = cls(store, pipeline(worker_id, queues, horizon_ms))
+        with bounded(_OPEN_TIMEOUT):
+            stream._session = store.client.start_session(causal_consistency=False)
+            try:
+                await stream._watch()
+            except BaseException:
+                await stream._session.end_session()
+                raise
+        return stream
+
+    async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
+        self._cursor = await self._store.readable.watch(
+            self._wanted,
+            resume_after=token,
+            max_await_time_ms=MAX_AWAIT_MS[self.density],
+            batch_size=_BATCH,
+            session=self._session,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more events can come."""
+        return self._cursor.alive
+
+    async def next(self) -> Event | None:
+        """Return the next event, or None where none came for a while. Raises DatabaseError."""
+        if self._traffic.density is not self.density and self.is_open:
+            await self._turn()
+        with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
+            change = await self._cursor.try_next()
+        written = self._session.operation_time
+        if written is not None:
+            self._traffic.note(written.time, written.inc, monotonic(), is_news=change is not None)
+        if change is not None:
+            return _event(change)
+        if self.density is Density.DENSE:
+            await asyncio.sleep(_REST)
+        return None
+
+    async def _turn(self) -> None:
+        """Go on where it is, at another pace: how long the server waits is said when a stream is opened."""
+        token = self._cursor.resume_token
+        if token is not None:  # else there would be a gap
+            self.density = self._traffic.density
+            with bounded(_OPEN_TIMEOUT):
+                await self._cursor.close()
+                await self._watch(token)
+
+    async def close(self) -> None:
+        """Close the cursor."""
+        with bounded(timedelta(seconds=2)):
+            await self._cursor.close()
+            await self._session.end_session()
+
+
+def _event(change: Any) -> Event:
+    kind = change["operationType"]
+    if kind in ("drop", "rename", "dropDatabase", "invalidate"):
+        return Event(EventKind.COLLECTION_LOST)
+    document_id = change.get("documentKey", {}).get("_id")
+    if change["ns"]["coll"] == CONTROLS:
+        return Event(EventKind.RULES_CHANGED)
+    if change["ns"]["coll"] == SCHEDULES:
+        return Event(EventKind.SCHEDULES_CHANGED)
+    if change["ns"]["coll"] == WORKERS:
+        is_control = kind == "update"
+        return Event(EventKind.CONTROL_CHANGED if is_control else EventKind.PEERS_CHANGED, document_id)
+    if kind == "insert":
+        inserted = change.get("fullDocument", {})
+        return Event(EventKind.TASK_INSERTED, document_id, inserted, is_plain=change.get("is_plain") is True)
+    return Event(
+        EventKind.TASK_CHANGED,
+        document_id,
+        preempt_time=change.get("preempt_time"),
+        is_begun=change["status"] == TaskStatus.RUNNING if "status" in change else None,
+        concerns_holder=kind == "replace" or bool(change.get("concerns_holder")),
+    )

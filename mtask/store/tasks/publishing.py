@@ -1,0 +1,174 @@
+"""Publishing: insert once, whoever calls and however often; what happens to an existing task is the caller's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from pymongo import UpdateOne
+
+from mtask.errors import DuplicateKey, TaskExists, TaskRunning
+from mtask.store.driver.operation import Operation, command, tasks
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters, pipelines
+
+IfExists = Literal["keep", "update", "reject"]
+_RACES = 5
+_REPLACED = ("queue", "params", "task_option")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A checked task, ready to be published."""
+
+    task_id: str
+    name: str
+    key: str
+    queue: str
+    params: Any
+    task_option: Mapping[str, Any]
+    #: When it may start: an instant, a wait from the server's now, or None for at once.
+    start: datetime | timedelta | None = None
+
+    def fixed(self) -> dict[str, Any]:
+        """Return the part of the document that does not depend on the clock."""
+        return {
+            "_id": self.task_id,
+            "name": self.name,
+            "key": self.key,
+            "queue": self.queue,
+            "params": self.params,
+            "task_option": self.task_option,
+        }
+
+    def start_expression(self) -> x.Expression:
+        """Return start_time as an expression on the server's clock."""
+        if isinstance(self.start, timedelta):
+            return x.add_ms(x.NOW, milliseconds(self.start))
+        return self.start
+
+    def start_at(self, now: datetime) -> datetime | None:
+        """Return start_time, given the server's now."""
+        return now + self.start if isinstance(self.start, timedelta) else self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of a task that exists already."""
+
+    if_exists: IfExists = "keep"
+    clean_failed: bool = False
+    clean_success: bool = False
+    not_update_running: bool = False
+
+    @property
+    def changes_existing(self) -> bool:
+        """Whether an existing task is touched at all."""
+        return self.if_exists == "update" or self.clean_failed or self.clean_success
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What publish did: whether the task is new, and if not, whether it was changed."""
+
+    task_id: str
+    created: bool
+    updated: bool
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Return a duration in whole ms, rounded up: a task never starts early."""
+    return -(-duration // timedelta(milliseconds=1))
+
+
+def publish(task: NewTask, policy: Policy) -> Operation[Published]:
+    """Publish one task. One round trip, or two where an existing one is changed.
+
+    Raises TaskExists or TaskRunning as the policy says.
+    """
+    for _ in range(_RACES):
+        if (yield from _insert(task)):
+            return Published(task.task_id, created=True, updated=False)
+        changed = yield from _change_existing(task, policy)
+        if changed is not None:
+            return Published(task.task_id, created=False, updated=changed)
+    raise TaskRunning(task.task_id)
+
+
+def _insert(task: NewTask) -> Operation[bool]:
+    pipeline = pipelines.publish(task.fixed(), task.start_expression())
+    for _ in range(_RACES):
+        try:
+            result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
+        except DuplicateKey:
+            continue  # another publisher was faster: the next try finds its task
+        return result.upserted_id is not None
+    return False
+
+
+def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
+    """Apply the policy; return whether it changed the task, or None if the task has gone meanwhile."""
+    if policy.if_exists == "reject":
+        raise TaskExists(task.task_id)
+    if not policy.changes_existing:
+        return False
+    fixed = task.fixed()
+    replacement = {name: fixed[name] for name in _REPLACED} if policy.if_exists == "update" else None
+    pipeline = pipelines.republish(
+        replacement=replacement,
+        start=task.start_expression(),
+        clean_failed=policy.clean_failed,
+        clean_success=policy.clean_success,
+    )
+    guard = filters.not_running(task.task_id) if policy.not_update_running else {"_id": task.task_id}
+    result = yield tasks("update_one", guard, pipeline)
+    if result.matched_count:
+        return bool(result.modified_count)
+    if policy.not_update_running:
+        exists = yield tasks("find_one", {"_id": task.task_id}, {"_id": 1})
+        if exists is not None:
+            raise TaskRunning(task.task_id)
+    return None
+
+
+def publish_many(
+    batch: Sequence[NewTask], policy: Policy, *, in_session: bool
+) -> Operation[list[Published | Exception]]:
+    """Publish many tasks; return for each what happened, in order: the result, or TaskExists or TaskRunning.
+
+    New tasks are one bulk insert with the server's time, read once for the call. Inside a transaction a
+    duplicate must not raise, so there it is one bulk upsert.
+    """
+    first: dict[str, int] = {}
+    for place, task in enumerate(batch):
+        first.setdefault(task.task_id, place)
+    unique = [batch[place] for place in first.values()]
+    if in_session:
+        upserts = [
+            UpdateOne({"_id": t.task_id}, pipelines.publish(t.fixed(), t.start_expression()), upsert=True)
+            for t in unique
+        ]
+        inserted = yield tasks("upserted", upserts)
+        created = {unique[place].task_id for place in inserted}
+    else:
+        hello = yield command("hello")
+        now: datetime = hello["localTime"]
+        documents = [pipelines.task_document(t.fixed(), t.start_at(now), now) for t in unique]
+        existing = yield tasks("insert_new", documents)
+        created = {task.task_id for place, task in enumerate(unique) if place not in existing}
+    results: list[Published | Exception] = []
+    for place, task in enumerate(batch):
+        if task.task_id in created and first[task.task_id] == place:
+            results.append(Published(task.task_id, created=True, updated=False))
+            continue
+        try:
+            changed = yield from _change_existing(task, policy)
+            if changed is None:
+                results.append((yield from publish(task, policy)))
+            else:
+                results.append(Published(task.task_id, created=False, updated=changed))
+        except (TaskExists, TaskRunning) as error:
+            results.append(error)
+    return results

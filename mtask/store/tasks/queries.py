@@ -1,0 +1,103 @@
+"""What clients ask of tasks: read, search, count, cancel, run again, change options, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound
+from mtask.model.options import TaskOption, build_option, check_option_names
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.statements import filters, pipelines
+
+Document = dict[str, Any]
+_RACES = 10
+
+
+def get(task_id: str) -> Operation[Document]:
+    """Return one task's document; raise TaskNotFound."""
+    document: Document | None = yield tasks("find_one", {"_id": task_id})
+    if document is None:
+        raise TaskNotFound(task_id)
+    return document
+
+
+def find(criteria: Mapping[str, Any], limit: int, *, newest_first: bool = True) -> Operation[list[Document]]:
+    """Return the matching tasks' documents, by creation."""
+    order = [("task_state.create_time", -1 if newest_first else 1), ("_id", 1)]
+    found: list[Document] = yield tasks("find", filters.search(criteria), sort=order, limit=limit)
+    return found
+
+
+def count(criteria: Mapping[str, Any]) -> Operation[int]:
+    """Return how many tasks match."""
+    matched = filters.search(criteria)
+    counted: int = yield tasks("count_documents", matched) if matched else tasks("estimated_document_count")
+    return counted
+
+
+def cancel(task_id: str) -> Operation[Document]:
+    """Cancel, or ask the holding worker to stop; return the task after it. A finished task stays as it is."""
+    return (yield from _change({"_id": task_id}, pipelines.cancel(), task_id))
+
+
+def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
+    """Open a finished task for a new round; return it. Without `everything` only a FAIL or CANCELED one."""
+    allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
+    guard = filters.final(task_id, allowed)
+    document: Document | None = yield tasks(
+        "find_one_and_update", guard, pipelines.run_again(everything=everything), return_document=ReturnDocument.AFTER
+    )
+    if document is None:
+        existing = yield from get(task_id)
+        raise TaskNotFinished(task_id, existing["task_state"]["status"])
+    return document
+
+
+def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Document]:
+    """Change options of a task; return it. Raises UnknownOption, InvalidOption or TaskNotFound."""
+    check_option_names(changes)
+    for _ in range(_RACES):
+        document = yield from get(task_id)
+        current = document["task_option"]
+        known = {name: current[name] for name in TaskOption.model_fields if name in current}
+        option = build_option(known, changes)
+        guard = {"_id": task_id, "task_option": current}
+        changed: Document | None = yield tasks(
+            "find_one_and_update", guard, pipelines.update_option(option), return_document=ReturnDocument.AFTER
+        )
+        if changed is not None:
+            return changed
+    raise InvalidOption("task_option", "it is being changed by others all the time; call again")
+
+
+def remove(task_id: str) -> Operation[bool]:
+    """Remove a task; return whether it was there. A live run is asked to stop first, so that it ends at once."""
+    asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
+    yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
+    result = yield tasks("delete_one", {"_id": task_id})
+    return bool(result.deleted_count)
+
+
+def statistics() -> Operation[list[Document]]:
+    """Return counts per queue, name and status, with the oldest due time of what waits."""
+    group = {
+        "_id": {"queue": "$queue", "name": "$name", "status": "$task_state.status"},
+        "count": {"$sum": 1},
+        "oldest_preempt_time": {"$min": "$task_state.next_preempt_time"},
+    }
+    order = {"_id.queue": 1, "_id.name": 1, "_id.status": 1}
+    found: list[Document] = yield tasks("rows", [{"$group": group}, {"$sort": order}], allowDiskUse=True)
+    return found
+
+
+def _change(guard: Mapping[str, Any], pipeline: pipelines.Pipeline, task_id: str) -> Operation[Document]:
+    document: Document | None = yield tasks(
+        "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
+    )
+    if document is None:
+        raise TaskNotFound(task_id)
+    return document

@@ -1,0 +1,81 @@
+"""What is removed of tasks: all that match, or of a queue all but the newest. In batches, by `_id`.
+
+Each batch reads ids first and deletes those that still match: a task that is run again meanwhile stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.layout import setup
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters
+
+#: Tasks that are removed by one command.
+BATCH = 500
+
+
+def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
+    """Match the tasks that are to be purged: those of the criteria that no live run holds and that are old enough."""
+    matched = filters.search(criteria)
+    conditions: list[x.Expression] = [{"$eq": [{"$size": x.live_runs(x.NOW)}, 0]}]
+    if older_than_ms is not None:
+        ended = {"$ifNull": [f"{x.STATE}.finish_time", f"{x.STATE}.create_time"]}
+        conditions.append({"$lte": [ended, {"$subtract": [x.NOW, older_than_ms]}]})
+    return {**matched, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
+
+
+def count(matched: filters.Filter) -> Operation[int]:
+    """Return how many match."""
+    counted: int = yield tasks("count_documents", matched)
+    return counted
+
+
+def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bool]]:
+    """Remove some of what matches; return how many, and whether there may be more."""
+    most = min(limit, BATCH)
+    found = yield tasks("find", matched, {"_id": 1}, limit=most)
+    ids = [document["_id"] for document in found]
+    if not ids:
+        return 0, False
+    result = yield tasks("delete_many", {**matched, "_id": {"$in": ids}})
+    return int(result.deleted_count), len(ids) >= most
+
+
+def prepare_keep() -> Operation[None]:
+    """Make the index that finds the newest of a queue; who keeps all does not pay for it."""
+    yield from setup.make_finished_index()
+
+
+def remove_older(
+    queue: str, statuses: Sequence[TaskStatus], keep: int, also: Sequence[filters.Filter] = ()
+) -> Operation[int]:
+    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many were found.
+
+    `also` is what must hold, too, when they are removed.
+    """
+    assert set(statuses) <= FINAL_STATUSES
+    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
+    order = [("task_state.finish_time", -1), ("_id", -1)]
+    view = {"_id": 1, "task_state.finish_time": 1}
+    has_ended = {**finished, "task_state.finish_time": {"$exists": True}}
+    found = yield tasks("find", has_ended, view, sort=order, skip=keep, limit=BATCH)
+    times = [when for when in (finish_time_of(document) for document in found) if when is not None]
+    if not times:
+        return 0
+    # One that has been run again since and finished anew is among the newest now.
+    ids = [document["_id"] for document in found]
+    guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
+    yield tasks("delete_many", filters.with_guards(guard, also))
+    return len(found)
+
+
+def finish_time_of(document: Mapping[str, Any]) -> datetime | None:
+    """Return when a task finished; None where a malformed document does not tell."""
+    state = document.get("task_state")
+    when = state.get("finish_time") if isinstance(state, Mapping) else None
+    return when if isinstance(when, datetime) else None

@@ -1,0 +1,72 @@
+"""What only tests of users' apps do: see whether anything is due, and let time pass for what waits."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.statements import expressions as x
+from mtask.store.statements.filters import NEXT, RUNS
+
+_MILLISECOND = timedelta(milliseconds=1)
+_OPEN = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
+_DUE = {NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.NOW]}}
+_UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
+_EXAMPLES = 20
+
+
+def is_idle() -> Operation[bool]:
+    """Whether nothing is due and nothing runs."""
+    found = yield tasks("find_one", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1})
+    return found is None
+
+
+def due() -> Operation[list[str]]:
+    """Return some of what is due or runs."""
+    found = yield tasks("find", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1}, limit=_EXAMPLES)
+    return [str(document["_id"]) for document in found]
+
+
+def until_next() -> Operation[timedelta | None]:
+    """Return how long it is until the next task is due, None where none is to come."""
+    found = yield tasks(
+        "find", {**_OPEN, NEXT: {"$exists": True}}, {"next": f"${NEXT}", "now": x.NOW}, sort=[(NEXT, 1)], limit=1
+    )
+    if not found or not isinstance(found[0]["next"], datetime):
+        return None
+    left: timedelta = found[0]["next"] - found[0]["now"] + _MILLISECOND
+    return left
+
+
+def bring_nearer(by: timedelta) -> Operation[None]:
+    """Move every instant that a task waits for nearer by so much."""
+    earlier = by // _MILLISECOND
+
+    def moved(path: str) -> x.Expression:
+        is_date = {"$eq": [{"$type": path}, "date"]}
+        return {"$cond": [is_date, {"$subtract": [path, earlier]}, "$$REMOVE"]}
+
+    runs = {
+        "$map": {
+            "input": f"${RUNS}",
+            "as": "run",
+            "in": {"$mergeObjects": ["$$run", {"$cond": [_waits("$$run"), _nearer("$$run", earlier), {}]}]},
+        }
+    }
+    change: dict[str, Any] = {
+        "task_state.create_time": {"$subtract": [f"{x.STATE}.create_time", earlier]},
+        "task_state.start_time": moved(f"{x.STATE}.start_time"),
+        NEXT: moved(f"${NEXT}"),
+        RUNS: runs,
+    }
+    yield tasks("update_many", {**_OPEN, NEXT: {"$exists": True}}, [{"$set": change}])
+
+
+def _waits(run: str) -> x.Expression:
+    return {"$eq": [{"$type": f"{run}.retry_time"}, "date"]}
+
+
+def _nearer(run: str, earlier: int) -> x.Expression:
+    return {"retry_time": {"$subtract": [f"{run}.retry_time", earlier]}}

@@ -1,0 +1,1 @@
+"""Admission: whether a task may be taken now: pauses, limits, quarantine."""

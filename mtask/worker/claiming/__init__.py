@@ -1,0 +1,1 @@
+"""Claiming: takes what is due, as much as there are free slots for."""

@@ -1,0 +1,151 @@
+"""Recovery: claims whose reply was lost, or cut short, are read back; what they took is run or handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from mtask.errors import DatabaseUnavailable, MtaskError
+from mtask.model.status import RunStatus
+from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
+from mtask.worker.log import fields, logger
+
+if TYPE_CHECKING:
+    from mtask.worker.admission.limits import Admitted
+
+Document = dict[str, Any]
+
+_PAUSE, _MAX_PAUSE = 0.05, 0.5
+#: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
+#: yet by the majority, which is all that may be run.
+_LOOKS_AGAIN = (0.05, 0.2, 0.5)
+#: A claim cannot come true later than this after its reply was given up, in seconds: its last write was sent before.
+_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A claim that was sent: of these tasks, under this token, at a monotonic instant (seconds)."""
+
+    task_ids: Sequence[str]
+    token: str
+    sent: float
+    #: The places that its tasks got first, where their queues are limited.
+    admitted: Admitted | None = None
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """The run_id that it gives to each task."""
+        return claims.run_ids_of(self.task_ids, self.token)
+
+
+class Recovery:
+    """Finds out what became of claims that were not answered as they should be."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        take_back: Callable[[Sequence[Document], Attempt], Awaitable[None]],
+        never_came: Callable[[Sequence[str], Attempt], Awaitable[None]],
+        look_again: Callable[[Iterable[str]], None],
+        stopped: asyncio.Event,
+    ) -> None:
+        """`take_back` starts the runs of these documents; `never_came` is told of tasks that a claim did not take after
+        all; `look_again` has tasks looked at soon."""
+        self._store = store
+        self._take_back = take_back
+        self._never_came = never_came
+        self._look_again = look_again
+        self._stopped = stopped
+        #: Recoveries that go on after `recover` has returned.
+        self.jobs: set[asyncio.Task[None]] = set()
+
+    async def recover(self, attempt: Attempt, *, look_again_first: bool = False) -> list[str]:
+        """Read back what a claim took, and start that; return the rest.
+
+        Some of the rest may come true later: it is read back a few times more, before the return if
+        `look_again_first`. What comes true after these reads is handed back.
+        """
+        settled = monotonic() + _SETTLED
+        doubtful = await self._adopt(attempt, attempt.task_ids, settled)
+        if look_again_first:
+            doubtful = await self._adopt_later(attempt, doubtful, settled)
+        self._look_again(doubtful)
+        if doubtful:
+            late = self._recover_late(attempt, doubtful, settled, is_to_look=not look_again_first)
+            job = asyncio.get_running_loop().create_task(late)
+            self.jobs.add(job)
+            job.add_done_callback(self._landed)
+        return doubtful
+
+    def _landed(self, job: asyncio.Task[None]) -> None:
+        self.jobs.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("recovery failed", exc_info=job.exception())
+
+    async def _recover_late(self, attempt: Attempt, doubtful: list[str], settled: float, *, is_to_look: bool) -> None:
+        if is_to_look:
+            doubtful = await self._adopt_later(attempt, doubtful, settled)
+        if doubtful:
+            await self._hand_back_late(attempt, doubtful, settled)
+
+    async def _adopt_later(self, attempt: Attempt, doubtful: list[str], settled: float) -> list[str]:
+        for pause in _LOOKS_AGAIN:
+            if not doubtful or self._stopped.is_set():
+                break
+            await asyncio.sleep(pause)
+            doubtful = await self._adopt(attempt, doubtful, settled)
+        return doubtful
+
+    async def _adopt(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> list[str]:
+        """Read back which of the tasks in doubt the claim took, and start those; return the rest."""
+        documents = await self._read_back(attempt, settled)
+        if documents is None:
+            return []
+        wanted = set(doubtful)
+        found = [document for document in documents if document["_id"] in wanted]
+        await self._take_back(found, attempt)
+        known = {document["_id"] for document in found}
+        return [task_id for task_id in doubtful if task_id not in known]
+
+    async def _read_back(self, attempt: Attempt, settled: float) -> list[Document] | None:
+        """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
+        pause = _PAUSE
+        while True:
+            try:
+                return await self._store.run(claims.claimed(attempt.task_ids, attempt.token))
+            except DatabaseUnavailable:
+                if self._stopped.is_set() and monotonic() > settled:
+                    return None
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _MAX_PAUSE)
+
+    async def _hand_back_late(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> None:
+        """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
+        run_ids = attempt.run_ids
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, settled - monotonic())):
+                await self._stopped.wait()
+        try:
+            states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
+            late = [task_id for task_id in doubtful if states.get(run_ids[task_id]) == RunStatus.RUNNING]
+            for task_id in late:  # each alone: one that is locked must not keep the others
+                logger.warning("late claim handed back", extra=fields(task=task_id))
+                await self._hand_back(task_id, run_ids[task_id])
+            if len(attempt.task_ids) == 1:  # a group's tasks were claimed again, each alone
+                await self._never_came([task_id for task_id in doubtful if run_ids[task_id] not in states], attempt)
+        except MtaskError as error:
+            logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
+
+    async def _hand_back(self, task_id: str, run_id: str) -> None:
+        outcome = Outcome(task_id, run_id, RunStatus.CANCELED, reason="handed back: the claim's reply was lost")
+        try:
+            await self._store.run(claims.finish([outcome]))
+        except MtaskError as error:
+            logger.warning("late claim left to lapse", extra=fields(task=task_id, reason=str(error)))

@@ -1,0 +1,415 @@
+"""The pinger: leases and heartbeats, in a thread of its own with a connection of its own.
+
+A handler that blocks the event loop does not lose its lease by it. The thread also watches the deadline up to
+which each lease may be trusted, and the end of a stop that takes too long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+
+from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.model.options import ping_seconds
+from mtask.model.status import RunStatus
+from mtask.store import workers
+from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
+from mtask.worker.leases.held_run import EndReason, HeldRun, trusted_until
+from mtask.worker.log import fields, logger
+from mtask.worker.state.tempo import Tempo
+
+_GROUP = 500
+#: Pings due within this part of their interval go along with one that is due.
+_SLACK = 0.1
+_MAX_CALL = 5.0
+_MIN_CALL = 0.2
+#: How long a ping may wait for a document that is locked, in seconds: at least, and at most.
+_LEAST_WAIT, _MOST_WAIT = 0.5, _MAX_CALL
+#: Runs of a held up group that are pinged at once, each alone.
+_MAX_APART = 8
+#: How long the last resort waits for all runs to be handed back together, in seconds.
+_HAND_BACK = 2.0
+_IDLE = 3600.0
+#: After a failure that nobody foresaw, in seconds: what is due still is.
+_AFTER_FAILURE = 0.1
+#: How long a run is pinged beyond its run_timeout_ms, in seconds: enough for its FAIL to be written.
+_OVERTIME = 10.0
+#: Between two pings that are sent for the sake of progress, in seconds.
+_BETWEEN_PROGRESS = 1.0
+
+
+class Pinger:
+    """Holds the leases of this worker's runs, and its place in the registry."""
+
+    def __init__(
+        self,
+        store: SyncStore,
+        registration: workers.Registration,
+        heartbeat_interval: timedelta,
+        tempo: Tempo,
+        beat: Callable[[], workers.Heartbeat],
+        on_registered: Callable[[dict[str, Any] | None], None],
+    ) -> None:
+        self._store = store
+        self._registration = registration
+        self._interval = heartbeat_interval.total_seconds()
+        self._beat = beat
+        self._on_registered = on_registered
+        self._runs: dict[str, HeldRun] = {}
+        self._condition = threading.Condition()
+        #: The runs that a ping is under way for, by run_id.
+        self._under_way: set[str] = set()
+        self._tempo = tempo
+        #: Made when it is needed first.
+        self._apart: ThreadPoolExecutor | None = None
+        self._wake_at = 0.0
+        self._next_beat = monotonic() + self._interval
+        self._is_stopped = self._is_resting = self._is_working = False
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._thread = threading.Thread(target=self._loop, name="mtask-pinger", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def rest(self) -> None:
+        """Send nothing more, and wait for what is under way; what `call_at` was asked for still happens."""
+        with self._condition:
+            self._is_resting = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._is_working, timeout=_MAX_CALL * 2)
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it."""
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout=_MAX_CALL * 2)
+        if self._apart is not None:
+            self._apart.shutdown(cancel_futures=True)
+
+    def hold(self, run: HeldRun) -> None:
+        """Keep this run's lease alive from now on."""
+        with self._condition:
+            self._runs[run.run_id] = run
+            if min(run.next_ping, run.trusted_until) < self._wake_at:
+                self._condition.notify_all()
+
+    def release(self, run: HeldRun) -> None:
+        """Let go of a run."""
+        with self._condition:
+            self._runs.pop(run.run_id, None)
+
+    def held(self) -> list[HeldRun]:
+        """Return the runs held."""
+        with self._condition:
+            return list(self._runs.values())
+
+    def expedite(self, run: HeldRun) -> None:
+        """Ping this run soon, to tell of its progress: at once, but for a second after the last time."""
+        with self._condition:
+            run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
+            if run.next_ping < self._wake_at:
+                self._condition.notify_all()
+
+    def beat_now(self) -> None:
+        """Send a heartbeat at once, and read what is asked of this worker."""
+        with self._condition:
+            self._next_beat = 0.0
+            self._condition.notify_all()
+
+    def call_at(self, deadline: float, action: Callable[[], None]) -> None:
+        """Call `action` in this thread once, at a monotonic instant (seconds): it works though the loop is blocked."""
+        with self._condition:
+            self._deadline = (deadline, action)
+            self._condition.notify_all()
+
+    def hand_back(self, outcomes: Sequence[Outcome]) -> None:
+        """Give runs back from this thread, in the last resort: each alone where some of them are locked."""
+        try:
+            self._store.run(claims.finish(outcomes, timedelta(seconds=_HAND_BACK)))
+            return
+        except DatabaseTimeout:
+            if len(outcomes) == 1:
+                raise
+        with ThreadPoolExecutor(_MAX_APART) as apart:
+            timeout = timedelta(seconds=_LEAST_WAIT)
+            each = [apart.submit(self._store.run, claims.finish([outcome], timeout)) for outcome in outcomes]
+        failed = [error for one in each if (error := one.exception()) is not None]
+        if failed:
+            raise failed[0]
+
+    @contextmanager
+    def suspended(self, run: HeldRun) -> Iterator[None]:
+        """Send no ping for this run meanwhile: it would conflict with the run's own transaction. May block."""
+        with self._condition:
+            run.suspended += 1
+        try:
+            with self._condition:  # a ping that is under way has ended
+                self._condition.wait_for(lambda: run.run_id not in self._under_way)
+            yield
+        finally:
+            with self._condition:
+                run.suspended -= 1
+                self._condition.notify_all()
+
+    def _loop(self) -> None:
+        while True:
+            with self._condition:
+                while not self._is_stopped:
+                    now = monotonic()
+                    self._wake_at = self._next_event(now)
+                    if self._wake_at <= now:
+                        break
+                    self._condition.wait(min(self._wake_at - now, _IDLE))
+                if self._is_stopped:
+                    return
+                self._is_working = True
+            try:
+                self._work(monotonic())
+            except Exception:
+                # Whatever it is, the leases of the other runs must go on.
+                logger.exception("pinger failed and goes on")
+                with self._condition:
+                    self._condition.wait(_AFTER_FAILURE)
+            finally:
+                with self._condition:
+                    self._is_working = False
+                    self._condition.notify_all()
+
+    def _next_event(self, now: float) -> float:
+        moments = [self._deadline[0]] if self._deadline else [now + _IDLE]
+        if self._is_resting:
+            return moments[0]
+        moments.append(self._next_beat)
+        moments.extend(
+            min(run.next_ping, run.trusted_until) if self._is_to_ping(run, now) else run.trusted_until
+            for run in self._runs.values()
+            if not run.is_over
+        )
+        return min(moments)
+
+    def _work(self, now: float) -> None:
+        with self._condition:
+            deadline = self._deadline
+            if deadline and deadline[0] <= now:
+                self._deadline = None
+        if deadline and deadline[0] <= now:
+            deadline[1]()
+        if self._is_resting:
+            return
+        self._expire(now)
+        self._ping_due(now)
+        self._expire(monotonic())
+        if self._next_beat <= monotonic():
+            self._heartbeat()
+
+    def _expire(self, now: float) -> None:
+        for run in self.held():
+            if run.trusted_until <= now and not run.is_over:
+                logger.warning("lease lost", extra=fields(task=run.task_id, run=run.run_id))
+                run.end(EndReason.LEASE_LOST)
+
+    @staticmethod
+    def _is_to_ping(run: HeldRun, now: float) -> bool:
+        # A run out of time whose handler cannot be ended is not kept alive: its lease lapses, and it counts.
+        is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
+        return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
+
+    def _ping_due(self, now: float) -> None:
+        with self._condition:
+            live = [run for run in self._runs.values() if self._is_to_ping(run, now)]
+        if not any(run.next_ping <= now for run in live):
+            return
+        due = [run for run in live if run.next_ping <= now + _SLACK * run.ping_interval]
+        for run in due:
+            if run.is_locked:
+                self._ping_apart(run)
+        due = [run for run in due if not run.is_locked]
+        for start in range(0, len(due), _GROUP):
+            self._ping(due[start : start + _GROUP])
+
+    def _ping(self, candidates: Sequence[HeldRun]) -> None:
+        """Ping these runs together; one by one, in threads beside this one, where that cannot be done."""
+        with self._sending(candidates) as runs:
+            if not runs:
+                return
+            limit = self._limit_of(runs)
+            try:
+                self._send(runs, limit)
+                return
+            except MtaskError as error:
+                self._put_off(runs, error)
+                is_timeout, is_refused = isinstance(error, DatabaseTimeout), not isinstance(error, DatabaseUnavailable)
+            # One malformed document fails its whole group, and one that is locked holds it up: the others' leases are
+            # kept one by one.
+            is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1
+        for run in runs if is_apart else ():
+            self._ping_apart(run)
+
+    def _send(self, runs: Sequence[HeldRun], limit: float) -> None:
+        sent = monotonic()
+        told = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
+        leases = {run.run_id: run.lease_ms for run in runs}
+        ping = claims.ping({run.run_id: run.task_id for run in runs}, leases, told, timedelta(seconds=limit))
+        documents = self._store.run(ping)
+        self._tempo.took(monotonic() - sent)
+        self.apply(runs, documents, sent)
+        self._note_told(runs, told, sent)
+
+    def _put_off(self, runs: Sequence[HeldRun], error: MtaskError) -> None:
+        logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
+        again = monotonic() + min(1.0, min(run.ping_interval for run in runs) / 4)
+        for run in runs:
+            run.next_ping = again
+
+    def _is_held_up(self, runs: Sequence[HeldRun], limit: float) -> bool:
+        """Whether it is a locked document that a ping waited for, as it seems: reading waits for no lock."""
+        asked = monotonic()
+        try:
+            self._store.run(claims.held([run.task_id for run in runs], timedelta(seconds=limit)))
+        except MtaskError:
+            self._tempo.took(limit)
+            return False
+        is_prompt = monotonic() - asked < limit / 2
+        if not is_prompt:
+            self._tempo.took(limit)
+        return is_prompt
+
+    def _ping_apart(self, run: HeldRun) -> None:
+        """Ping this run in a thread beside this one: a locked document holds up none of the others."""
+        if self._apart is None:
+            self._apart = ThreadPoolExecutor(_MAX_APART, thread_name_prefix="mtask-pinger-apart")
+        run.is_pinged_apart = True
+        self._apart.submit(self._ping_alone, run)
+
+    def _ping_alone(self, run: HeldRun) -> None:
+        try:
+            with self._sending([run], is_apart=True) as runs:
+                if runs and not self._is_stopped and not run.is_over and monotonic() < run.trusted_until:
+                    self._send(runs, self._limit_of(runs))
+                    run.is_locked = False
+        except MtaskError as error:
+            run.is_locked = isinstance(error, DatabaseTimeout)
+            self._put_off([run], error)
+        except Exception:
+            logger.exception("ping failed", extra=fields(task=run.task_id, run=run.run_id))
+        finally:
+            with self._condition:
+                run.is_pinged_apart = False
+                self._condition.notify_all()
+
+    @contextmanager
+    def _sending(self, candidates: Sequence[HeldRun], *, is_apart: bool = False) -> Iterator[list[HeldRun]]:
+        """Give those of these runs that are to be pinged now; `suspended` waits for the end of it."""
+        with self._condition:
+            runs = [run for run in candidates if not run.suspended and (is_apart or not run.is_pinged_apart)]
+            self._under_way.update(run.run_id for run in runs)
+        try:
+            yield runs
+        finally:
+            with self._condition:
+                self._under_way.difference_update(run.run_id for run in runs)
+                self._condition.notify_all()
+
+    def _limit_of(self, runs: Sequence[HeldRun]) -> float:
+        """Return how long (seconds) a ping of these may take: it must not hide the end of any other lease either."""
+        now = monotonic()
+        with self._condition:
+            own = {run.run_id for run in runs}
+            held = [run for run in self._runs.values() if not (run.is_over or run.suspended)]
+        others = [run for run in held if run.run_id not in own]
+        left = min((run.trusted_until - now for run in (*runs, *others) if run.trusted_until > now), default=_MAX_CALL)
+        if len(runs) == 1 and not others:
+            return max(_MIN_CALL, min(_MAX_CALL, left))  # it holds up nobody
+        return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left))
+
+    def _note_told(self, runs: Sequence[HeldRun], told: Mapping[str, Mapping[str, Any]], sent: float) -> None:
+        for run in runs:
+            if run.run_id in told:
+                run.progress_at = sent
+                if not run.was_told(told[run.run_id]):  # the handler has told more meanwhile
+                    self.expedite(run)
+
+    def _bound_call(self, left: float) -> None:
+        self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
+
+    def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
+        """Take what the tasks say of these runs; `sent` is when a ping was sent, None where it was only a look."""
+        by_id = {document["_id"]: document for document in documents}
+        for run in runs:
+            if sent is not None:
+                run.next_ping = sent + run.ping_interval
+            try:
+                self._apply(run, by_id.get(run.task_id), sent, is_alone=len(runs) == 1)
+            except Exception:
+                # Its lease is not trusted any longer than it was; those of the others are.
+                logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
+
+    def _apply(self, run: HeldRun, document: dict[str, Any] | None, sent: float | None, *, is_alone: bool) -> None:
+        if run.is_finishing:
+            if sent is not None and document is not None:
+                self._extend(run, document, sent)
+            return  # how it ends is the finisher's to find out
+        reason = _end_reason(run, document, self._registration.worker_id)
+        if reason is not None:
+            if reason is EndReason.REMOVED and sent is not None and is_alone:
+                reason = EndReason.LEASE_LOST  # a single ping's fence tells no more than that
+            run.end(reason)
+        if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
+            self._extend(run, document, sent)
+
+    def _extend(self, run: HeldRun, document: dict[str, Any], sent: float) -> None:
+        if not _is_held(run, document):
+            return
+        run.trusted_until = max(run.trusted_until, trusted_until(sent, run.lease_ms))
+        interval = _option(document, "ping_interval_ms")
+        if isinstance(interval, int | float) and 0 < interval < run.lease_ms:
+            run.ping_interval = ping_seconds(interval, run.lease_ms)
+            run.next_ping = sent + run.ping_interval
+
+    def _heartbeat(self) -> None:
+        self._next_beat = monotonic() + self._interval
+        lease_deadline = min((run.next_ping for run in self.held() if not run.suspended), default=_IDLE + monotonic())
+        self._bound_call(max(1.0, lease_deadline - monotonic()))
+        try:
+            document = self._store.run(workers.heartbeat(self._registration, self._beat()))
+        except MtaskError as error:
+            logger.warning("heartbeat failed, will be sent again", extra=fields(reason=str(error)))
+            self._next_beat = monotonic() + min(1.0, self._interval)
+            return
+        self._on_registered(document)
+
+
+def _option(document: dict[str, Any], name: str) -> Any:
+    option = document.get("task_option")
+    return option.get(name) if isinstance(option, dict) else None
+
+
+def _is_held(run: HeldRun, document: dict[str, Any]) -> bool:
+    own = claims.run_of(document, run.run_id)
+    if own is None or own.get("status") != RunStatus.RUNNING:
+        return False
+    expiry = own.get("ping_expire_time")
+    return isinstance(expiry, datetime) and expiry > document["now"]
+
+
+def _end_reason(run: HeldRun, document: dict[str, Any] | None, worker_id: str) -> EndReason | None:
+    if document is None:
+        return EndReason.REMOVED
+    if not _is_held(run, document):
+        return EndReason.LEASE_LOST
+    if document["task_state"].get("cancel_requested"):
+        return EndReason.CANCELED
+    admitted = _option(document, "specific_worker_ids")
+    if isinstance(admitted, list) and admitted and worker_id not in admitted:
+        return EndReason.EXCLUDED
+    return None

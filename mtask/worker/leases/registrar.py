@@ -1,0 +1,88 @@
+"""The registrar: this worker's place in the registry, so that no two live processes share a worker_id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from mtask.errors import MtaskError, WorkerIdInUse
+from mtask.model.identity import fresh_token
+from mtask.store import workers
+from mtask.store.driver.stores import AsyncStore
+from mtask.version import __version__
+from mtask.worker.leases.host import host_name, is_known_dead, pid_scope
+from mtask.worker.log import fields, logger
+
+
+class Registrar:
+    """Takes the place in the registry, takes it again if it is gone, and leaves it."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        worker_id: str,
+        queues: Sequence[str],
+        names: Sequence[str],
+        concurrency: int,
+        heartbeat_timeout: timedelta,
+    ) -> None:
+        self._store = store
+        self._again: asyncio.Task[None] | None = None
+        #: This worker's document, as it was when it registered.
+        self.document: dict[str, Any] = {}
+        self.registration = workers.Registration(
+            worker_id=worker_id,
+            incarnation=fresh_token(),
+            host=host_name(),
+            pid=os.getpid(),
+            pid_scope=pid_scope(),
+            queues=queues,
+            names=names,
+            concurrency=concurrency,
+            version=__version__,
+            heartbeat_timeout=heartbeat_timeout,
+        )
+
+    async def register(self) -> None:
+        """Take the worker_id; raise WorkerIdInUse while a process has it that is not known to be dead."""
+        try:
+            self.document = await self._store.run(workers.register(self.registration))
+        except WorkerIdInUse:
+            former = await self._store.run(workers.find(self.registration.worker_id))
+            if former is None or not is_known_dead(former):
+                raise
+            logger.info("taking the worker_id over from a dead process", extra=fields(pid=former.get("pid")))
+            dead = former.get("incarnation")
+            self.document = await self._store.run(workers.register(self.registration, dead_incarnation=dead))
+
+    def register_again(
+        self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
+    ) -> None:
+        """Take the place again that is gone, and tell of it; or that another process has it now."""
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._register_again(on_registered, on_taken_over))
+
+    async def _register_again(
+        self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
+    ) -> None:
+        worker_id = self.registration.worker_id
+        try:
+            on_registered(await self._store.run(workers.register(self.registration)))
+            logger.warning("registered again: the worker's document was gone", extra=fields(worker=worker_id))
+        except WorkerIdInUse as error:
+            logger.error("another process took this worker_id over: stopping", extra=fields(worker=worker_id))
+            on_taken_over(error)
+        except MtaskError as error:
+            logger.warning("could not register again yet", extra=fields(reason=str(error)))
+        finally:
+            self._again = None
+
+    async def leave(self, last: workers.Heartbeat) -> None:
+        """Tell that this worker has stopped, if the database can be reached."""
+        try:
+            await self._store.run(workers.heartbeat(self.registration, last))
+        except MtaskError as error:
+            logger.warning("could not unregister: the heartbeat will run out", extra=fields(reason=str(error)))

@@ -1,0 +1,1 @@
+"""Running: calls handlers, and writes how their runs end."""

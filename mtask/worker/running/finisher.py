@@ -1,0 +1,306 @@
+"""The finisher: writes how runs end, in groups. While groups are under way, the next one gathers.
+
+A group that meets a document which someone's transaction has locked is given up soon, and its outcomes are sent one by
+one: only the locked one goes on waiting, beside the groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+
+from mtask.errors import (
+    DatabaseTimeout,
+    DatabaseUnavailable,
+    DocumentTooLarge,
+    MtaskError,
+    NotStorable,
+    OperationFailed,
+)
+from mtask.model.status import RunStatus
+from mtask.store.driver.stores import AsyncStore
+from mtask.store.driver.translate import VALIDATION
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims
+from mtask.worker.leases.held_run import HeldRun
+from mtask.worker.leases.pinger import Pinger
+from mtask.worker.log import fields, logger
+from mtask.worker.state.tempo import Tempo
+
+MAX_GROUP = 200
+MAX_IN_FLIGHT = 4
+#: A further group is begun beside others only when it is worth it.
+_MIN_FURTHER = 50
+#: The next outcomes wait this long, in seconds, for the group under way: a slower group holds back none of the others.
+_MAX_GATHER = 0.2
+#: How long a finish may wait for a document that is locked, in seconds: at least, and at most.
+_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
+#: Outcomes of a held up group that are sent at once, each alone; and of those that turned out to be locked.
+_MAX_APART, _MAX_LOCKED = 16, 2
+_MAX_GROUP_BYTES = 4 * 1024 * 1024
+_PAUSE, _MAX_PAUSE = 0.05, 1.0
+#: After so many answers that are no outage, the outcome itself is taken to be what the server refuses.
+_MAX_REFUSALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An outcome on its way to the database."""
+
+    run: HeldRun
+    outcome: Outcome
+    size: int
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it is a SUCCESS: these go in groups of their own."""
+        return self.outcome.status is RunStatus.SUCCESS
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Outcomes that may share a group, and the groups of them under way."""
+
+    waiting: deque[Ending] = field(default_factory=deque)
+    in_flight: set[asyncio.Task[None]] = field(default_factory=set)
+    #: When a group was last begun, monotonic seconds, and what begins the next one though that has not landed.
+    launched_at: float = 0.0
+    impatience: asyncio.TimerHandle | None = None
+
+
+class Finisher:
+    """Takes outcomes and sees that they are written, or that their lease is lost."""
+
+    def __init__(self, store: AsyncStore, pinger: Pinger, tempo: Tempo, on_over: Callable[..., None]) -> None:
+        """`on_over` is told task and run_id of each run that is over, and whether its outcome stands."""
+        self._store = store
+        self._pinger = pinger
+        self._on_over = on_over
+        # A lane each, so that failures and hand-backs are written however many successes flow.
+        self._successes, self._others = _Lane(), _Lane()
+        self._lanes = (self._others, self._successes)
+        #: Outcomes that are sent each alone: they hold back no group.
+        self._apart: set[asyncio.Task[None]] = set()
+        self._places_apart = asyncio.Semaphore(_MAX_APART)
+        self._places_locked = asyncio.Semaphore(_MAX_LOCKED)
+        self._tempo = tempo
+        self._pending = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.finished_cnt = 0
+        self.lost_cnt = 0
+
+    @property
+    def pending(self) -> int:
+        """How many outcomes are not yet written."""
+        return self._pending
+
+    def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
+        """Write this outcome soon. The run's lease is kept until it is written."""
+        run.is_finishing = True
+        if run.progress is not None:
+            outcome = replace(outcome, progress=run.progress)
+        self._pending += 1
+        self._idle.clear()
+        ending = Ending(run, outcome, size)
+        (self._successes if ending.is_success else self._others).waiting.append(ending)
+        self._launch()
+
+    async def drain(self) -> None:
+        """Wait until every outcome is written, or its lease lost."""
+        await self._idle.wait()
+
+    def _launch(self) -> None:
+        for lane in self._lanes:
+            while lane.waiting and len(lane.in_flight) < MAX_IN_FLIGHT:
+                if lane.in_flight and len(lane.waiting) < _MIN_FURTHER and self._is_to_gather(lane):
+                    break
+                lane.launched_at = monotonic()
+                # Started by the loop, so what is submitted in this very turn still joins the group.
+                task = asyncio.get_running_loop().create_task(self._flush_next(lane))
+                lane.in_flight.add(task)
+                task.add_done_callback(partial(self._landed, lane))
+                if len(lane.waiting) <= MAX_GROUP:
+                    break
+
+    def _is_to_gather(self, lane: _Lane) -> bool:
+        """Whether the next group waits for the one under way; it is begun when that has taken long."""
+        left = lane.launched_at + _MAX_GATHER - monotonic()
+        if left > 0 and lane.impatience is None:
+            lane.impatience = asyncio.get_running_loop().call_later(left, self._lose_patience, lane)
+        return left > 0
+
+    def _lose_patience(self, lane: _Lane) -> None:
+        lane.impatience = None
+        self._launch()
+
+    def _landed(self, lane: _Lane, task: asyncio.Task[None]) -> None:
+        lane.in_flight.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("finisher failed and goes on", exc_info=task.exception())
+        self._launch()
+
+    async def _flush_next(self, lane: _Lane) -> None:
+        group = self._gather(lane.waiting)
+        if group:
+            await self._flush(group)
+
+    @staticmethod
+    def _gather(waiting: deque[Ending]) -> list[Ending]:
+        group: dict[str, Ending] = {}
+        size = 0
+        while waiting and len(group) < MAX_GROUP:
+            ending = waiting[0]
+            if ending.run.task_id in group or (group and size + ending.size > _MAX_GROUP_BYTES):
+                break  # one outcome per task and group; what is large goes in parts
+            group[ending.run.task_id] = waiting.popleft()
+            size += ending.size
+        return list(group.values())
+
+    async def _flush(self, group: list[Ending], *, is_apart: bool = False) -> None:
+        """Write these outcomes together; one by one, beside the groups, where that cannot be done."""
+        pause, refusals = _PAUSE, 0
+        places: AbstractAsyncContextManager[None] = self._places_apart if is_apart else nullcontext()
+        while group:
+            try:
+                async with places:
+                    accepted = await self._write(group, may_be_short=not is_apart)
+            except MtaskError as error:
+                if _is_about_value(error) or refusals >= _MAX_REFUSALS:
+                    await self._refused(group, error)
+                    return
+                # What was written stays written: the next try finds it by its run_id.
+                refusals += not isinstance(error, DatabaseUnavailable)
+                logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
+                group = self._drop_expired(group)
+                if isinstance(error, DatabaseTimeout):
+                    if is_apart:
+                        places = self._places_locked
+                    elif await self._is_held_up(group):
+                        self._send_apart(group, was_held_up=True)
+                        return
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause = min(pause * 2, _MAX_PAUSE)
+            else:
+                for ending in group:
+                    self._resolve(ending, is_accepted=ending.run.run_id in accepted)
+                return
+
+    async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
+        """Send these outcomes in one statement; return the run_ids of those that stand."""
+        sent = monotonic()
+        is_plain = may_be_short and all(ending.is_success and ending.run.is_plain for ending in group)
+        timeout = timedelta(seconds=self._wait)
+        finish = claims.finish([ending.outcome for ending in group], timeout, is_plain=is_plain)
+        accepted = await self._store.run(finish)
+        self._tempo.took(monotonic() - sent)
+        return accepted
+
+    async def _is_held_up(self, group: list[Ending]) -> bool:
+        """Whether it is a locked document that a group waited for, as it seems: reading waits for no lock.
+
+        What the group has written is resolved, and taken out of it.
+        """
+        wait, asked = self._wait, monotonic()
+        try:
+            outcomes = [ending.outcome for ending in group]
+            accepted = await self._store.run(claims.finished(outcomes, timedelta(seconds=wait)))
+        except MtaskError:
+            self._tempo.took(wait)
+            return False
+        written = [ending for ending in group if ending.run.run_id in accepted]
+        group[:] = [ending for ending in group if ending.run.run_id not in accepted]
+        for ending in written:
+            self._resolve(ending, is_accepted=True)
+        if monotonic() - asked > wait / 2:
+            self._tempo.took(wait)
+            return False
+        return True
+
+    @property
+    def _wait(self) -> float:
+        """How long a finish may wait for a document that is locked, in seconds."""
+        return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
+
+    def _send_apart(self, group: list[Ending], *, was_held_up: bool = False) -> None:
+        """Send each of these outcomes alone from now on, beside the groups."""
+        if not group:
+            return
+        task = asyncio.get_running_loop().create_task(self._flush_each(group, was_held_up=was_held_up))
+        self._apart.add(task)
+        task.add_done_callback(self._apart_landed)
+
+    def _apart_landed(self, task: asyncio.Task[None]) -> None:
+        self._apart.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("finisher failed and goes on", exc_info=task.exception())
+
+    async def _flush_each(self, group: list[Ending], *, was_held_up: bool) -> None:
+        each = [asyncio.ensure_future(self._flush([ending], is_apart=True)) for ending in group]
+        if was_held_up:
+            wait = self._wait
+            await asyncio.wait(each, timeout=wait)
+            if all(one.done() for one in each):
+                self._tempo.took(wait)  # nothing is locked: the server is busy
+        for ended in await asyncio.gather(*each, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                logger.error("finish failed", exc_info=ended)
+
+    async def _refused(self, group: list[Ending], error: MtaskError) -> None:
+        """Find out which outcome the server refuses, and write that it was refused."""
+        if len(group) > 1:
+            self._send_apart(group)
+            return
+        ending = group[0]
+        if not ending.is_success:
+            logger.error("finish refused", extra=fields(task=ending.run.task_id, reason=str(error)))
+            self._resolve(ending, is_accepted=False)
+            return
+        kind = "is too large to be stored" if isinstance(error, DocumentTooLarge) else "was refused by the database"
+        if isinstance(error, NotStorable):
+            kind = "cannot be stored as BSON"
+        refused = refusal(ending.run, f"what the handler returned {kind}: {error}")
+        await self._flush([Ending(ending.run, refused, 0)], is_apart=True)
+
+    def _drop_expired(self, group: list[Ending]) -> list[Ending]:
+        now = monotonic()
+        kept = []
+        for ending in group:
+            if ending.run.trusted_until > now:
+                kept.append(ending)
+            else:
+                self._resolve(ending, is_accepted=False)
+        return kept
+
+    def _resolve(self, ending: Ending, *, is_accepted: bool) -> None:
+        self._pinger.release(ending.run)
+        self._on_over(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
+        self._pending -= 1
+        if is_accepted:
+            self.finished_cnt += 1
+        else:
+            self.lost_cnt += 1
+            logger.warning(
+                "result refused: the lease was lost",
+                extra=fields(task=ending.run.task_id, run=ending.run.run_id, outcome=ending.outcome.status),
+            )
+        if self._pending == 0:
+            self._idle.set()
+
+
+def _is_about_value(error: MtaskError) -> bool:
+    """Whether the server, or the driver, refuses what is to be written, and would do so again."""
+    is_invalid = isinstance(error, OperationFailed) and error.code == VALIDATION
+    return is_invalid or isinstance(error, NotStorable | DocumentTooLarge)
+
+
+def refusal(run: HeldRun, reason: str) -> Outcome:
+    """Return a final failure: running the handler again would come to the same."""
+    return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

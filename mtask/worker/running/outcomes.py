@@ -1,0 +1,114 @@
+"""Outcomes: what a handler returned, raised or was ended for, as it is written into the task."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import traceback
+from datetime import timedelta
+from typing import Any, Literal
+
+from mtask.errors import (
+    MAX_DELAY,
+    DocumentTooLarge,
+    Fail,
+    InvalidParams,
+    NotStorable,
+    Retry,
+    TransactionConflict,
+)
+from mtask.model.documents import Run
+from mtask.model.status import RunStatus
+from mtask.model.values import storable
+from mtask.store.driver.encoding import stored_size
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import transactions
+from mtask.store.tasks.publishing import milliseconds
+from mtask.worker.leases.held_run import EndReason, HeldRun
+from mtask.worker.log import fields, logger
+
+MAX_REASON = 2000
+#: Growing with each try; after so many a conflict counts as a failure, since it may have another cause than others.
+_CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
+_CONFLICT = "to be tried again: "
+
+
+def checked(returned: Any) -> tuple[Any, int, str | None]:
+    """Return the value as it is stored, its size in bytes, and why it cannot be stored, if so."""
+    if returned is None:
+        return None, 0, None
+    try:
+        value = storable(returned)
+        return value, stored_size(value), None
+    except NotStorable as error:
+        return None, 0, f"what the handler returned cannot be stored as BSON: {error.reason}"
+    except DocumentTooLarge as error:
+        return None, 0, f"what the handler returned is too large to be stored: {error.reason}"
+    except Exception as error:
+        return None, 0, f"what the handler returned cannot be read: {type(error).__name__}: {error}"
+
+
+def ended(run: HeldRun, reason: EndReason) -> Outcome:
+    """Return the outcome of a run that was ended from outside its handler."""
+    if reason is EndReason.RUN_TIMEOUT:
+        limit = run.task.task_option.run_timeout_ms
+        return _outcome(run, RunStatus.FAIL, f"the run took longer than run_timeout_ms ({limit} ms)")
+    words = {
+        EndReason.CANCELED: "canceled on request",
+        EndReason.WORKER_STOP: "handed back: the worker stopped",
+        EndReason.NO_SLOT: "handed back: the worker had no slot free for it in time",
+    }
+    return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))
+
+
+def failed(run: HeldRun, error: BaseException) -> Outcome:
+    """Return the outcome of a run whose handler raised."""
+    if isinstance(error, Retry):
+        # A handler may have changed it since it was checked.
+        wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)
+        bounded = milliseconds(min(max(wait, timedelta(0)), MAX_DELAY))
+        return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=bounded)
+    if isinstance(error, TransactionConflict) or transactions.is_conflict(error):
+        uncounted = sum(_is_conflict(before) for before in run.task.runs)
+        if uncounted < _FREE_CONFLICTS:
+            delay = int(_CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
+            return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay)
+    if isinstance(error, Fail):
+        return _outcome(run, RunStatus.FAIL, error.reason, final=True)
+    if isinstance(error, InvalidParams):
+        return _outcome(run, RunStatus.FAIL, str(error), final=True)
+    logger.warning("handler failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
+    return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail")
+
+
+def _is_conflict(run: Run) -> bool:
+    is_canceled = run.status is RunStatus.CANCELED and not run.past
+    return is_canceled and run.fail_reason is not None and run.fail_reason.startswith(_CONFLICT)
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception as a reason: its kind, its text and where it was raised."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be read)"
+    if isinstance(error, asyncio.CancelledError):
+        text = "the handler raised it itself"
+    kind = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    said = f"{kind}: {text}" if text else kind
+    return said[: MAX_REASON - len(where)] + where
+
+
+def _outcome(
+    run: HeldRun,
+    status: Literal[RunStatus.FAIL, RunStatus.CANCELED],
+    reason: Any,
+    *,
+    final: bool = False,
+    delay_ms: int | None = None,
+) -> Outcome:
+    text = reason if isinstance(reason, str) else repr(reason)
+    text = text.encode("utf-8", "replace").decode()[:MAX_REASON] or "no reason given"
+    return Outcome(run.task_id, run.run_id, status, reason=text, final=final, delay_ms=delay_ms, jitter=random.random())

@@ -1,0 +1,195 @@
+"""Transactions of handlers: the lease is renewed first, pings pause, and the SUCCESS goes with the commit.
+
+The renewal names the transaction's session in the document, so that whoever rescues the task can end it (see
+`mtask.store.tasks.sessions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
+from time import monotonic
+from uuid import UUID
+
+from mtask.errors import LeaseLost, TransactionConflict
+from mtask.model.status import RunStatus
+from mtask.store.driver.operation import Operation, within
+from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
+from mtask.store.driver.types import AsyncSession, SyncSession
+from mtask.store.statements.pipelines import Outcome
+from mtask.store.tasks import claims, sessions, transactions
+from mtask.worker.leases.held_run import HeldRun
+from mtask.worker.leases.pinger import Pinger
+from mtask.worker.running.handler_stores import HandlerStores
+
+Documents = list[dict[str, object]]
+
+_MIN_CALL = timedelta(milliseconds=200)
+#: So many sessions that are not used again are ended together. The server would forget each of them after half an hour.
+_MAX_SPENT = 100
+
+
+class RunTransactions:
+    """Begins and ends the transactions of this worker's handlers."""
+
+    def __init__(self, stores: HandlerStores, pinger: Pinger) -> None:
+        self._stores = stores
+        self._pinger = pinger
+        self._suspensions: dict[str, AbstractContextManager[None]] = {}
+        #: Sessions that are not used again, and that the server does not know this of.
+        self._spent: list[UUID] = []
+
+    async def begin(self, run: HeldRun) -> AsyncSession:
+        """Renew the lease, suspend pings and start a transaction; raise LeaseLost."""
+        suspending = asyncio.ensure_future(asyncio.to_thread(self._suspend, run))
+        try:
+            await asyncio.shield(suspending)
+        except asyncio.CancelledError:
+            suspending.add_done_callback(lambda _: self._resume(run))
+            raise
+        try:
+            store = self._stores.for_async()
+            if store is None:
+                raise LeaseLost(run.task_id, run.run_id)
+            session = store.client.start_session()
+            sent = monotonic()
+            self._renewed(run, await store.run(_renewal(run, transactions.id_of(session))), sent)
+            await transactions.start_async(session)
+            return session
+        except BaseException:
+            self._resume(run)
+            raise
+
+    async def end(self, run: HeldRun, session: AsyncSession, error: BaseException | None) -> None:
+        """Record the SUCCESS and commit, or abort; raise LeaseLost or TransactionConflict."""
+        is_reusable = False
+        store = self._stores.for_async()
+        try:
+            if error is None:
+                if store is None:
+                    raise LeaseLost(run.task_id, run.run_id)
+                await store.run(_commit(run), session)
+                is_reusable = run.is_lease_valid
+                self._succeeded(run)
+        except Exception as failure:
+            _raise_conflict(run, failure)
+            raise
+        finally:
+            with suppress(Exception):  # what cannot be aborted ends by itself on the server
+                if is_reusable:
+                    await session.end_session()
+                else:
+                    await self._abandon(store, session)
+            self._resume(run)
+
+    def begin_sync(self, run: HeldRun) -> SyncSession:
+        """Do as `begin`, in a handler's thread."""
+        self._suspend(run)
+        try:
+            store = self._stores.for_plain()
+            if store is None:
+                raise LeaseLost(run.task_id, run.run_id)
+            session = store.client.start_session()
+            sent = monotonic()
+            self._renewed(run, store.run(_renewal(run, transactions.id_of(session))), sent)
+            transactions.start(session)
+            return session
+        except BaseException:
+            self._resume(run)
+            raise
+
+    def end_sync(self, run: HeldRun, session: SyncSession, error: BaseException | None) -> None:
+        """Do as `end`, in a handler's thread."""
+        is_reusable = False
+        store = self._stores.for_plain()
+        try:
+            if error is None:
+                if store is None:
+                    raise LeaseLost(run.task_id, run.run_id)
+                store.run(_commit(run), session)
+                is_reusable = run.is_lease_valid
+                self._succeeded(run)
+        except Exception as failure:
+            _raise_conflict(run, failure)
+            raise
+        finally:
+            with suppress(Exception):
+                if is_reusable:
+                    session.end_session()
+                else:
+                    self._abandon_sync(store, session)
+            self._resume(run)
+
+    # A session that its run still names, or may be seen to name after its lease, must not serve another run: whoever
+    # rescues the one would end the transaction of the other. So it does not go back to the driver's pool.
+
+    async def _abandon(self, store: AsyncStore | None, session: AsyncSession) -> None:
+        if session.in_transaction:
+            await session.abort_transaction()
+        spent = self._spend(session)
+        if spent and store is not None:
+            await store.run(sessions.end(spent))
+
+    def _abandon_sync(self, store: SyncStore | None, session: SyncSession) -> None:
+        if session.in_transaction:
+            session.abort_transaction()
+        spent = self._spend(session)
+        if spent and store is not None:
+            store.run(sessions.end(spent))
+
+    def _spend(self, session: SyncSession | AsyncSession) -> list[UUID]:
+        """Take note of a session that is not used again; return those of which the server is to hear now."""
+        self._spent.append(transactions.id_of(session))
+        if len(self._spent) < _MAX_SPENT:
+            return []
+        spent, self._spent = self._spent, []
+        return spent
+
+    def _succeeded(self, run: HeldRun) -> None:
+        # Before pings go on: the task is done, and no lease is left to lose.
+        run.succeeded_in_transaction = True
+        self._pinger.release(run)
+
+    def _suspend(self, run: HeldRun) -> None:
+        if run.run_id in self._suspensions:
+            raise RuntimeError("this run is in a transaction already: use context.transaction() once")
+        suspension = self._pinger.suspended(run)
+        suspension.__enter__()
+        self._suspensions[run.run_id] = suspension
+
+    def _resume(self, run: HeldRun) -> None:
+        suspension = self._suspensions.pop(run.run_id, None)
+        if suspension is not None:
+            suspension.__exit__(None, None, None)
+
+    def _renewed(self, run: HeldRun, documents: Documents, sent: float) -> None:
+        self._pinger.apply([run], documents, sent)
+        if not _may_commit(run):
+            raise LeaseLost(run.task_id, run.run_id)
+
+
+def _renewal(run: HeldRun, session_id: UUID) -> Operation[Documents]:
+    ping = claims.ping({run.run_id: run.task_id}, run.lease_ms, session_id=str(session_id))
+    return within(ping, lambda: _time_left(run))
+
+
+def _commit(run: HeldRun) -> Operation[None]:
+    success = Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, progress=run.progress)
+    return within(transactions.commit(success, lambda: _may_commit(run)), lambda: _time_left(run))
+
+
+def _time_left(run: HeldRun) -> timedelta:
+    """Return how long a call of ours may take: what handlers do has no limit but the lease, what we do has both."""
+    left = timedelta(seconds=run.trusted_until - monotonic())
+    return max(_MIN_CALL, min(OPERATION_TIMEOUT, left))
+
+
+def _may_commit(run: HeldRun) -> bool:
+    return not run.is_cancelled
+
+
+def _raise_conflict(run: HeldRun, failure: Exception) -> None:
+    if transactions.is_conflict(failure):
+        reason = transactions.conflict_reason(failure)
+        raise TransactionConflict(run.task_id, run.run_id, reason) from failure

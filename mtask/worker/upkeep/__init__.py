@@ -1,0 +1,1 @@
+"""Upkeep: the firings of schedules, and the retention of finished tasks."""

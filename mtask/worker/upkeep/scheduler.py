@@ -1,0 +1,273 @@
+"""The scheduler: makes the firings that are due. Any number of processes may run one, and none of them leads.
+
+Each reads what fires before long, waits until it does, and tries to move the schedule on; of those that try one gets
+through, and publishes. Who made the last firing of a schedule goes first at the next; the others look again a moment
+later, and find it made, or do what is left of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Any, TypeVar
+
+from mtask.client.operating import scheduling
+from mtask.client.operating.scheduling import Definition
+from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
+from mtask.model import triggers
+from mtask.model.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
+from mtask.store import schedules
+from mtask.store.driver.stores import AsyncStore
+from mtask.store.schedules import Firing, Place
+
+T = TypeVar("T")
+logger = logging.getLogger("mtask.scheduler")
+
+#: How far ahead a look goes, and after how long there is another in any case, in seconds.
+_HORIZON, _LOOK_AGAIN = 60.0, 30.0
+#: Schedules that are read at once.
+_PAGE = 200
+#: Schedules that are left alone are left out of looks, so many at most; what is beyond is read, and passed over.
+_MAX_LEFT_OUT = 10_000
+#: Of how many schedules it is remembered that this process made their last firing, and that they were refused.
+_MAX_REMEMBERED = 10_000
+#: How many schedules that cannot be fired each look tells the log of, one by one.
+_MAX_TOLD = 100
+#: How much later than the one that made the last firing another process tries, in seconds.
+_BEHIND, _SPREAD = 0.15, 0.1
+#: Schedules that are fired at the same time.
+_AT_ONCE = 16
+#: How long a schedule is left alone that could not be fired, and the scheduler after an error, in seconds.
+_REFUSED_PAUSE, _ERROR_PAUSE = 30.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is to be made of a schedule that is due, or what is left of it."""
+
+    left: Sequence[Firing]
+    made: Plan | None = None
+    firings: Sequence[Firing] = ()
+
+
+class Scheduler:
+    """Makes firings, of the schedules that clients have stored and of those that its own app declares."""
+
+    def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
+        self._store = store
+        self._declared = {definition.schedule_id: definition for definition in declared}
+        self._undeclared = set(self._declared)
+        self._wake = asyncio.Event()
+        self._stopped = asyncio.Event()
+        #: The last firing that this process made, by schedule.
+        self._made: OrderedDict[str, datetime] = OrderedDict()
+        #: Schedules that are left alone, and until when (monotonic seconds).
+        self._left_alone: dict[str, float] = {}
+        self._untold_cnt = self._told_cnt = 0
+        #: The revision at which a schedule could not be moved on last.
+        self._refused: OrderedDict[str, int] = OrderedDict()
+        self.fired_cnt = 0
+
+    def wake(self) -> None:
+        """Look now: a schedule has changed."""
+        self._wake.set()
+
+    def declare_again(self) -> None:
+        """Store anew what the app declares: the database was dropped."""
+        self._undeclared.update(self._declared)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Make no more firings; `run` returns when the one under way is made."""
+        self._stopped.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Make firings until stopped, whatever the database does meanwhile."""
+        while not self._stopped.is_set():
+            try:
+                await self._declare()
+                pause = await self._look()
+            except DatabaseError as error:
+                logger.warning("schedules not read, will be tried again: %s", error)
+                pause = _ERROR_PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
+            except Exception:
+                logger.exception("the scheduler failed, and goes on")
+                pause = _REFUSED_PAUSE
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _declare(self) -> None:
+        """Store what the app declares; one that is refused keeps no other from it."""
+        for schedule_id in list(self._undeclared):
+            try:
+                await self._store.run(scheduling.put(self._declared[schedule_id], "update", "app"))
+            except DatabaseUnavailable:
+                raise
+            except MtaskError as error:
+                logger.error("declared schedule not stored: %s", error)
+            self._undeclared.discard(schedule_id)
+
+    async def _look(self) -> float:
+        """Make what is due, page by page; return the seconds until something may be again.
+
+        No page holds up the next: what cannot be fired, however much of it there is, is passed over.
+        """
+        began = monotonic()
+        self._left_alone = {name: until for name, until in self._left_alone.items() if until > began}
+        self._told_cnt = self._untold_cnt = 0
+        left_out = [name for name in self._left_alone if len(name) <= MAX_ID_BYTES][-_MAX_LEFT_OUT:]
+        wake_at, is_any_due = began + _LOOK_AGAIN, False
+        page: Place | None = None
+        while not self._stopped.is_set():
+            coming = await self._store.run(
+                schedules.coming(int(_HORIZON * 1000), _PAGE, list(self._declared), left_out, page)
+            )
+            read_at, now, page = monotonic(), coming.server_time, coming.end
+            if now is None:
+                break
+            due: list[Schedule] = []
+            # Beside the loop: what runs here goes on meanwhile.
+            for schedule in await asyncio.to_thread(self._parsed, coming.documents):
+                left = self._seconds_left(schedule, now)
+                if left > 0:
+                    wake_at = min(wake_at, read_at + left)
+                else:
+                    due.append(schedule)
+            is_any_due |= bool(due)
+            await self._fire_all(due, now)
+            if page is None:
+                break
+        if self._untold_cnt:
+            logger.error("%d more schedules cannot be fired, left alone for a while", self._untold_cnt)
+        if is_any_due:
+            return 0.0
+        return max(0.0, min([wake_at, *self._left_alone.values()]) - monotonic())
+
+    def _parsed(self, documents: Sequence[dict[str, Any]]) -> list[Schedule]:
+        """Return those of the schedules that can be read and are not left alone."""
+        found = []
+        now = monotonic()
+        for document in documents:
+            if self._left_alone.get(document["_id"], 0.0) > now:
+                continue
+            try:
+                found.append(scheduling.schedule_of(document))
+            except SchemaMismatch as error:
+                self._leave_alone(document["_id"], error)
+        return found
+
+    async def _fire_all(self, due: list[Schedule], now: datetime) -> None:
+        random.shuffle(due)  # many at one instant: processes begin at different ones
+        # Lateness is judged as of the read: what is late because many fire at once was not missed.
+        for start in range(0, len(due), _AT_ONCE):
+            if self._stopped.is_set():
+                return
+            batch = due[start : start + _AT_ONCE]
+            # To find the firings of years may take a second, and there are triggers that are asked for long.
+            planned = await asyncio.to_thread(self._planned_all, batch, now)
+            await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True)))
+
+    def _planned_all(self, batch: Sequence[Schedule], now: datetime) -> list[_Planned | Exception]:
+        return [self._planned(schedule, now) for schedule in batch]
+
+    def _planned(self, schedule: Schedule, now: datetime) -> _Planned | Exception:
+        """Compute what is to be made of a schedule, in any thread."""
+        try:
+            left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
+            if left:
+                return _Planned(left)  # with what is left done it is not as it was read
+            made = plan(schedule, now)
+            firings = made.firings if made is not None else ()
+            return _Planned([], made, [self._firing(schedule, self._pending(schedule, at)) for at in firings])
+        except Exception as error:
+            return error
+
+    def _seconds_left(self, schedule: Schedule, now: datetime) -> float:
+        """Return the seconds until this process is to do something for a schedule."""
+        state = schedule.schedule_state
+        behind = 0.0
+        if state.last_fire_time is not None and self._made.get(schedule.id) != state.last_fire_time:
+            behind = _BEHIND + _SPREAD * random.random()
+        moments = [pending.fire_time for pending in state.pending]
+        if state.next_fire_time is not None and not schedule.paused:
+            moments.append(state.next_fire_time)
+        return min((moment - now).total_seconds() for moment in moments) + behind if moments else _LOOK_AGAIN
+
+    async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> None:
+        """Do what is left of firings that were made, or make what is due."""
+        try:
+            if isinstance(planned, Exception):
+                raise planned
+            await self._store.run(schedules.publish(schedule.id, planned.left))
+            if planned.made is None:
+                return
+            published = await self._store.run(schedules.advance(schedule, planned.made, planned.firings))
+            if published is None:
+                self._take_refusal(schedule)
+                return
+            self._take_down(schedule, planned.made, published)
+            await self._store.run(schedules.publish(schedule.id, published))
+        except DatabaseUnavailable as error:
+            logger.warning("schedule %s not fired, will be tried again: %s", schedule.id, error)
+            self._leave_alone_for(schedule.id, _ERROR_PAUSE)
+        except Exception as error:
+            self._leave_alone(schedule.id, error)
+
+    def _take_refusal(self, schedule: Schedule) -> None:
+        """Look again: another was first. But where nothing has changed since the last time, it was nobody's firing."""
+        if self._refused.pop(schedule.id, None) == schedule.revision:
+            self._leave_alone(schedule.id, "it cannot be moved on, and nothing else changes it: add it anew")
+        else:
+            _remember(self._refused, schedule.id, schedule.revision)
+
+    def _pending(self, schedule: Schedule, at: datetime) -> Pending:
+        return Pending(
+            fire_time=at, start_time=triggers.jittered(schedule.trigger, at, schedule.anchor, schedule.jitter_ms)
+        )
+
+    def _firing(self, schedule: Schedule, pending: Pending) -> Firing:
+        return Firing(pending, scheduling.new_task(schedule, pending.fire_time, pending.start_time))
+
+    def _take_down(self, schedule: Schedule, made: Plan, published: list[Firing]) -> None:
+        self.fired_cnt += len(published)
+        last = published[-1].pending.fire_time if published else schedule.schedule_state.last_fire_time
+        if made.next_fire_time is None or last is None:
+            self._made.pop(schedule.id, None)  # it never fires again
+        else:
+            _remember(self._made, schedule.id, last)
+        if made.has_missed:
+            logger.warning(
+                "firings of schedule %s since %s were missed: catch_up is %r, %d are made",
+                schedule.id,
+                schedule.schedule_state.next_fire_time,
+                schedule.catch_up,
+                len(made.firings),
+            )
+
+    def _leave_alone(self, schedule_id: str, reason: Exception | str) -> None:
+        if self._told_cnt < _MAX_TOLD:
+            self._told_cnt += 1
+            logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, reason)
+        else:
+            self._untold_cnt += 1
+        self._leave_alone_for(schedule_id, _REFUSED_PAUSE)
+
+    def _leave_alone_for(self, schedule_id: str, pause: float) -> None:
+        self._left_alone[schedule_id] = monotonic() + pause
+
+
+def _remember(memory: OrderedDict[str, T], name: str, value: T) -> None:
+    memory[name] = value
+    memory.move_to_end(name)
+    if len(memory) > _MAX_REMEMBERED:
+        memory.popitem(last=False)
