@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from mtask import App, Context
-from mtask.worker.claiming.claimer import Claimer
+from mtask.worker.worker import Worker
 
 #: In a worker's environment: the folder in which its handlers, and its claimer, note things.
 FOLDER_VARIABLE = "MTASK_BENCHMARK_FOLDER"
@@ -91,24 +91,25 @@ def claims_path(folder: Path, pid: int) -> Path:
 
 _folder = Path(os.environ[FOLDER_VARIABLE]) if FOLDER_VARIABLE in os.environ else None
 _starts = Starts(_folder)
-_claimers: list[Claimer] = []
+_workers: list[Worker] = []
 
 
 def _attach(folder: Path) -> None:
     """Have this worker end with the process that started it, and tell of its claims when it is asked."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    run = Claimer.run
+    run = Worker.run
 
-    async def known(claimer: Claimer) -> None:
-        _claimers.append(claimer)
-        await run(claimer)
+    async def known(worker: Worker) -> None:
+        _workers.append(worker)
+        await run(worker)
 
     # The engine counts; it only has no way yet to tell. Once a life, so that no claim is slower by it.
-    Claimer.run = known  # type: ignore[method-assign, assignment]
+    Worker.run = known  # type: ignore[method-assign, assignment]
 
     def tell(_number: int, _frame: FrameType | None) -> None:
-        counts = {"won": sum(c.won_cnt for c in _claimers), "lost": sum(c.lost_cnt for c in _claimers)}
+        parts = [worker.parts for worker in _workers]
+        counts = {"won": sum(p.adoption.won_cnt for p in parts), "lost": sum(p.sender.lost_cnt for p in parts)}
         path = claims_path(folder, os.getpid())
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(counts))

@@ -7,6 +7,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
 
+from mtask.app.hooks import Hooks
+from mtask.app.middleware import Kind, Middleware
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
 from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, OnException, make_handler
@@ -22,6 +24,10 @@ class App:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
+        #: What is composed around publishing, running and finishing.
+        self.around = Middleware()
+        #: What a worker runs before its first handler and after its last.
+        self.hooks = Hooks()
 
     @overload
     def task(self, function: Function, /) -> Function: ...
@@ -120,6 +126,48 @@ class App:
 
         return register
 
+    @overload
+    def middleware(self, function: Function, /) -> Function: ...
+
+    @overload
+    def middleware(self, step: Kind, /) -> Callable[[Function], Function]: ...
+
+    def middleware(self, step: Any, /) -> Any:
+        """Compose a generator function around a step: each run, or "publish" or "finish"; see `mtask.app.middleware`.
+
+        Around publishing it is used by clients that get it: `Client(uri, middleware=app.around.publish)`.
+
+        Raises HandlerError.
+        """
+        if not isinstance(step, str):
+            self.around.add(step, "run")
+            return step
+
+        def register(function: Any) -> Any:
+            self.around.add(function, step)  # type: ignore[arg-type]  # checked there
+            return function
+
+        return register
+
+    def on_start(self, function: Function, /) -> Function:
+        """Call this in each worker process before its first run; handlers get its value by `context.value(function)`.
+
+        It takes no arguments, and is a function, async or not, or a generator function with one `yield`: what it yields
+        is the value, and the rest of it runs when the worker stops. An exception ends the worker.
+
+        Raises HandlerError.
+        """
+        self.hooks.add_start(function)
+        return function
+
+    def on_stop(self, function: Function, /) -> Function:
+        """Call this in each worker process after its last run; it takes no arguments. An exception is logged.
+
+        Raises HandlerError.
+        """
+        self.hooks.add_stop(function)
+        return function
+
     @property
     def schedules(self) -> list[Definition]:
         """The schedules that the handlers declare; raises HandlerError or InvalidInput."""
@@ -142,12 +190,14 @@ class App:
         return sorted({"default", *(handler.queue for handler in self._handlers.values())})
 
     def include(self, other: App) -> None:
-        """Take over the handlers of another app; raise HandlerError where a name is taken."""
+        """Take over all that is registered with another app; raise HandlerError where a task name is taken."""
         for name, handler in other._handlers.items():
             if self._handlers.get(name, handler) is not handler:
                 raise HandlerError(name, "both apps register this name")
             self._handlers[name] = handler
         self._schedules += [spec for spec in other._schedules if spec not in self._schedules]
+        self.around.include(other.around)
+        self.hooks.include(other.hooks)
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(list(self._handlers.values()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from mtask.errors import LeaseLost
+from mtask.errors import HandlerError, LeaseLost, shown
 from mtask.model.documents import StoredTask, Task
 from mtask.model.identity import is_text
 
@@ -50,6 +50,7 @@ class ActiveRun(Protocol):
         """Keep this progress until it is written."""
 
 
+Value = TypeVar("Value")
 RunT = TypeVar("RunT", bound=ActiveRun)
 _RunT = TypeVar("_RunT", bound=ActiveRun, contravariant=True)
 
@@ -113,11 +114,13 @@ class Context:
         worker_id: str,
         transactions: Transactions[RunT],
         on_progress: Callable[[RunT], None],
+        values: Mapping[Callable[..., Any], Any] | None = None,
     ) -> None:
         self._run: ActiveRun = run
         self._worker_id = worker_id
         self._transactions: Transactions[Any] = transactions
         self._on_progress: Callable[[Any], None] = on_progress
+        self._values = {} if values is None else values
         self._task: Task | None = None
 
     @property
@@ -154,6 +157,22 @@ class Context:
     def is_lease_valid(self) -> bool:
         """Whether the lease still holds, by a deadline of this process that never errs on the long side."""
         return self._run.is_lease_valid
+
+    @overload
+    def value(self, hook: Callable[[], AsyncIterator[Value] | Iterator[Value]], /) -> Value: ...
+
+    @overload
+    def value(self, hook: Callable[[], Awaitable[Value]], /) -> Value: ...
+
+    @overload
+    def value(self, hook: Callable[[], Value], /) -> Value: ...
+
+    def value(self, hook: Callable[[], Any], /) -> Any:
+        """Return what a hook of `@app.on_start` returned, or yielded, in this worker process; raise HandlerError."""
+        try:
+            return self._values[hook]
+        except (KeyError, TypeError):
+            raise HandlerError(shown(hook), "it has no value here: register it with @app.on_start") from None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Tell how far the run has come: a fraction from 0 to 1, a message, or both.

@@ -23,8 +23,9 @@ from mtask.store.driver import connect
 from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.log import FieldFormatter
+from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
-from mtask.worker.worker import Worker, WorkerOptions
+from mtask.worker.worker import Worker
 
 _HELP = """Run tasks: find what is due, claim it, run its handler, write how it ended.
 

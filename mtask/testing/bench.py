@@ -25,7 +25,8 @@ from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import publishing, workbench
 from mtask.store.tasks.publishing import Policy
-from mtask.worker.worker import Worker, WorkerOptions
+from mtask.worker.options import WorkerOptions
+from mtask.worker.worker import Worker
 
 #: A server that tests may use, in place of the embedded one.
 URI_VARIABLE = "MTASK_TEST_URI"

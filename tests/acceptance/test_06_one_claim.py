@@ -12,7 +12,8 @@ import pytest
 
 from mtask import AsyncClient
 from mtask.model.status import WorkerStatus
-from mtask.worker.worker import Worker, WorkerOptions
+from mtask.worker.options import WorkerOptions
+from mtask.worker.worker import Worker
 from tests.acceptance import app as handlers
 from tests.acceptance.conftest import Report
 from tests.mongo import eventually_async
@@ -57,7 +58,7 @@ def test_of_twenty_workers_exactly_one_claims_a_key(
                     await client.publish("sleep", {"seconds": 0.05}, key=key)
                 for key in keys:
                     await client.wait("sleep", key, timeout=PATIENCE)
-            return sum(worker._claimer.lost_cnt for worker in workers)
+            return sum(worker.parts.sender.lost_cnt for worker in workers)
         finally:
             await client.close()
 
@@ -84,7 +85,7 @@ def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
                 await client.publish("noop", key="one", delay=timedelta(seconds=1))
                 await client.wait("noop", "one", timeout=PATIENCE)
             # Stopped, they have all had their answers.
-            return sum(worker._claimer.lost_cnt for worker in workers)
+            return sum(worker.parts.sender.lost_cnt for worker in workers)
         finally:
             await client.close()
 

@@ -253,7 +253,7 @@ class Lab:
 
     def scan(self) -> None:
         """Let the worker scan at once, as it does every few seconds."""
-        self.bench.worker._discovery.ask_full_scan()
+        self.bench.worker.parts.scans.ask_full()
 
 
 class _Resorts(logging.Handler):

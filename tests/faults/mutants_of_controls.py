@@ -122,15 +122,14 @@ CONTROL_MUTATIONS = (
     Mutation(
         "pause-confirmed-amid-a-claim",
         "A worker says that it goes by a pause while a claim is under way that does not.",
-        (Edit("mtask/worker/worker.py", "        await self._claimer.until_landed()\n        await self._upkeep",
-              "        await self._upkeep"),),
+        (Edit("mtask/worker/assembly.py", "under_way.connect(parts.claimer.until_landed, ", "under_way.connect("),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
     Mutation(
         "pause-confirmed-amid-a-recovery",
         "A worker says that it goes by a pause while a claim whose reply was lost may still come true.",
-        (Edit("mtask/worker/claiming/claimer.py", "(self._in_flight, self._apart, self._recovery.jobs):  # each",
-              "(self._in_flight, self._apart):  # each"),),
+        (Edit("mtask/worker/claiming/sender.py", "return (self._apart, self._recovery.jobs)",
+              "return (self._apart,)"),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
     Mutation(

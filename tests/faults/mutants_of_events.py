@@ -125,7 +125,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "progress-forgotten-amid-a-ping",
         "What a handler tells while a ping takes along what it told before is taken for written.",
-        (Edit("mtask/worker/leases/held_run.py",
+        (Edit("mtask/worker/state/held_run.py",
               "            if self.progress is progress:\n                self.progress = None",
               "            self.progress = None"),),
         (f"{_PROGRESS_TESTS}::test_what_is_told_while_a_ping_is_under_way_is_written_too",),

@@ -5,11 +5,16 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/worker/claiming/claimer.py"
-_DISCOVERY = "mtask/worker/discovery/scans.py"
-_HINTS = "mtask/worker/discovery/inbox.py"
+_SENDER = "mtask/worker/claiming/sender.py"
+_ADOPTION = "mtask/worker/claiming/adoption.py"
+_SCANS = "mtask/worker/discovery/scans.py"
+_STREAM = "mtask/worker/discovery/stream.py"
+_JANITOR = "mtask/worker/discovery/janitor.py"
+_INBOX = "mtask/worker/discovery/inbox.py"
 _FINISHER = "mtask/worker/running/finisher.py"
 _OUTCOMES = "mtask/worker/running/outcomes.py"
 _PINGER = "mtask/worker/leases/pinger.py"
+_REPLIES = "mtask/worker/leases/replies.py"
 _RECOVERY = "mtask/worker/claiming/recovery.py"
 _RUNNER = "mtask/worker/running/runner.py"
 
@@ -20,7 +25,7 @@ _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
 _LOCKED = "tests/integration/test_locked_tasks.py"
 
-_SCAN_AFTER_OPENING = Edit(_DISCOVERY, "        self.ask_full_scan()\n        # What", "        # What")
+_SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # What", "        # What")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
@@ -36,28 +41,28 @@ WORKER_MUTATIONS = (
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
-        (Edit(_DISCOVERY, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
+        (Edit(_SCANS, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
         ("tests/integration/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "what-others-leave-is-left",
         "A worker whose share is done looks for nothing else before the regular scan.",
-        (Edit(_DISCOVERY, "return is_enough", "return True"),),
+        (Edit(_SCANS, "return is_enough", "return True"),),
         ("tests/integration/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_DISCOVERY, "now < self._next_share or ", ""),),
+        (Edit(_SCANS, "now < self._next_share or ", ""),),
         ("tests/integration/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
-        (Edit(_DISCOVERY, " or began > self._scanned_all_at + _ALL", ""),),
+        (Edit(_SCANS, " or began > self._scanned_all_at + _ALL", ""),),
         ("tests/integration/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
@@ -75,7 +80,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
-        (Edit(_DISCOVERY, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
+        (Edit(_SCANS, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
         ("tests/integration/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
@@ -95,14 +100,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
-        (Edit("mtask/worker/discovery/inbox.py", "return other_than(self._quarantine.left_alone())", "return []"),),
+        (Edit(_SCANS, "return other_than(self._quarantine.left_alone())", "return []"),),
         ("tests/integration/test_worker_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
-        (Edit("mtask/worker/claiming/claimer.py",
-              'self._limits.over(document["_id"], run_id, is_closed=is_closed)', "pass"),),
+        (Edit(_ADOPTION,
+              'self._limits.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/test_worker_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
@@ -110,7 +115,7 @@ WORKER_MUTATIONS = (
         "What came while there was no stream is not looked for.",
         (
             _SCAN_AFTER_OPENING,
-            Edit(_DISCOVERY, "self.ask_full_scan()  # until it opens, scans are all there is", "pass"),
+            Edit(_STREAM, "self._scans.ask_full()  # until it opens, scans are all there is", "pass"),
         ),
         (f"{_CAUGHT}::test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening",),
     ),
@@ -124,7 +129,7 @@ WORKER_MUTATIONS = (
         "no-regular-scan",
         "What moves into the horizon is never met.",
         (
-            Edit(_DISCOVERY, "next_regular = monotonic() + HORIZON.total_seconds() / 2",
+            Edit(_SCANS, "next_regular = monotonic() + HORIZON.total_seconds() / 2",
                  "next_regular = monotonic() + 3600.0"),
         ),
         (f"{_CAUGHT}::test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan",),
@@ -142,9 +147,9 @@ WORKER_MUTATIONS = (
         "lost-claim-is-a-failure",
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
-            Edit(_CLAIMER,
+            Edit(_SENDER,
                  "left = await self._recovery.recover(attempt, look_again_first=not is_timeout)",
-                 "left = task_ids\n            self._hints.look_again(task_ids)"),
+                 "left = task_ids\n            self._scope.signals.tasks_doubtful.send(task_ids)"),
         ),
         (f"{_CLAIMS}::test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run",),
     ),
@@ -158,7 +163,7 @@ WORKER_MUTATIONS = (
         "malformed-document-raises",
         "One document that cannot be read keeps all others of its group from starting.",
         (
-            Edit(_CLAIMER, "except Exception as error:  # whatever it is about this one, the others begin",
+            Edit(_ADOPTION, "except Exception as error:  # whatever it is about this one, the others begin",
                  "except StopIteration as error:"),
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),
@@ -167,7 +172,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "claims-wait-for-a-lock",
         "A locked task holds up the claims of all others of its group.",
-        (Edit(_CLAIMER, "_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0", "_LEAST_WAIT, _MOST_WAIT = 100.0, 100.0"),),
+        (Edit(_SENDER, "_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0", "_LEAST_WAIT, _MOST_WAIT = 100.0, 100.0"),),
         (f"{_LOCKED}::test_claims_of_a_backlog_do_not_wait_for_a_locked_task",),
     ),
     Mutation(
@@ -198,8 +203,8 @@ WORKER_MUTATIONS = (
         "settling-waits-for-a-lock",
         "A locked task keeps the other lapsed ones from being settled.",
         (
-            Edit(_DISCOVERY, "*(self._settle_alone(task_id, places) for task_id in task_ids)",
-                 "*(self._settle_alone(task_id, places) for task_id in ())"),
+            Edit(_JANITOR, "*(self._settle_alone(task_id, at_once) for task_id in task_ids)",
+                 "*(self._settle_alone(task_id, at_once) for task_id in ())"),
         ),
         (f"{_LOCKED}::test_lapsed_tasks_are_settled_beside_a_locked_one",),
     ),
@@ -207,20 +212,20 @@ WORKER_MUTATIONS = (
     Mutation(
         "loop-that-dies",
         "What nobody foresaw in one loop of the worker ends the process.",
-        (Edit("mtask/worker/state/endurance.py", "        except Exception:\n", "        except OSError:\n"),),
+        (Edit("mtask/worker/state/timing.py", "        except Exception:\n", "        except OSError:\n"),),
         (f"{_DOCUMENTS}::test_loop_outlives_what_nobody_foresaw",),
     ),
     Mutation(
         "document-ends-a-scan",
         "One document that a reader trips over keeps what a scan found behind it from being taken.",
-        (Edit(_HINTS, "            self._push_found(document, sent)\n        except Exception as error:",
+        (Edit(_INBOX, "            self._push_found(document, sent)\n        except Exception as error:",
               "            self._push_found(document, sent)\n        except OSError as error:"),),
         (f"{_DOCUMENTS}::test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other",),
     ),
     Mutation(
         "claimed-in-vain-at-a-rate",
         "A task whose claims are all lost is claimed again at once.",
-        (Edit(_HINTS, "elif pause := self._losses.pause(task.id):", "elif pause := 0.0:"),),
+        (Edit(_INBOX, "elif pause := self._losses.pause(task.id):", "elif pause := 0.0:"),),
         (f"{_DOCUMENTS}::test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely",),
     ),
     Mutation(
@@ -234,7 +239,7 @@ WORKER_MUTATIONS = (
         "claim-trusted-from-its-reply",
         "The lease of a claim that was answered late is trusted beyond its end.",
         (
-            Edit(_CLAIMER, "self._handlers[task.name], attempt.sent)", "self._handlers[task.name], monotonic())"),
+            Edit(_ADOPTION, "self._handlers[task.name], attempt.sent)", "self._handlers[task.name], monotonic())"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),
@@ -273,7 +278,7 @@ WORKER_MUTATIONS = (
         "ended-run-kept-alive",
         "A run that has ended, canceled or not, is pinged on and on.",
         (
-            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._on_over", "self._on_over"),
+            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._limits", "self._limits"),
         ),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
@@ -302,7 +307,7 @@ WORKER_MUTATIONS = (
         "cancel-unheard",
         "A task that runs cannot be canceled.",
         (
-            Edit(_PINGER, 'if document["task_state"].get("cancel_requested"):\n        return EndReason.CANCELED\n    ',
+            Edit(_REPLIES, 'if document["task_state"].get("cancel_requested"):\n        return EndReason.CANCELED\n    ',
                  ""),
         ),
         ("tests/acceptance/test_18_changes_while_it_runs.py::test_canceled_task_ends_at_once_and_nothing_counts",),
@@ -311,7 +316,7 @@ WORKER_MUTATIONS = (
         "exclusion-unheard",
         "A run goes on though specific_worker_ids no longer admits its worker.",
         (
-            Edit(_PINGER, "if isinstance(admitted, list) and admitted and worker_id not in admitted:", "if False:"),
+            Edit(_REPLIES, "if isinstance(admitted, list) and admitted and worker_id not in admitted:", "if False:"),
         ),
         ("tests/acceptance/test_06_one_claim.py"
          "::test_run_ends_when_its_worker_is_no_longer_admitted_and_the_named_one_takes_over",),
@@ -319,27 +324,27 @@ WORKER_MUTATIONS = (
     Mutation(
         "slot-freed-too-early",
         "A worker runs more plain handlers at once than its concurrency allows.",
-        (Edit(_RUNNER, "if thread is None or thread.is_over:", "if True:"),),
+        (Edit(_RUNNER, "if called.thread is None or called.thread.is_over:", "if True:"),),
         (f"{_CAUGHT}::test_plain_handler_that_goes_on_after_its_run_keeps_its_slot",),
     ),
     # --- what stays behind ----------------------------------------------------------------------------------
     Mutation(
         "client-left-open",
         "A worker that has stopped keeps connections.",
-        (Edit("mtask/worker/worker.py", "await asyncio.to_thread(ping_store.close)", "pass"),),
+        (Edit("mtask/worker/worker.py", "closing.push_async_callback(asyncio.to_thread, pings.close)", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
         "handlers-clients-left-open",
         "A worker that has stopped keeps the connections of its handlers' transactions.",
-        (Edit("mtask/worker/worker.py", "await handler_stores.close()", "pass"),),
+        (Edit("mtask/worker/assembly.py", "await handlers.close()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
         "named-session-left-open",
         "A task is rescued from a dead worker's open transaction only when MongoDB gives that up, a minute later.",
         (
-            Edit("mtask/worker/claiming/claimer.py", "ended = await self._store.run(sessions.end_lapsed(task_ids))",
+            Edit(_SENDER, "ended = await self._store.run(sessions.end_lapsed(task_ids))",
                  "ended: list[str] = []"),
         ),
         ("tests/acceptance/test_13_transactions.py"

@@ -286,7 +286,7 @@ async def _change_held(lab: Lab, data: st.DataObject, gate: asyncio.Event) -> No
 
     await until(are_done, PATIENCE, f"the others done beside {changes}")
     assert all(len(lab.bench.state(task_id)["worker_states"]) == 1 for task_id in ids[2:])
-    await until(lambda: not lab.bench.worker._runner.runs, PATIENCE, f"no run left of {changes}")
+    await until(lambda: not lab.bench.worker.parts.scope.ledger.runs, PATIENCE, f"no run left of {changes}")
     lab.assert_well()
 
 

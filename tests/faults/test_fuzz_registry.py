@@ -70,7 +70,7 @@ async def _works(lab: Lab) -> None:
 async def _answers(lab: Lab) -> None:
     """See that the worker's next heartbeat is written; ask for it along the stream."""
     before = lab.registry.find_one({"_id": "w1"})
-    lab.bench.worker._pinger.beat_now()
+    lab.bench.worker.parts.pinger.beat_now()
 
     def is_heard() -> bool:
         lab.assert_well()
@@ -114,10 +114,12 @@ def test_control_of_any_kind_stops_no_worker_unless_it_says_so(lab: Lab, control
         asked = control.get("concurrency") if isinstance(control, dict) else None
         is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
         wanted = next((number for number in range(10_001) if is_number and asked == number), 10)
-        await until(lambda: lab.bench.worker._claimer.concurrency == wanted, PATIENCE, f"concurrency {wanted}")
+        await until(
+            lambda: lab.bench.worker.parts.scope.vitals.concurrency == wanted, PATIENCE, f"concurrency {wanted}"
+        )
         _write(lab, "w1", {"$set": {"control": {"stop": False, "concurrency": None}}})
         await _answers(lab)
-        await until(lambda: lab.bench.worker._claimer.concurrency == 10, PATIENCE, "concurrency as it was")
+        await until(lambda: lab.bench.worker.parts.scope.vitals.concurrency == 10, PATIENCE, "concurrency as it was")
         await _works(lab)
 
     lab.run(example())

@@ -83,7 +83,7 @@ async def _spoil(lab: Lab, stored: dict[str, Any], choice: Chance) -> None:
         now = lab.registry.find_one({"_id": "w1"})
         return now is not None and now["heartbeat_time"] > beats["heartbeat_time"]
 
-    lab.bench.worker._pinger.beat_now()
+    lab.bench.worker.parts.pinger.beat_now()
     await until(has_beaten, PATIENCE, "a heartbeat")
 
 

@@ -93,14 +93,16 @@ class Before:
 
 def sizes_of(worker: Any) -> dict[str, int]:
     """Return how much a worker keeps in each of the places where runs and hints are kept."""
-    runner, claimer, hints, finisher = worker._runner, worker._claimer, worker._hints, worker._finisher
+    parts = worker.parts
+    ledger, questions, finisher = parts.scope.ledger, parts.questions, parts.finisher
+    claims = len(parts.claimer._in_flight) + len(parts.sender._apart) + len(parts.recovery.jobs)
     return {
-        "leases": len(worker._pinger.held()),
-        "runs": len(runner._runs) + len(runner._by_task) + len(runner._tasks),
-        "claims": len(claimer.busy) + len(claimer._in_flight) + len(claimer._apart) + len(claimer._recovery.jobs),
-        "slots": len(claimer.busy) + claimer._running,
-        "suspensions": len(runner._contexts._suspensions),
-        "hints": len(hints._suspects) + len(hints._holders) + len(hints._missed) + len(hints._due_looks),
+        "leases": len(parts.pinger.held()),
+        "runs": len(ledger.running) + len(ledger._held) + len(parts.runner._tasks),
+        "claims": len(ledger.claiming) + claims,
+        "slots": len(ledger.claiming) + parts.slots.running_cnt,
+        "suspensions": len(parts.runner._caller._transactions._suspensions),
+        "hints": len(questions.suspects) + len(questions.holders) + len(questions._missed) + len(questions.due),
         "endings": finisher.pending + sum(len(lane.waiting) + len(lane.in_flight) for lane in finisher._lanes),
-        "queue": len(worker._discovery._queue),
+        "queue": len(parts.queue),
     }

@@ -49,11 +49,11 @@ def test_what_is_called_off_amid_its_batches_removes_no_further_one(
             async def wait() -> None:
                 await opened.wait()
 
-            removing = between(bench.worker._upkeep, "remove_older", before=wait)
+            removing = between(bench.worker.parts.retention, "remove_older", before=wait)
             keeping_none = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
             await until(lambda: removing.seen_cnt, message="the first batch is under way")
             calling_off = asyncio.create_task(asyncio.to_thread(client.keep, "default"))
-            await until(lambda: not bench.worker._controls.keeps, message="heard of it")
+            await until(lambda: not bench.worker.parts.controls.keeps, message="heard of it")
             opened.set()
             await calling_off
             await keeping_none
@@ -95,7 +95,7 @@ def test_a_task_that_was_run_again_amid_a_batch_stays(
                 await bench.client.rerun("done", "0")
                 await bench.status("done:0", "SUCCESS")
 
-            between(bench.worker._upkeep, "remove_older", amid=run_again)
+            between(bench.worker.parts.retention, "remove_older", amid=run_again)
             await asyncio.to_thread(client.keep, "default", success=1)
             await until(lambda: client.count() < 3, message="removed")
             assert sorted(task.key for task in client.find()) == ["0", "2"]
@@ -121,11 +121,11 @@ def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
                 until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
                 await until(lambda: server_time(store) > until_when, message="run out")
 
-            removing = between(bench.worker._upkeep, "remove_older", before=wait)
-            bench.worker._pinger.beat_now()
+            removing = between(bench.worker.parts.retention, "remove_older", before=wait)
+            bench.worker.parts.pinger.beat_now()
             keeping = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
             await until(lambda: removing.seen_cnt, message="a batch is under way")
-            await bench.worker._upkeep.until_landed()
+            await bench.worker.parts.retention.until_landed()
             await keeping
             assert bench.count("SUCCESS") == 2
 

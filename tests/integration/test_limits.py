@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from mtask.store.queues import permits
 from mtask.store.queues.permits import Place, Wish
 from mtask.store.tasks import claims
 from mtask.worker.admission import limits as limits_module
-from mtask.worker.leases.held_run import EndReason
+from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client as Mongo
 
@@ -266,15 +267,15 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
 
 def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
     """Take down what the worker's limits let go from now on; else it is lost."""
-    limits: Any = bench.worker._limits
-    on_free, freed = limits._on_free, list[list[str]]()
+    limits: Any = bench.worker.parts.limits
+    signals, freed = limits._signals, list[list[str]]()
 
     def free(task_ids: Iterable[str]) -> None:
         freed.append(list(task_ids))
         if goes_on:
-            on_free(freed[-1])
+            signals.tasks_doubtful.send(freed[-1])
 
-    limits._on_free = free
+    limits._signals = SimpleNamespace(tasks_doubtful=SimpleNamespace(send=free), permits_freed=signals.permits_freed)
     return freed
 
 
@@ -291,7 +292,7 @@ def test_of_many_that_wait_for_one_place_a_few_are_tried_at_a_time_the_most_urge
             await until(lambda: gauge.running["all"] == 1, message="one runs")
             specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
             await bench.client.publish_many(specs)
-            waiting = bench.worker._limits._waiting
+            waiting = bench.worker.parts.limits._waiting
             await until(lambda: len(waiting[QUEUE].parked) >= 118 if QUEUE in waiting else False, message="all wait")
             freed = recorded(bench, goes_on=True)
             await until(lambda: len(freed) >= 3, message="some were tried")
@@ -322,7 +323,7 @@ def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
                 await publish(bench, 1, prefix="next ", limit_key="second")
                 waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
                 freed = recorded(bench, goes_on=False)
-                admitted = await bench.worker._limits.admit([waiting], "token")
+                admitted = await bench.worker.parts.limits.admit([waiting], "token")
                 assert (admitted.task_ids, freed) == ([], [])
                 assert is_free(bench, Place("default", "second"))
 
@@ -362,17 +363,17 @@ def test_a_claim_that_comes_too_late_for_its_place_is_not_valid(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
-            claimer = bench.worker._claimer
+            parts = bench.worker.parts
 
             async def wait() -> None:
                 if claiming.seen_cnt == 1:
                     (entry,) = (bench.mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {})["running"]
                     await until(lambda: client.server_time() > entry["claim_by"], message="too late")
 
-            claiming = between(claimer, "claim", before=wait)
+            claiming = between(parts.sender, "claim", before=wait)
             await publish(bench, 1)
-            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="landed")
-            assert claimer.lost_cnt == 1
+            await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")
+            assert parts.sender.lost_cnt == 1
             await bench.status("work:0", "SUCCESS")
             assert len(claim_times(bench)) == 1
 
@@ -400,7 +401,7 @@ def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_th
                 if claiming.seen_cnt == 1:
                     bench.tasks.update_one({"_id": "work:0"}, {"$set": change})
 
-            claiming = between(bench.worker._claimer, "claim", before=move)
+            claiming = between(bench.worker.parts.sender, "claim", before=move)
             await publish(bench, 1, limit_key="a")
             await bench.status("work:0", "SUCCESS")
             await until(lambda: is_free(bench, place), 5.0, "it was taken, and given back")
@@ -421,9 +422,9 @@ def test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed(
         async with working(mongo_uri, database_name, mongo, gauge.app, queues=["default", "other"]) as bench:
             await publish(bench, 1)
             await until(lambda: gauge.running["all"] == 1, message="it runs")
-            (run,) = bench.worker._runner.runs
+            (run,) = bench.worker.parts.scope.ledger.runs
             run.end(EndReason.LEASE_LOST)
-            await until(lambda: not bench.worker._runner.runs, message="let go")
+            await until(lambda: not bench.worker.parts.scope.ledger.runs, message="let go")
             gauge.gate.set()
             await publish(bench, 1, prefix="later ", queue="other")
             await bench.status("work:later 0", "SUCCESS")

@@ -13,7 +13,7 @@ import pytest
 from mtask import App, Context, TaskSpec
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
-from mtask.worker.discovery import scans
+from mtask.worker.discovery import janitor
 from tests.clients import open_store
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client
@@ -124,7 +124,7 @@ def test_single_results_do_not_wait_behind_a_locked_one(mongo_uri: str, database
                 await bench.status(f"work:{key}", "RUNNING")
             with locked(bench, "work:0"):
                 gates["0"].set()
-                await until(lambda: bench.worker._finisher.pending, message="the locked one is being written")
+                await until(lambda: bench.worker.parts.finisher.pending, message="the locked one is being written")
                 gates["1"].set()
                 await bench.status("work:1", "SUCCESS")
             await bench.status("work:0", "SUCCESS")
@@ -159,7 +159,7 @@ def test_leases_of_different_lengths_are_pinged_together(mongo_uri: str, databas
         gated = _Gated()
         async with working(mongo_uri, database_name, mongo, gated.app, concurrency=20) as bench:
             sent: list[int] = []
-            pinger = bench.worker._pinger
+            pinger = bench.worker.parts.pinger
             store = pinger._store
             run = store.run
 
@@ -192,7 +192,7 @@ def test_lapsed_tasks_are_settled_beside_a_locked_one(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take them any more: whoever scans marks them FAIL."""
-    monkeypatch.setattr(scans, "_SETTLE_GRACE_MS", 0)
+    monkeypatch.setattr(janitor, "_SETTLE_GRACE_MS", 0)
 
     async def scenario() -> None:
         gated = _Gated()

@@ -20,9 +20,9 @@ from mtask.store.statements.pipelines import Outcome
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, transactions
 from mtask.worker.claiming import recovery
-from mtask.worker.discovery import inbox, scans
+from mtask.worker.discovery import inbox, scans, stream
 from mtask.worker.leases import pinger
-from mtask.worker.leases.held_run import HeldRun, trusted_until
+from mtask.worker.state.held_run import HeldRun, trusted_until
 from tests.clients import open_store
 from tests.integration import stores
 from tests.integration.worker_harness import PATIENCE, Bench, between, register, until, working
@@ -65,8 +65,8 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
 
     async def open_late(*arguments: Any) -> Stream:
         if benches and not acted:
-            of_worker = benches[0].worker._discovery
-            await until(lambda: not (of_worker._wake_scan.is_set() or of_worker._is_full_scan_due), message="scanned")
+            of_worker = benches[0].worker.parts.scans
+            await until(lambda: not (of_worker._wake.is_set() or of_worker._is_full_due), message="scanned")
             acted.append(benches[0])
             await act(benches[0])
         return await real_open(*arguments)
@@ -78,7 +78,8 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
 def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans, "HORIZON", _FAR)
+    for module in (scans, stream):
+        monkeypatch.setattr(module, "HORIZON", _FAR)
 
     async def publish(bench: Bench) -> None:
         await bench.client.publish("work", {}, key="between")
@@ -99,22 +100,24 @@ def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped database ends the stream for good: nothing can be resumed after that."""
-    monkeypatch.setattr(scans, "HORIZON", _FAR)
+    for module in (scans, stream):
+        monkeypatch.setattr(module, "HORIZON", _FAR)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            of_worker = bench.worker._discovery
+            of_worker = bench.worker.parts.scans
             indexes = set(bench.tasks.index_information())
             mongo.drop_database(database_name)
             await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
-            await until(lambda: not of_worker._is_full_scan_due, message="scanned")
+            await until(lambda: not of_worker._is_full_due, message="scanned")
             bench.stop_scans()
-            heard = of_worker.event_cnt
+            new_stream = bench.worker.parts.stream
+            heard = new_stream.event_cnt
             numbers = itertools.count()
 
             def is_heard() -> bool:
                 register(store, f"another-{next(numbers)}", ["other"])
-                return of_worker.event_cnt > heard + 3
+                return new_stream.event_cnt > heard + 3
 
             await until(is_heard, 20, "events of the new stream")
             await bench.client.publish("work", {}, key="1")
@@ -148,7 +151,7 @@ def test_database_dropped_while_no_stream_is_open_is_set_up_again(
 def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scans, inbox):
+    for module in (scans, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
 
     async def scenario() -> None:
@@ -182,12 +185,12 @@ def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_com
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            between(bench.worker._claimer, "claim", before=note, after=linger)
+            between(bench.worker.parts.sender, "claim", before=note, after=linger)
             await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
             (run,) = await until(lambda: runs)
             assert run.trusted_until <= trusted_until(asked[0], run.lease_ms)
 
-            real = bench.worker._pinger._store.run
+            real = bench.worker.parts.pinger._store.run
 
             def answer_late(operation: Generator[Any, Any, T]) -> T:
                 sent = monotonic()
@@ -197,7 +200,7 @@ def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_com
                     pinged.append(sent)
                 return answer
 
-            bench.worker._pinger._store.run = answer_late  # type: ignore[method-assign, assignment]
+            bench.worker.parts.pinger._store.run = answer_late  # type: ignore[method-assign, assignment]
             before = run.trusted_until
             trusted = await until(lambda: run.trusted_until > before and run.trusted_until)
             assert any(trusted <= trusted_until(sent, run.lease_ms) for sent in pinged)
@@ -227,7 +230,7 @@ def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_serv
             def be_unavailable(_: object) -> None:
                 raise DatabaseUnavailable("cut off")
 
-            bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
+            bench.worker.parts.pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
             bench.stop_scans()  # they look at what is held, through a connection that this test leaves open
             await bench.client.publish("work", {}, key="1", ping_interval_ms=300, worker_timeout_ms=1_500)
             await until(started.is_set)
@@ -291,8 +294,8 @@ def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            late: Any = _LateClaim(bench.worker._claimer._store)
-            bench.worker._claimer._store = bench.worker._claimer._recovery._store = late
+            late: Any = _LateClaim(bench.worker.parts.sender._store)
+            bench.worker.parts.sender._store = bench.worker.parts.recovery._store = late
             await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
             await until(lambda: late.is_carried_out, message="the claim has come true")
             bench.worker.stop()
@@ -319,10 +322,10 @@ def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(
             try:
                 await bench.client.publish("hold", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
                 await bench.status("hold:1", "FAIL")
-                await until(lambda: not bench.worker._runner.runs, message="the run has ended")
-                assert bench.worker._claimer._running == 1
+                await until(lambda: not bench.worker.parts.scope.ledger.runs, message="the run has ended")
+                assert bench.worker.parts.slots.running_cnt == 1
                 await bench.client.publish("work", {}, key="1")
-                await until(lambda: "work:1" in bench.worker._claimer._queue, message="the second task is at hand")
+                await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
                 assert bench.state("work:1")["status"] == "INIT"
             finally:
                 go_on.set()

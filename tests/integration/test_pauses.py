@@ -92,7 +92,7 @@ async def told(bench: Bench) -> list[dict[str, Any]]:
     for _ in range(2):  # one may be under way
         assert document is not None
         newer = {"heartbeat_time": {"$gt": document["heartbeat_time"]}}
-        bench.worker._pinger.beat_now()
+        bench.worker.parts.pinger.beat_now()
         document = await until(partial(bench.registry.find_one, newer), message="a heartbeat")
     assert document is not None
     seen: list[dict[str, Any]] = document["controls_seen"]
@@ -122,14 +122,14 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
                 if claiming.seen_cnt == 1:
                     raise DatabaseUnavailable("no answer")
 
-            claiming = between(worker._claimer, "claim", before=lose if is_lost else hold)
-            between(worker._claimer._recovery, "run_statuses", before=hold)  # the last look at what a lost claim took
+            claiming = between(worker.parts.sender, "claim", before=lose if is_lost else hold)
+            between(worker.parts.recovery, "run_statuses", before=hold)  # the last look at what a lost claim took
             await bench.client.publish("other", key="1")
-            under_way = worker._claimer._recovery.jobs if is_lost else worker._claimer._in_flight
+            under_way = worker.parts.recovery.jobs if is_lost else worker.parts.claimer._in_flight
             await until(lambda: under_way, message="under way")
             pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
             try:
-                await until(lambda: worker._controls.paused_names, message="heard of it")
+                await until(lambda: worker.parts.controls.paused_names, message="heard of it")
                 assert await told(bench) == []
             finally:
                 lands.set()
@@ -145,14 +145,14 @@ def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
 ) -> None:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            claimer = bench.worker._claimer
+            parts = bench.worker.parts
             with bench.backed_up():
                 await bench.client.publish("other", key="1")
-                await until(lambda: "other:1" in claimer._queue, message="queued")
+                await until(lambda: "other:1" in parts.queue, message="queued")
                 await asyncio.to_thread(client.pause, name="other")
-                assert "other:1" in claimer._queue
-            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="tried")
-            assert (claimer.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
+                assert "other:1" in parts.queue
+            await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="tried")
+            assert (parts.adoption.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
             await asyncio.to_thread(client.resume, name="other")
             await bench.status("other:1", "SUCCESS")
 
@@ -193,7 +193,7 @@ def test_what_is_resumed_is_claimed_within_100_ms(
         async with working(mongo_uri, database_name, mongo, app) as bench:
             for turn in range(5):
                 await asyncio.to_thread(client.pause, **what)  # type: ignore[arg-type]
-                heard = bench.worker._discovery.event_cnt
+                heard = bench.worker.parts.stream.event_cnt
                 await bench.client.publish("other", key=str(turn))
                 await bench.heard(heard)
                 resumed = await asyncio.to_thread(client.resume, **what)  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_what_runs_goes_on_and_its_retry_waits(
             gate.set()
             await bench.status("work:a", "SUCCESS")
             await until(lambda: bench.state("work:b")["failed_cnt"] == 1, message="it failed")
-            heard = bench.worker._discovery.event_cnt
+            heard = bench.worker.parts.stream.event_cnt
             await bench.client.publish("work", {"fails": False}, key="c")
             await bench.heard(heard)
             assert (bench.state("work:b")["status"], bench.state("work:c")["status"]) == ("INIT", "INIT")
@@ -278,19 +278,19 @@ def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
-            claimer = bench.worker._claimer
+            parts = bench.worker.parts
 
             async def wait() -> None:
                 if claiming.seen_cnt == 1:
                     until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
                     await until(lambda: client.server_time() > until_when, message="run out")
 
-            claiming = between(claimer, "claim", before=wait)
-            bench.worker._pinger.beat_now()
+            claiming = between(parts.sender, "claim", before=wait)
+            bench.worker.parts.pinger.beat_now()
             await bench.client.publish("other", key="1")
-            await until(lambda: claimer.won_cnt or claimer.lost_cnt, message="landed")
-            assert claimer.lost_cnt == 1
-            bench.worker._pinger.beat_now()
+            await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")
+            assert parts.sender.lost_cnt == 1
+            bench.worker.parts.pinger.beat_now()
             await bench.status("other:1", "SUCCESS")
 
     asyncio.run(scenario())
@@ -398,7 +398,7 @@ def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            controls = bench.worker._controls
+            controls = bench.worker.parts.controls
             assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
             write(mongo, database_name, {"$set": {"limit.starts": 5}})
             await until(lambda: "what it last said holds" in caplog.text, message="it was read")

@@ -190,7 +190,7 @@ def test_what_is_told_while_a_ping_is_under_way_is_written_too(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            store = bench.worker._pinger._store
+            store = bench.worker.parts.pinger._store
             run = store.run
 
             def run_and_tell(operation: Any) -> Any:

@@ -276,7 +276,7 @@ def test_new_changed_and_resumed_schedules_are_heard_of_at_once(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            await until(lambda: bench.worker._discovery.is_ready.is_set(), message="ready")
+            await until(lambda: bench.worker.parts.scans.is_ready.is_set(), message="ready")
             soon = client.server_time() + timedelta(seconds=0.3)
             await asyncio.to_thread(client.add_schedule, "once", "report", soon)
             await until(lambda: bench.count("SUCCESS") == 1, 5.0, "fired long before the next look")

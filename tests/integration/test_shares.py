@@ -21,8 +21,8 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import of_shares
 from mtask.store.tasks import claims, publishing
 from mtask.store.tasks.publishing import NewTask, Policy
-from mtask.worker import worker as worker_module
-from mtask.worker.discovery import inbox
+from mtask.worker import assembly
+from mtask.worker.discovery import inbox, stream
 from mtask.worker.discovery import scans as scans_module
 from mtask.worker.state.peers import Peers
 from tests.clients import open_store
@@ -116,11 +116,11 @@ def drain(
                 due = [TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)]
                 await bench.client.publish_many([*later, *due])
             await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all that are due are done")
-            return bench.worker._hints._peers
+            return bench.worker.parts.ranks._peers
 
     def drained(scans: Scans) -> Peers:
-        monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
-        for module in (scans_module, inbox):  # none is found by a regular scan
+        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+        for module in (scans_module, stream, inbox):  # none is found by a regular scan
             monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
         monkeypatch.setattr(claims, "scan", scans)
         return asyncio.run(scenario())

@@ -12,8 +12,8 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
-from mtask.worker.claiming import claimer
-from mtask.worker.leases.held_run import HeldRun
+from mtask.worker.claiming import slots
+from mtask.worker.state.held_run import HeldRun
 from tests.integration.worker_harness import Bench, until, working
 from tests.mongo import Client
 
@@ -63,7 +63,7 @@ def place(mongo_uri: str, database_name: str, mongo: Client) -> Place:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what was claimed ahead wait without end for its slot."""
-    monkeypatch.setattr(claimer, "PATIENCE", _FAR)
+    monkeypatch.setattr(slots, "PATIENCE", _FAR)
 
 
 async def _teach(bench: Bench) -> None:
@@ -74,7 +74,7 @@ async def _teach(bench: Bench) -> None:
 
 async def _first_waiting(bench: Bench) -> HeldRun:
     """Return a run that waits for its slot, as soon as there is one."""
-    waiting = bench.worker._claimer._waiting
+    waiting = bench.worker.parts.slots._waiting
     await until(lambda: len(waiting) > 0, message="claimed ahead")
     return waiting[0][1]
 
@@ -102,13 +102,13 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
             waited = Counter[str]()
-            hold = bench.worker._runner.hold
+            hold = bench.worker.parts.runner.hold
 
             def held(run: object) -> None:
-                waited["most"] = max(waited["most"], len(bench.worker._claimer._waiting))
+                waited["most"] = max(waited["most"], len(bench.worker.parts.slots._waiting))
                 hold(run)  # type: ignore[arg-type]
 
-            bench.worker._runner.hold = held  # type: ignore[method-assign]
+            bench.worker.parts.runner.hold = held  # type: ignore[method-assign]
             await _publish(bench, "quick", 2_000)
             await until(lambda: bench.count("SUCCESS") == 2_000, message="all done")
             assert waited["most"] > SLOTS
@@ -171,7 +171,7 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, s
             def be_unavailable(_: object) -> None:
                 raise DatabaseUnavailable("cut off")
 
-            bench.worker._pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
+            bench.worker.parts.pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
             bench.stop_scans()
             leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
             # What runs keeps its lease: with it, it would lose its slot to what waits.
@@ -179,7 +179,7 @@ def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, s
             await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
             await _publish(bench, "late", BLOCKING, is_blocking=True, **leases)
             run = await _first_waiting(bench)
-            waiting = bench.worker._claimer._waiting
+            waiting = bench.worker.parts.slots._waiting
             await until(lambda: not run.is_lease_valid, message="its lease is lost")
             stage.gate.set()
             await until(lambda: run not in [held for _, held in waiting], message="it waits no longer")
@@ -216,7 +216,7 @@ def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(place:
             limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout_ms=limit_ms) for n in range(BLOCKING)]
             await bench.client.publish_many([*blocking, *limited])
             await _first_waiting(bench)
-            landed = bench.worker._claimer._waiting[0][0]
+            landed = bench.worker.parts.slots._waiting[0][0]
             await until(lambda: monotonic() > landed + limit_ms / 1000, message="it has waited long")
             stage.gate.set()
             await until(lambda: bench.count("SUCCESS") == QUICK + SLOTS + BLOCKING, message="all done")

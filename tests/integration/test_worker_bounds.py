@@ -18,7 +18,7 @@ from tests.mongo import Client as Mongo
 def test_tasks_that_are_left_alone_do_not_fill_the_scans(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtask.worker.worker._QUEUE_CAPACITY", 40)
+    monkeypatch.setattr("mtask.worker.assembly._QUEUE_CAPACITY", 40)
     app = App()
 
     @app.task
@@ -29,10 +29,10 @@ def test_tasks_that_are_left_alone_do_not_fill_the_scans(
             bench.stop_stream()  # it told of those that come now, and not of what was there before
             held_up = [f"head-{number}" for number in range(200)]
             for key in held_up:  # as where they could not be claimed in time: someone's open transaction
-                bench.worker._claimer._quarantine.leave_alone(f"work:{key}", 600.0)
+                bench.worker.parts.quarantine.leave_alone(f"work:{key}", 600.0)
             await asyncio.to_thread(client.publish_many, [TaskSpec("work", {}, key=key, priority=9) for key in held_up])
             await asyncio.to_thread(client.publish_many, [TaskSpec("work", {}, key=f"good-{n}") for n in range(60)])
-            bench.worker._discovery.ask_full_scan()
+            bench.worker.parts.scans.ask_full()
             await until(lambda: bench.count("SUCCESS") == 60, message="what stands behind is done")
             assert bench.count("INIT") == len(held_up)
 
@@ -51,16 +51,17 @@ def test_run_that_cannot_be_started_keeps_no_place(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            handlers = dict(bench.worker._handlers)
-            bench.worker._handlers.clear()
+            known: Any = bench.worker.parts.adoption._handlers
+            handlers = dict(known)
+            known.clear()
             await asyncio.to_thread(client.publish, "work", {}, key="without a handler")
             state = await bench.status("work:without a handler", "FAIL")
             assert "cannot be run here" in state["worker_states"][0]["fail_reason"]
-            await until(lambda: not bench.worker._limits._held, message="its place is let go")
-            bench.worker._handlers.update(handlers)
+            await until(lambda: not bench.worker.parts.limits._held, message="its place is let go")
+            known.update(handlers)
             await asyncio.to_thread(client.publish, "work", {}, key="next")
             await bench.status("work:next", "SUCCESS")
-            await until(lambda: not bench.worker._limits._held, message="and this one's")
+            await until(lambda: not bench.worker.parts.limits._held, message="and this one's")
 
     asyncio.run(scenario())
 
@@ -85,7 +86,7 @@ def test_stored_task_that_asks_for_a_storm_of_pings_gets_as_many_as_are_sensible
             changed = store.tasks.update_one({"_id": "work:stormy"}, {"$set": {"task_option.ping_interval_ms": 1}})
             assert changed.modified_count == 1
             await begun.wait()
-            run: Any = bench.worker._runner.held_run("work:stormy")
+            run: Any = bench.worker.parts.scope.ledger.held_run("work:stormy")
             assert run.ping_interval == 0.1
             lease = bench.state("work:stormy")["worker_states"][0]["ping_expire_time"]
             await until(

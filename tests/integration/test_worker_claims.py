@@ -101,8 +101,8 @@ def test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run(
             with bench.failing(command, times=1, **fault):
                 with bench.backed_up():
                     await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
-                    await until(lambda: len(bench.worker._claimer._queue) == task_cnt)
-                bench.worker._claimer.wake()
+                    await until(lambda: len(bench.worker.parts.queue) == task_cnt)
+                bench.worker.parts.claimer.wake()
                 for key in range(task_cnt):
                     await bench.status(f"work:{key}", "SUCCESS")
                     assert runs_of(bench, f"work:{key}") == [("w1", "SUCCESS")]
@@ -122,13 +122,13 @@ def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(
                 if next(refusals, None) is not None:
                     raise DatabaseUnavailable("not now")
 
-            between(bench.worker._claimer._recovery, "claimed", before=be_unavailable)
+            between(bench.worker.parts.recovery, "claimed", before=be_unavailable)
             with bench.backed_up():
                 for key in ("1", "2", "4", "5"):
                     await bench.client.publish("work", {}, key=key)
                 insert(bench, foreign("3", task_option__worker_timeout_ms="1m"))
-                await until(lambda: len(bench.worker._claimer._queue) == 5)
-            bench.worker._claimer.wake()
+                await until(lambda: len(bench.worker.parts.queue) == 5)
+            bench.worker.parts.claimer.wake()
             for key in ("1", "2", "4", "5"):
                 await bench.status(f"work:{key}", "SUCCESS")
                 assert runs_of(bench, f"work:{key}") == [("w1", "SUCCESS")]
@@ -152,10 +152,10 @@ def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_f
                 insert(bench, foreign("1", task_state__create_time="yesterday"))
                 for key in ("2", "3"):
                     await bench.client.publish("work", {}, key=key)
-                await until(lambda: len(bench.worker._claimer._queue) == 3)
+                await until(lambda: len(bench.worker.parts.queue) == 3)
                 # The end of the run that cannot be started is not written at first: nor need it be.
-                stepped = between(bench.worker._claimer._quarantine, "finish", before=be_unavailable)
-            bench.worker._claimer.wake()
+                stepped = between(bench.worker.parts.quarantine, "finish", before=be_unavailable)
+            bench.worker.parts.claimer.wake()
             for key in ("2", "3"):
                 await bench.status(f"work:{key}", "SUCCESS")
             await until(lambda: stepped.seen_cnt)
@@ -176,10 +176,10 @@ def test_document_marked_as_malformed_between_its_claim_and_the_reading_of_it_is
             with bench.backed_up():
                 insert(bench, foreign("1", task_state__failed_cnt=-1))
                 await bench.client.publish("work", {}, key="2")
-                await until(lambda: len(bench.worker._claimer._queue) == 2)
-                bench.worker._claimer._are_plain = False  # the long statement takes no offence at it
-                stepped = between(bench.worker._claimer, "claim", amid=mark)
-            bench.worker._claimer.wake()
+                await until(lambda: len(bench.worker.parts.queue) == 2)
+                bench.worker.parts.adoption.are_plain = False  # the long statement takes no offence at it
+                stepped = between(bench.worker.parts.sender, "claim", amid=mark)
+            bench.worker.parts.claimer.wake()
             await bench.status("work:2", "SUCCESS")
             await until(lambda: stepped.seen_cnt)
             await bench.at_rest()
@@ -201,13 +201,13 @@ def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_before_it
                         "work", key, worker_timeout_ms=600_000, ping_interval_ms=300_000
                     )  # fmt: skip
 
-            between(bench.worker._claimer, "claim", amid=change_options)
+            between(bench.worker.parts.sender, "claim", amid=change_options)
             with bench.backed_up():
                 for key in ("1", "2"):
                     await bench.client.publish("work", {}, key=key, worker_timeout_ms=4000, ping_interval_ms=500)
-                await until(lambda: len(bench.worker._claimer._queue) == 2)
-            bench.worker._claimer.wake()
-            run = await until(lambda: bench.worker._runner.held_run("work:1"))
+                await until(lambda: len(bench.worker.parts.queue) == 2)
+            bench.worker.parts.claimer.wake()
+            run = await until(lambda: bench.worker.parts.scope.ledger.held_run("work:1"))
             assert run is not None
             assert run.trusted_until <= time.monotonic() + 4.0
             assert run.next_ping <= time.monotonic() + 2.0
@@ -229,7 +229,7 @@ def test_claimer_goes_on_when_the_finisher_has_drained(
             bench.stop_scans()
             with bench.backed_up():
                 await bench.client.publish("work", {}, key="1")
-                await until(lambda: "work:1" in bench.worker._claimer._queue)
+                await until(lambda: "work:1" in bench.worker.parts.queue)
             # Nobody wakes it: what drains the finisher knows nothing of the claimer.
             await bench.status("work:1", "SUCCESS")
 
@@ -250,14 +250,14 @@ def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
             async def lose() -> None:
                 nonlocal heard
                 if next(steps, None) == "lose":
-                    heard = bench.worker._discovery.event_cnt
+                    heard = bench.worker.parts.stream.event_cnt
                     assert store.run(claims.claim(["work:1"], "dead", "of-dead"))
 
             async def hear() -> None:
                 if next(steps, None) == "hear":
                     await bench.heard(heard)
 
-            between(bench.worker._claimer, "claim", before=lose, after=hear)
+            between(bench.worker.parts.sender, "claim", before=lose, after=hear)
             await bench.client.publish(
                 "work", {}, key="1", worker_timeout_ms=3000, ping_interval_ms=500, unexpected_retry_delay_ms=0
             )
@@ -309,14 +309,14 @@ def test_hint_heard_while_a_look_is_under_way_is_kept(
                 nonlocal is_first
                 if is_first:
                     is_first = False
-                    heard = bench.worker._discovery.event_cnt
+                    heard = bench.worker.parts.stream.event_cnt
                     outcome = Outcome(task_id, "of-peer-0", RunStatus.CANCELED, reason="handed back")
                     assert store.run(claims.finish([outcome]))
                     await bench.heard(heard)
-                    await until(lambda: not bench.worker._hints._suspects, message="the hint is looked at")
-                    await bench.worker._discovery._store.run(claims.look([task_id]))  # later than its own look
+                    await until(lambda: not bench.worker.parts.questions.suspects, message="the hint is looked at")
+                    await bench.worker.parts.scans._store.run(claims.look([task_id]))  # later than its own look
 
-            looks = between(bench.worker._claimer, "still_due", before=be_held, after=be_handed_back)
+            looks = between(bench.worker.parts.sender, "still_due", before=be_held, after=be_handed_back)
             await bench.client.publish("work", {}, key=key)
             await bench.status(task_id, "SUCCESS")
             assert looks.seen_cnt >= 1
@@ -346,7 +346,7 @@ def test_tasks_that_were_looked_at_and_left_to_others_keep_nothing_busy(
                 is_first = False
                 store.run(claims.claim([f"work:{key}" for key in taken], "peer", "of-peer"))
 
-            between(bench.worker._claimer, "still_due", before=be_taken)
+            between(bench.worker.parts.sender, "still_due", before=be_taken)
             await bench.client.publish_many([TaskSpec("work", {}, key=key) for key in keys])
             for key in left:
                 await bench.status(f"work:{key}", "SUCCESS")
@@ -373,7 +373,7 @@ def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(
             state = await bench.status("work:1", "SUCCESS")
             # A date is written to the millisecond below.
             assert state["worker_states"][0]["claim_time"] - due >= timedelta(milliseconds=-1)
-            assert bench.worker._claimer.lost_cnt <= 3
+            assert bench.worker.parts.sender.lost_cnt <= 3
 
     asyncio.run(scenario())
 
@@ -395,10 +395,10 @@ def test_task_that_a_dead_workers_transaction_holds_up_holds_up_no_other(
                 assert len(store.run(claims.claim(task_ids, "dead", "of-dead"))) == len(task_ids)
                 session.start_transaction()
                 bench.tasks.update_one({"_id": held}, {"$set": {"task_option.priority": 5}}, session=session)
-                queue = bench.worker._discovery._queue
+                queue = bench.worker.parts.queue
                 await until(lambda: len(queue) == len(task_ids), message="all have lapsed")
-                bench.worker._claimer._is_backed_up = lambda: False
-                bench.worker._claimer.wake()
+                bench.worker.parts.claimer._is_backed_up = lambda: False  # type: ignore[method-assign]
+                bench.worker.parts.claimer.wake()
                 for task_id in others:
                     await bench.status(task_id, "SUCCESS")
                 assert bench.state(held)["worker_states"][0]["worker_id"] == "dead"

@@ -13,8 +13,8 @@ import pytest
 from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
 from mtask.store.driver.stores import SyncStore
-from mtask.worker import worker as worker_module
-from mtask.worker.discovery import inbox, scans
+from mtask.worker import assembly
+from mtask.worker.discovery import inbox, scans, stream
 from mtask.worker.state import queue
 from mtask.worker.state.peers import Peers
 from tests.clients import open_store
@@ -79,8 +79,8 @@ def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backl
 def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_waiting(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 40)
-    for module in (scans, inbox):
+    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+    for module in (scans, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
 
     async def scenario() -> None:
@@ -89,7 +89,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
             high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
             await client.publish_many([*high, TaskSpec("work", {}, key="low")])
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            assert bench.worker._discovery._queue.capacity == 40
+            assert bench.worker.parts.queue.capacity == 40
             await bench.status("work:low", "SUCCESS")
             assert bench.count("SUCCESS") == 1
 
@@ -100,7 +100,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
 def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    for module in (scans, inbox):
+    for module in (scans, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
 
     async def scenario() -> None:
@@ -201,13 +201,13 @@ def test_last_resort_always_exits(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, hard_exit=exits.append) as bench:
             await bench.client.publish("work", {}, key="1")
-            await until(lambda: bench.worker._runner.runs)
+            await until(lambda: bench.worker.parts.scope.ledger.runs)
             if error is not None:
 
                 def refuse(outcomes: object) -> None:
                     raise error
 
-                monkeypatch.setattr(bench.worker._pinger, "hand_back", refuse)
+                monkeypatch.setattr(bench.worker.parts.pinger, "hand_back", refuse)
             with suppress(RuntimeError):
                 await asyncio.to_thread(bench.worker._exit_hard)
             assert exits == [0]

@@ -19,6 +19,7 @@ from pymongo import WriteConcern
 
 from mtask import App, Context
 from mtask.store.driver.stores import CODEC, READING
+from mtask.worker.leases import replies
 from tests.faults.malformed import good
 from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client, Document
@@ -157,7 +158,7 @@ def test_document_that_a_scan_brings_ends_no_loop(serve: Callable[..., None], do
     async def scenario(bench: Bench) -> None:
         bench.stop_stream()
         insert(bench, good("before"), {**document}, good("after"))
-        bench.worker._discovery.ask_full_scan()
+        bench.worker.parts.scans.ask_full()
         await failed(bench, ["noop:bad"])
         await bench.status("noop:before", "SUCCESS")
         await bench.status("noop:after", "SUCCESS")
@@ -194,7 +195,7 @@ def test_params_reach_the_handler_as_they_were_published(serve: Callable[..., No
 
 
 def _has_queued(bench: Bench, count: int) -> bool:
-    return len(bench.worker._claimer._queue) == count
+    return len(bench.worker.parts.queue) == count
 
 
 def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(serve: Callable[..., None]) -> None:
@@ -220,8 +221,8 @@ def test_names_that_are_none_keep_the_worker_from_nothing(serve: Callable[..., N
         insert(bench, *(changed(f"{number}", name=name) for number in range(3)), changed("other", name="another"))
 
         def is_noted() -> bool:
-            bench.worker._discovery.ask_full_scan()  # what one looks at is written, and not yet by a majority
-            return bench.worker._hints.unserved_names == {"another"}
+            bench.worker.parts.scans.ask_full()  # what one looks at is written, and not yet by a majority
+            return bench.worker.parts.scope.ledger.unserved_names == {"another"}
 
         await until(is_noted, message="the one that is a name")
 
@@ -232,17 +233,17 @@ def test_names_that_are_none_keep_the_worker_from_nothing(serve: Callable[..., N
 
 
 _STEPS = [
-    "_discovery._scan",
-    "_discovery._upkeep",
-    "_discovery._follow",
-    "_discovery._read",
-    "_hints._look_at_holders",
-    "_hints._take_looks",
-    "_hints._look_at_due",
-    "_claimer._launch",
-    "_limits._bury_dead",
-    "_upkeep._look",
-    "_controls.refresh",
+    "scans._scan",
+    "scans._upkeep",
+    "stream._follow",
+    "stream._read",
+    "lookups._look_at_holders",
+    "lookups._take_looks",
+    "lookups._look_at_due",
+    "claimer._launch",
+    "limits._bury_dead",
+    "retention._look",
+    "controls.refresh",
 ]
 
 
@@ -252,8 +253,8 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str
     raised: list[str] = []
 
     async def scenario(bench: Bench) -> None:
-        owner: Any = getattr(bench.worker, part)
-        real, take = getattr(owner, name), bench.worker._discovery._take
+        owner: Any = getattr(bench.worker.parts, part)
+        real, take = getattr(owner, name), bench.worker.parts.stream._take
 
         def failing(*arguments: Any, **options: Any) -> Any:
             if len(raised) < 3:
@@ -266,10 +267,15 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str
             owner._take = lambda event: bool(raised) and take(event)  # so that it is opened anew
         for number in range(4):  # whatever wakes the loops
             insert(bench, good(f"{number}"), changed(f"bad-{number}", task_state__status=7))
-            bench.worker._discovery.ask_full_scan()
-            for loop in (bench.worker._limits, bench.worker._upkeep, bench.worker._controls, bench.worker._hints):
+            bench.worker.parts.scans.ask_full()
+            for loop in (
+                bench.worker.parts.limits,
+                bench.worker.parts.retention,
+                bench.worker.parts.controls,
+            ):
                 loop._wake.set()
-            bench.worker._hints._look_at("noop:none", monotonic())
+            bench.worker.parts.questions.wake.set()
+            bench.worker.parts.questions.ask_when_due("noop:none", monotonic())
             await bench.status(f"noop:{number}", "SUCCESS")
             await failed(bench, [f"noop:bad-{number}"])
         await until(lambda: raised, message=f"{step} was called")
@@ -279,37 +285,38 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str
 
 def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(serve: Callable[..., None]) -> None:
     async def scenario(bench: Bench) -> None:
-        hints: Any = bench.worker._hints
-        push = hints.push
+        inbox: Any = bench.worker.parts.inbox
+        push = inbox.push
 
         def tripping(task_id: Any, *arguments: Any, **options: Any) -> None:
             if "trap" in str(task_id):
                 raise ZeroDivisionError("nobody foresaw this")
             push(task_id, *arguments, **options)
 
-        hints.push = tripping
+        inbox.push = tripping
         insert(bench, good("trap"), changed("trap-bad", key=5), good("right"))
-        bench.worker._discovery.ask_full_scan()
+        bench.worker.parts.scans.ask_full()
         await bench.status("noop:right", "SUCCESS")
         await failed(bench, ["noop:trap-bad"])
         # One that looks well is not taken for malformed: the mistake is ours.
-        await until(lambda: hints._quarantine.is_left_alone("noop:trap"), message="left alone")
+        await until(lambda: bench.worker.parts.quarantine.is_left_alone("noop:trap"), message="left alone")
         assert bench.state("noop:trap")["status"] == "INIT"
 
     serve(scenario)
 
 
-def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(serve: Callable[..., None]) -> None:
+def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(
+    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(bench: Bench) -> None:
-        pinger: Any = bench.worker._pinger
-        apply = pinger._apply
+        apply = replies._apply
 
         def tripping(run: Any, *arguments: Any, **options: Any) -> None:
             if run.task_id == "hold:bad":
                 raise ZeroDivisionError("nobody foresaw this")
             apply(run, *arguments, **options)
 
-        pinger._apply = tripping
+        monkeypatch.setattr(replies, "_apply", tripping)
         options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
         insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
         # The one is not trusted any longer than it was, and tried again; the other goes on.
@@ -326,18 +333,21 @@ def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read
 def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(serve: Callable[..., None]) -> None:
     async def scenario(bench: Bench) -> None:
         worker: Any = bench.worker
-        guard = worker._controls.guard
-        worker._controls.guard = lambda: {**guard(), "key": {"$ne": "never"}}  # the server sees what the rules do not
+        guard = worker.parts.controls.guard
+        worker.parts.controls.guard = lambda: {
+            **guard(),
+            "key": {"$ne": "never"},
+        }  # the server sees what the rules do not
         insert(bench, good("never"))
-        left_alone_until = worker._hints._quarantine.left_alone_until
+        left_alone_until = worker.parts.quarantine.left_alone_until
         # Six losses bring the look at the whole of it; it looks well, and is left alone for long.
         await until(lambda: left_alone_until("noop:never") > monotonic() + 5.0, message="left alone for long")
-        lost = worker._claimer.lost_cnt
+        lost = worker.parts.sender.lost_cnt
         assert 6 <= lost <= 8
         insert(bench, *(good(f"{number}") for number in range(20)))
         for number in range(20):
             await bench.status(f"noop:{number}", "SUCCESS")
-        assert worker._claimer.lost_cnt <= lost + 1
+        assert worker.parts.sender.lost_cnt <= lost + 1
 
     serve(scenario)
 
@@ -388,7 +398,7 @@ def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_u
 
     async def scenario(bench: Bench) -> None:
         insert(bench, filled(lapsed("large"), 10), lapsed("small"))
-        bench.worker._discovery.ask_full_scan()
+        bench.worker.parts.scans.ask_full()
         await bench.status("noop:small", "FAIL")
         await bench.status("noop:large", "FAIL")
         assert "lease lapsed" in bench.state("noop:small")["worker_states"][-1]["fail_reason"]
@@ -398,10 +408,10 @@ def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_u
 
 def test_malformed_documents_are_examined_one_by_one(serve: Callable[..., None]) -> None:
     async def scenario(bench: Bench) -> None:
-        read = between(bench.worker._hints._quarantine, "read")
+        read = between(bench.worker.parts.quarantine, "read")
         keys = [f"bad-{number}" for number in range(30)]
         insert(bench, *(changed(key, task_state__status=7) for key in keys))
-        bench.worker._discovery.ask_full_scan()
+        bench.worker.parts.scans.ask_full()
         await failed(bench, [f"noop:{key}" for key in keys])
         assert read.seen_cnt >= len(keys)
 
@@ -417,7 +427,7 @@ def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(serve: Callable
         controls = bench.mongo[bench.database]["controls"]
         controls.update_one({}, {"$set": {"revision": 1e19}}, bypass_document_validation=True)
         controls.update_one({}, {"$set": {"limit.concurrency": 4}}, bypass_document_validation=True)
-        await until(lambda: "queue:default" in str(bench.worker._controls._good), message="read")
+        await until(lambda: "queue:default" in str(bench.worker.parts.controls._good), message="read")
 
         def beat() -> datetime:
             found = bench.registry.find_one({"_id": "w1"})

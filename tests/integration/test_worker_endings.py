@@ -10,8 +10,8 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from mtask import App, Context, TaskSpec
-from mtask.worker.leases.held_run import EndReason, HeldRun
 from mtask.worker.running import outcomes
+from mtask.worker.state.held_run import EndReason, HeldRun
 from tests.integration.worker_harness import between, until, working
 from tests.mongo import Client
 
@@ -50,7 +50,7 @@ def test_one_error_of_the_server_on_a_finish_costs_no_success(
                 (run,) = bench.state(f"work:{key}")["worker_states"]
                 assert (run["status"], run.get("returns")) == ("SUCCESS", 7), run
             await bench.at_rest()
-            assert bench.worker._finisher.lost_cnt == 0
+            assert bench.worker.parts.finisher.lost_cnt == 0
 
     asyncio.run(scenario())
 
@@ -111,11 +111,17 @@ def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_
         async with working(mongo_uri, database_name, mongo, app) as bench:
             for key in range(task_cnt):
                 await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
-            runs = await until(lambda: bench.worker._runner.runs if len(bench.worker._runner.runs) == task_cnt else [])
+            runs = await until(
+                lambda: (
+                    bench.worker.parts.scope.ledger.runs
+                    if len(bench.worker.parts.scope.ledger.runs) == task_cnt
+                    else []
+                )
+            )
             bench.tasks.delete_many({})
             await until(lambda: all(run.end_reason is not None for run in runs))
             end = max(run.trusted_until for run in runs)
-            turns = _counted(bench.worker._pinger, "_work")
+            turns = _counted(bench.worker.parts.pinger, "_work")
             await until(lambda: time.monotonic() > end + 0.7)
             go_on.set()
             assert len(turns) < 50
@@ -163,9 +169,9 @@ def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its
                 state = await bench.status("swallow:1", "FAIL")
                 assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
                 await bench.client.publish("work", {}, key="1")
-                await until(lambda: "work:1" in bench.worker._claimer._queue, message="the second task is at hand")
+                await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
                 assert bench.state("work:1")["status"] == "INIT"
-                assert len(bench.worker._runner.runs) == 1
+                assert len(bench.worker.parts.scope.ledger.runs) == 1
             finally:
                 go_on.set()
             await bench.status("work:1", "SUCCESS")
@@ -227,7 +233,7 @@ def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, data
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            pinger = bench.worker._pinger
+            pinger = bench.worker.parts.pinger
             hold = pinger.hold
             ended: list[HeldRun] = []
 
@@ -266,18 +272,18 @@ def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
             bench.stop_scans()  # which look at what is held, too
 
             async def cancel() -> None:
-                count = bench.worker._discovery.event_cnt
+                count = bench.worker.parts.stream.event_cnt
                 await bench.client.cancel("work", "0")
                 await bench.heard(count)
 
-            between(bench.worker._claimer, "claim", after=cancel)
+            between(bench.worker.parts.sender, "claim", after=cancel)
             with bench.backed_up():
                 for key in range(task_cnt):  # no ping tells of it in the time that this test has
                     await bench.client.publish(
                         "work", {}, key=str(key), ping_interval_ms=300_000, worker_timeout_ms=600_000
                     )
-                await until(lambda: len(bench.worker._claimer._queue) == task_cnt)
-            bench.worker._claimer.wake()
+                await until(lambda: len(bench.worker.parts.queue) == task_cnt)
+            bench.worker.parts.claimer.wake()
             await bench.status("work:0", "CANCELED")
             assert ends == ["0"]
             assert bench.count("RUNNING") == task_cnt - 1
@@ -304,7 +310,7 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            pinger = bench.worker._pinger
+            pinger = bench.worker.parts.pinger
             await bench.client.publish("work", {}, key="1")
             await until(lambda: waiting, message="the handler runs")
             with pinger._sending(waiting):  # a ping is under way
@@ -313,7 +319,7 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
                 await bench.client.cancel("work", "1")
                 await bench.status("work:1", "CANCELED")
             assert raised == [asyncio.CancelledError]
-            suspensions = bench.worker._runner._contexts._suspensions  # type: ignore[attr-defined]
+            suspensions = bench.worker.parts.runner._caller._transactions._suspensions  # type: ignore[attr-defined]
             await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
             await bench.at_rest()
 

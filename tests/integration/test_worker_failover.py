@@ -92,8 +92,8 @@ def test_stream_from_a_frozen_primary_is_opened_anew_at_the_next(
         async with working(replica_set.uri, DATABASE, mongo, app) as bench, asyncio.timeout(120):
             with breaks.frozen_primary(replica_set):
                 await until(lambda: is_given_up(caplog), PATIENCE, "the stream is given up")
-                before, number = bench.worker._discovery.event_cnt, 0
-                while bench.worker._discovery.event_cnt == before:  # what is written before it is open, scans bring
+                before, number = bench.worker.parts.stream.event_cnt, 0
+                while bench.worker.parts.stream.event_cnt == before:  # what is written before it is open, scans bring
                     number += 1
                     with suppress(DatabaseUnavailable):  # MongoDB itself may need longer until a majority acknowledges
                         await bench.client.publish("work", key=str(number))

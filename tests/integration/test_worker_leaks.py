@@ -117,7 +117,9 @@ class Play:
         mine = {"name": {"$ne": "unknown"}, "key": {"$not": {"$regex": "lost"}}}
         waiting = {**mine, "task_state.status": {"$nin": _FINAL}}
         await until(lambda: not tasks.count_documents(waiting), message="all tasks are done")
-        await until(lambda: not bench.worker._runner.runs, message="the runs that lost their leases have ended")
+        await until(
+            lambda: not bench.worker.parts.scope.ledger.runs, message="the runs that lost their leases have ended"
+        )
 
     async def break_stream(self, bench: Bench) -> None:
         """Break the change stream, and see that another works."""
@@ -238,7 +240,7 @@ def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(
                 specs = [TaskSpec("work", {}, key=f"{half}/{number}") for number in range(_MANY)]
                 await bench.client.publish_many(specs)
                 del specs
-                await until(lambda done=_MANY * (half + 1): bench.worker._finisher.finished_cnt == done)  # type: ignore[misc]
+                await until(lambda done=_MANY * (half + 1): bench.worker.parts.finisher.finished_cnt == done)  # type: ignore[misc]
                 await until(lambda: not any(sizes_of(bench.worker).values()), message=f"{sizes_of(bench.worker)}")
                 counts.append(own_objects())
             first, second = counts
@@ -246,7 +248,7 @@ def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(
                 if name.rpartition(".")[2] in _OF_TASKS:
                     assert count <= 5, second
             assert sum(second.values()) <= sum(first.values()) + 20, second - first
-            assert len(bench.worker._claimer.recent) <= 2 * _MANY
+            assert len(bench.worker.parts.scope.ledger._claimed) <= 2 * _MANY
 
     asyncio.run(scenario())
 

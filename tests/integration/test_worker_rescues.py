@@ -11,8 +11,8 @@ import pytest
 from mtask import App, TaskSpec
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
-from mtask.worker import worker as worker_module
-from mtask.worker.discovery import inbox, scans
+from mtask.worker import assembly
+from mtask.worker.discovery import inbox, scans, stream
 from tests.clients import open_store
 from tests.integration.worker_harness import PATIENCE, working
 from tests.mongo import Client
@@ -33,8 +33,8 @@ def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     monkeypatch: pytest.MonkeyPatch,
     lease_ms: int,
 ) -> None:
-    monkeypatch.setattr(worker_module, "_QUEUE_CAPACITY", 50)
-    for module in (scans, inbox):
+    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 50)
+    for module in (scans, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=2))
     app = App()
 

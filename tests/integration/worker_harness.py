@@ -13,7 +13,8 @@ from mtask import App, AsyncClient
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.worker.worker import Worker, WorkerOptions
+from mtask.worker.options import WorkerOptions
+from mtask.worker.worker import Worker
 from tests.clients import with_options
 from tests.mongo import Client, pauses, unfulfilled
 
@@ -83,34 +84,36 @@ class Bench:
 
     async def heard(self, count: int) -> None:
         """Wait until the change stream has brought more than that many events."""
-        await until(lambda: self.worker._discovery.event_cnt > count, message="an event")
+        await until(lambda: self.worker.parts.stream.event_cnt > count, message="an event")
 
     async def at_rest(self) -> None:
         """Wait until the worker runs and claims nothing, and see that each slot was freed exactly once."""
-        claimer = self.worker._claimer
-        await until(
-            lambda: not (self.worker._runner.runs or claimer._in_flight or claimer._apart or claimer._running),
-            message="at rest",
-        )
-        assert (claimer._running, claimer.busy) == (0, set())
+        parts = self.worker.parts
+        ledger, claimer, slots = parts.scope.ledger, parts.claimer, parts.slots
+
+        def is_at_rest() -> bool:
+            return claimer.is_at_rest and not (ledger.running or slots.running_cnt)
+
+        await until(is_at_rest, message="at rest")
+        assert (slots.running_cnt, ledger.claiming) == (0, set())
 
     def stop_stream(self) -> None:
         """From now on only scans bring news."""
-        self.worker._discovery._take = lambda event: True  # type: ignore[method-assign]
+        self.worker.parts.stream._take = lambda event: True  # type: ignore[method-assign]
 
     def stop_scans(self) -> None:
         """From now on only the change stream brings news: what it lost, a scan would bring five seconds later."""
-        discovery: Any = self.worker._discovery
+        scans: Any = self.worker.parts.scans
 
         async def nothing(*_: object) -> None:
-            discovery._wake_scan.clear()
+            scans._wake.clear()
 
-        discovery._scan = discovery._upkeep = nothing
+        scans._scan = scans._upkeep = nothing
 
     @contextmanager
     def backed_up(self) -> Iterator[None]:
         """Let the worker claim nothing meanwhile, as if its finisher were behind; then it takes what gathered."""
-        claimer = self.worker._claimer
+        claimer: Any = self.worker.parts.claimer
         is_backed_up = claimer._is_backed_up
         claimer._is_backed_up = lambda: True
         try:
@@ -148,7 +151,7 @@ async def working(
         try:
             await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
             # The scan that comes with the stream's opening is over: the next one is due in five seconds.
-            await until(lambda: bench.life.done() or not worker._discovery._is_full_scan_due)
+            await until(lambda: bench.life.done() or not worker.parts.scans._is_full_due)
             yield bench
         finally:
             worker.stop()

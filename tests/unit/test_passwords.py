@@ -15,7 +15,7 @@ from mtask.local import LocalServer, Security
 from mtask.settings import Settings
 from mtask.store.driver import connect
 from mtask.store.driver.translate import first_line, scrubbed, translated
-from mtask.worker.worker import WorkerOptions
+from mtask.worker.options import WorkerOptions
 
 SECRET = "hunter2"
 URIS = [

@@ -10,6 +10,8 @@ from typing import Any
 from mtask.store.statements.filters import in_time
 from mtask.worker.admission.controls import Controls
 from mtask.worker.state.clock import ServerClock
+from mtask.worker.state.scope import Scope, Vitals
+from mtask.worker.state.tempo import Tempo
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -36,7 +38,8 @@ class Worker:
     def __init__(self) -> None:
         store: Any = Nothing()
         self.store: Nothing = store
-        self.controls = Controls(store, ServerClock(NOON, 0.0, 0.0), ["mail"], ["send"])
+        clock = ServerClock(NOON, 0.0, 0.0)
+        self.controls = Controls(Scope(store, "w1", ["mail"], ["send"], clock, Tempo(0.001), Vitals(10)))
         self.beat(0)
 
     def beat(self, seconds: float, *, was_silent: bool = False) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mtask.model.status import RunStatus
 from mtask.store.statements.pipelines import Outcome
 from mtask.worker.running.finisher import Finisher
+from mtask.worker.state.scope import Scope, Vitals
 from mtask.worker.state.tempo import Tempo
 
 _MANY = 500
@@ -30,6 +31,15 @@ class _Store:
         operation.close()
         await asyncio.sleep(0.001)
         return _Everything()
+
+
+class _Limits:
+    def release(self, *_: object, **__: object) -> None:
+        """No run takes up a permit."""
+
+
+def _scope() -> Scope:
+    return Scope(cast(Any, _Store()), "w1", [], [], cast(Any, None), Tempo(0.001), Vitals(10))
 
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
@@ -54,7 +64,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 else:  # one more success for each that was written: some always wait
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
 
-        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), Tempo(0.001), lambda *_, **__: None)
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -80,7 +90,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 else:
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
 
-        finisher = Finisher(cast(Any, _Store()), cast(Any, Pinger()), Tempo(0.001), lambda *_, **__: None)
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)

@@ -8,8 +8,7 @@ heartbeat: one that was out of touch may have missed a pause, and nobody waits f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +17,11 @@ from pydantic import ValidationError
 from mtask.errors import DatabaseError, DatabaseUnavailable
 from mtask.model.controls import MENDING, Control, Limit, control_id
 from mtask.model.documents import describe_validation
-from mtask.store.driver.stores import AsyncStore
 from mtask.store.queues import controls
 from mtask.store.statements.filters import Filter, claimable_now, in_time
 from mtask.worker.log import fields, logger
-from mtask.worker.state.clock import ServerClock
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import wake_or_wait
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PAUSE, _REFUSED_PAUSE = 0.2, 30.0
@@ -33,11 +32,13 @@ _POLL = 0.5
 class Controls:
     """Knows what is paused here, and makes the guard of the claims."""
 
-    def __init__(self, store: AsyncStore, clock: ServerClock, queues: Sequence[str], names: Sequence[str]) -> None:
-        self._store = store
-        self._clock = clock
-        self._queues = list(queues)
-        self._names = list(names)
+    def __init__(self, scope: Scope) -> None:
+        self._store = scope.store
+        self._clock = scope.clock
+        self._vitals = scope.vitals
+        self._signals = scope.signals
+        self._queues = list(scope.queues)
+        self._names = list(scope.names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
         #: By id, those that could be read last.
@@ -54,7 +55,6 @@ class Controls:
         self._heard_until: datetime | None = None
         self._silence_cnt = 0
         self._found: list[dict[str, Any]] = []
-        self._seen: list[dict[str, Any]] = []
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -75,18 +75,16 @@ class Controls:
         self._wake.set()
         self._changed.set()
 
-    async def run(self, on_resumed: Callable[[], None], on_changed: Callable[[], None]) -> None:
-        """Go by what holds, from the next claim on, until `stop`."""
+    async def run(self) -> None:
+        """Apply what holds from the next claim on, until `stop`."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_seconds):
-                    await self._wake.wait()
+            await wake_or_wait(self._wake, self._poll_seconds)
             self._wake.clear()
             if self._is_stopping:
                 return
             try:
                 if await self.refresh():
-                    on_resumed()
+                    self._signals.controls_resumed.send()
             except DatabaseError as error:
                 logger.warning("controls not read, will be tried again", extra=fields(reason=str(error)))
                 pause = _PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
@@ -96,25 +94,23 @@ class Controls:
                 logger.exception("controls not read, will be tried again")
                 asyncio.get_running_loop().call_later(_REFUSED_PAUSE, self._wake.set)
                 continue
-            if self._found != self._seen:
-                on_changed()
+            if self._found != self._vitals.controls_seen:
+                self._signals.controls_changed.send()
                 self._changed.set()
 
-    async def run_confirming(
-        self, until_landed: Callable[[], Awaitable[None]], on_confirmed: Callable[[], None]
-    ) -> None:
-        """Say what this worker goes by, once what was begun before has landed, until `stop`."""
+    async def run_confirming(self) -> None:
+        """Confirm what this worker has applied once everything that began before has landed, until `stop`."""
         while not self._is_stopping:
             await self._changed.wait()
             self._changed.clear()
             found = self._found
             try:
-                await until_landed()
+                await self._signals.under_way.wait()
             except Exception:
                 self._changed.set()
                 raise
-            self._seen = found
-            on_confirmed()
+            self._vitals.controls_seen = found
+            self._signals.heartbeat_wanted.send()
 
     @property
     def queues(self) -> list[str]:
@@ -125,11 +121,6 @@ class Controls:
     def names(self) -> list[str]:
         """The task names served here that are not paused."""
         return [name for name in self._names if name not in self.paused_names]
-
-    @property
-    def seen(self) -> list[dict[str, Any]]:
-        """The revisions that this worker goes by."""
-        return self._seen
 
     def is_paused(self, queue: str | None, name: str) -> bool:
         """Whether a task of this queue and name is not to be claimed now."""
@@ -228,4 +219,4 @@ class Controls:
             raise
         except DatabaseError as error:
             logger.error("controls cannot be read: pauses do not hold here", extra=fields(reason=str(error)))
-        self._seen = self._found
+        self._vitals.controls_seen = self._found

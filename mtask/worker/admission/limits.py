@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -14,15 +13,15 @@ from time import monotonic
 from mtask.errors import DatabaseError
 from mtask.model.controls import Limit
 from mtask.model.documents import StoredTask
-from mtask.store.driver.stores import AsyncStore
 from mtask.store.queues import permits
 from mtask.store.queues.permits import Held, Place, Taken, Wish
 from mtask.store.statements.filters import Filter, in_time, of_other_queues, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.parking import Rank, Waiting
 from mtask.worker.log import fields, logger
-from mtask.worker.state.clock import ServerClock
 from mtask.worker.state.queue import Entry
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import wake_or_wait
 
 #: How long what found its place crowded waits, in seconds: at random, that not all workers ask at once; and at most,
 #: when it has found it so again and again.
@@ -78,19 +77,11 @@ class Admitted:
 class Limits:
     """Keeps this worker's claims within the limits of its queues."""
 
-    def __init__(
-        self,
-        store: AsyncStore,
-        controls: Controls,
-        clock: ServerClock,
-        on_free: Callable[[Iterable[str]], None],
-        on_more: Callable[[], None],
-    ) -> None:
-        self._store = store
+    def __init__(self, scope: Scope, controls: Controls) -> None:
+        self._store = scope.store
+        self._clock = scope.clock
+        self._signals = scope.signals
         self._controls = controls
-        self._clock = clock
-        #: Look at these tasks again; and look for more than are known here.
-        self._on_free, self._on_more = on_free, on_more
         self._waiting: dict[Place, Waiting] = {}
         #: Places granted since the last scan for more, when that was, and the next.
         self._granted_cnt = 0
@@ -127,7 +118,7 @@ class Limits:
         waiting, self._waiting = self._waiting, {}
         parked = [task_id for one in waiting.values() for task_id in one.parked]
         if parked and not self._tries_no_more:
-            self._on_free(parked)
+            self._signals.tasks_doubtful.send(parked)
         if any(one.has_more for one in waiting.values()):
             self._ask_for_more()
 
@@ -274,7 +265,7 @@ class Limits:
             logger.warning("places not settled", extra=fields(tasks=len(gone), reason=str(error)))
         self._open({place for task_id in gone for place in admitted.granted.get(task_id, ())})
 
-    def over(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
         """Let go of what a run took up, and give it back where the run is closed in its document, or the task gone."""
         held = self._held.pop((permits.token_of(run_id), task_id), None)
         if held and is_closed:
@@ -291,9 +282,7 @@ class Limits:
                 for moment in (waiting.until, waiting.dead_at)
                 if moment is not None
             ]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(moments) - monotonic()) if moments else None):
-                    await self._wake.wait()
+            await wake_or_wait(self._wake, max(0.0, min(moments) - monotonic()) if moments else None)
             try:
                 await self._bury_dead()
             except DatabaseError as error:
@@ -346,7 +335,7 @@ class Limits:
                 del self._waiting[place]
         if gone:
             self._wake.set()
-            self._on_free(gone)
+            self._signals.tasks_doubtful.send(gone)
 
     def _ask_for_more(self) -> None:
         if self._more is None and not self._tries_no_more:
@@ -357,7 +346,7 @@ class Limits:
     def _look_for_more(self) -> None:
         self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
         if not self._tries_no_more:
-            self._on_more()
+            self._signals.permits_freed.send()
 
     async def _bury_dead(self) -> None:
         """Give back what the dead take up, in places that were found crowded a while ago."""

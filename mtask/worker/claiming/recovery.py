@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtask.errors import DatabaseUnavailable, MtaskError
 from mtask.model.status import RunStatus
-from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore
+from mtask.store.driver.stores import OPERATION_TIMEOUT
 from mtask.store.statements.pipelines import Outcome
 from mtask.store.tasks import claims
+from mtask.worker.claiming.adoption import Adoption
+from mtask.worker.claiming.attempt import Attempt
 from mtask.worker.log import fields, logger
-
-if TYPE_CHECKING:
-    from mtask.worker.admission.limits import Admitted
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import Backoff, wake_or_wait
 
 Document = dict[str, Any]
 
@@ -29,42 +28,20 @@ _LOOKS_AGAIN = (0.05, 0.2, 0.5)
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A claim that was sent: of these tasks, under this token, at a monotonic instant (seconds)."""
-
-    task_ids: Sequence[str]
-    token: str
-    sent: float
-    #: The places that its tasks got first, where their queues are limited.
-    admitted: Admitted | None = None
-
-    @property
-    def run_ids(self) -> dict[str, str]:
-        """The run_id that it gives to each task."""
-        return claims.run_ids_of(self.task_ids, self.token)
-
-
 class Recovery:
     """Finds out what became of claims that were not answered as they should be."""
 
-    def __init__(
-        self,
-        store: AsyncStore,
-        take_back: Callable[[Sequence[Document], Attempt], Awaitable[None]],
-        never_came: Callable[[Sequence[str], Attempt], Awaitable[None]],
-        look_again: Callable[[Iterable[str]], None],
-        stopped: asyncio.Event,
-    ) -> None:
-        """`take_back` starts the runs of these documents; `never_came` is told of tasks that a claim did not take after
-        all; `look_again` has tasks looked at soon."""
-        self._store = store
-        self._take_back = take_back
-        self._never_came = never_came
-        self._look_again = look_again
-        self._stopped = stopped
+    def __init__(self, scope: Scope, adoption: Adoption) -> None:
+        self._store = scope.store
+        self._signals = scope.signals
+        self._adoption = adoption
+        self._stopped = asyncio.Event()
         #: Recoveries that go on after `recover` has returned.
         self.jobs: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Wait no longer for a database that is away than a claim can come true."""
+        self._stopped.set()
 
     async def recover(self, attempt: Attempt, *, look_again_first: bool = False) -> list[str]:
         """Read back what a claim took, and start that; return the rest.
@@ -76,7 +53,7 @@ class Recovery:
         doubtful = await self._adopt(attempt, attempt.task_ids, settled)
         if look_again_first:
             doubtful = await self._adopt_later(attempt, doubtful, settled)
-        self._look_again(doubtful)
+        self._signals.tasks_doubtful.send(doubtful)
         if doubtful:
             late = self._recover_late(attempt, doubtful, settled, is_to_look=not look_again_first)
             job = asyncio.get_running_loop().create_task(late)
@@ -110,28 +87,25 @@ class Recovery:
             return []
         wanted = set(doubtful)
         found = [document for document in documents if document["_id"] in wanted]
-        await self._take_back(found, attempt)
+        await self._adoption.take_back(found, attempt)
         known = {document["_id"] for document in found}
         return [task_id for task_id in doubtful if task_id not in known]
 
     async def _read_back(self, attempt: Attempt, settled: float) -> list[Document] | None:
         """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
-        pause = _PAUSE
+        pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while True:
             try:
                 return await self._store.run(claims.claimed(attempt.task_ids, attempt.token))
             except DatabaseUnavailable:
                 if self._stopped.is_set() and monotonic() > settled:
                     return None
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _MAX_PAUSE)
+                await asyncio.sleep(pauses.next())
 
     async def _hand_back_late(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> None:
         """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
         run_ids = attempt.run_ids
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, settled - monotonic())):
-                await self._stopped.wait()
+        await wake_or_wait(self._stopped, max(0.0, settled - monotonic()))
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
             late = [task_id for task_id in doubtful if states.get(run_ids[task_id]) == RunStatus.RUNNING]
@@ -139,7 +113,8 @@ class Recovery:
                 logger.warning("late claim handed back", extra=fields(task=task_id))
                 await self._hand_back(task_id, run_ids[task_id])
             if len(attempt.task_ids) == 1:  # a group's tasks were claimed again, each alone
-                await self._never_came([task_id for task_id in doubtful if run_ids[task_id] not in states], attempt)
+                never_came = [task_id for task_id in doubtful if run_ids[task_id] not in states]
+                await self._adoption.give_up(never_came, attempt)
         except MtaskError as error:
             logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
 

@@ -1,206 +1,111 @@
-"""Discovery: the change stream first, then the batch query. Both are repeated after any break, so there is no gap."""
+"""Scans: batch queries for what is due or soon will be: regularly, after breaks, and when the queue has drained."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 
-from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError, OperationFailed
+from mtask.errors import DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
-from mtask.store.driver.stores import AsyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.filters import Filter
-from mtask.store.streams.wakeups import Event, EventKind, Stream
+from mtask.store.statements.filters import Filter, other_than
 from mtask.store.tasks import claims
-from mtask.worker.admission.controls import Controls
-from mtask.worker.admission.limits import Limits, Part
-from mtask.worker.admission.quarantine import Quarantine
-from mtask.worker.discovery.inbox import MAX_UNSERVED, Hints
+from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.limits import Part
+from mtask.worker.discovery.inbox import Inbox
+from mtask.worker.discovery.janitor import Janitor
+from mtask.worker.discovery.lookups import Lookups
+from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.log import fields, logger
-from mtask.worker.running.runner import Runner
-from mtask.worker.state.clock import ServerClock
 from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import Backoff, wake_or_wait
 
-#: A lapsed lease that nobody preempted for this long is settled by whoever scans.
-_SETTLE_GRACE_MS = 2_000
-_SETTLE_LIMIT = 500
-#: How long settling may wait for a document that is locked; and of how many at once, each alone.
-_SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
-_MALFORMED_LIMIT = 1000
-#: Between scans that were asked for because the queue had drained, in seconds at least.
+#: The least time between scans that were asked for because the queue had drained, in seconds.
 _REFILL_PAUSE = 0.05
-#: The batch of a queue of which some wait for limits is so many times smaller than that of all others.
+#: A queue of which some tasks wait for limits is scanned by itself, in batches this many times smaller than the others.
 _APART = 4
-#: This part of a batch keeps a worker busy for a while.
+#: A batch divided by this keeps a worker busy for a while.
 _ENOUGH = 4
-#: The batch of a worker's share is smaller, the smaller the share: to find it the server looks through so many batches.
+#: The smaller this worker's share, the smaller the batch: to find it the server looks through this many batches.
 _LOOKED_THROUGH = 4
-#: Where little of a long backlog is this worker's, a scan for its share looks through much, for nothing: it may take so
-#: long; and the next one comes after so many times what it has taken.
+#: Where little of a long backlog is this worker's, a scan for its share looks through much for little: this is its time
+#: limit, and the next such scan comes after this many times what it took.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: So long after the last look at all that is due, in seconds, a refill is for all of it again: what is left to a worker
-#: that does not take it, for it is full, or serves it no more, must not stand behind what is younger.
+#: After this many seconds a refill scans the whole backlog, not only this worker's share: otherwise older tasks of a
+#: full or departed worker would wait behind newer ones.
 _ALL = 2.0
 
 
-class Discovery:
-    """Finds what is due, or soon will be, and tells `Hints` of it."""
+class Scans:
+    """Finds what is due, or soon will be, and puts it into the inbox."""
 
     def __init__(
         self,
-        store: AsyncStore,
-        stream_store: AsyncStore,
-        worker_id: str,
-        queues: Sequence[str],
-        names: Sequence[str],
-        *,
-        hints: Hints,
+        scope: Scope,
         queue: PreemptionQueue,
-        clock: ServerClock,
-        runner: Runner,
-        controls: Controls,
-        limits: Limits,
-        quarantine: Quarantine,
-        on_control: Callable[[], None],
-        on_schedules: Callable[[], None],
-        on_dropped: Callable[[], None],
+        admission: Admission,
+        inbox: Inbox,
+        lookups: Lookups,
+        ranks: Ranks,
+        janitor: Janitor,
     ) -> None:
-        self._store = store
-        self._stream_store = stream_store
-        self._worker_id = worker_id
-        self._queues = list(queues)
-        self._names = list(names)
-        self._hints = hints
+        self._scope = scope
+        self._store = scope.store
         self._queue = queue
-        self._clock = clock
-        self._runner = runner
-        self._controls = controls
-        self._limits = limits
-        self._quarantine = quarantine
-        self._on_control = on_control
-        self._on_schedules = on_schedules
-        self._on_dropped = on_dropped
-        self._wake_scan = asyncio.Event()
-        self._is_full_scan_due = True
+        self._controls = admission.controls
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._inbox = inbox
+        self._lookups = lookups
+        self._ranks = ranks
+        self._janitor = janitor
+        self._wake = asyncio.Event()
+        self._is_full_due = True
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
-        #: How many tasks were ready after the last scan; and whether only what this worker ranks first for counts: that
-        #: was enough, or more may be had of it.
+        #: How many tasks were ready after the last scan; and whether only those count that this worker ranks first for:
+        #: they were enough, or more of them may be had.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
-        #: A refill that was wanted right after the last scan: what that brought is done already.
+        #: A refill that was wanted right after the last scan, whose tasks are done already.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
-        self._stream_task: asyncio.Task[None] | None = None
         self.is_ready = asyncio.Event()
         self.scan_cnt = 0
-        self.event_cnt = 0
 
-    async def stop(self) -> None:
-        """Stop all loops. The stream's wait is cut short: its client is its own, and closes with it."""
+    def stop(self) -> None:
+        """End `run`."""
         self._is_stopping = True
-        self._hints.stop()
-        self._wake_scan.set()
+        self._wake.set()
         if self._refill is not None:
             self._refill.cancel()
-        if self._stream_task is not None:
-            self._stream_task.cancel()
 
-    # --- the stream -------------------------------------------------------------------------------------
-
-    async def run_stream(self) -> None:
-        """Follow the change stream until `stop`; after any break open a new one and scan again."""
-        self._stream_task = asyncio.current_task()
-        pause = _PAUSE
-        while not self._is_stopping:
-            try:
-                await self._follow()
-                pause = _PAUSE
-            except asyncio.CancelledError:
-                if not self._is_stopping:
-                    raise
-            except MtaskError as error:
-                if not self._is_stopping:
-                    logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
-            except Exception:
-                logger.exception("change stream failed, opening a new one")
-            if not self._is_stopping:
-                self.ask_full_scan()  # until it opens, scans are all there is
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, _MAX_PAUSE)
-
-    async def _follow(self) -> None:
-        """Open a stream and take its events until it breaks or ends."""
-        stream = await Stream.open(self._stream_store, self._worker_id, self._queues, _ms(HORIZON))
-        self.ask_full_scan()
-        # What changed while there was no stream was not heard of.
-        self._on_schedules()
-        self._controls.wake()
-        try:
-            await self._stream_store.while_primary(self._read(stream))
-        finally:
-            with suppress(Exception):
-                await stream.close()
-
-    async def _read(self, stream: Stream) -> None:
-        while stream.is_open and not self._is_stopping:
-            event = await stream.next()
-            if event is not None and not self._take(event):
-                return
-
-    def _take(self, event: Event) -> bool:
-        """Take one event, without any call to the database; return False where the stream must be opened anew."""
-        self.event_cnt += 1
-        try:
-            return self._take_event(event)
-        except Exception as error:
-            self._hints.cannot_take(event.task_id, error)
-            return True
-
-    def _take_event(self, event: Event) -> bool:
-        if event.kind is EventKind.TASK_INSERTED:
-            self._hints.push(event.task_id, event.document or {}, is_plain=event.is_plain)
-        elif event.kind is EventKind.TASK_CHANGED:
-            self._hints.push_changed(
-                event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder
-            )
-        elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._worker_id:
-            self._on_control()
-        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
-            self._are_peers_due = True
-            self._wake_scan.set()
-        elif event.kind is EventKind.RULES_CHANGED:
-            self._controls.wake()
-        elif event.kind is EventKind.SCHEDULES_CHANGED:
-            self._on_schedules()
-        elif event.kind is EventKind.COLLECTION_LOST:
-            logger.warning("the collection was dropped or renamed, starting over")
-            self._is_setup_due = True
-            return False
-        return True
-
-    # --- scans ------------------------------------------------------------------------------------------
-
-    def ask_full_scan(self) -> None:
+    def ask_full(self) -> None:
         """Look for all that waits, soon: what was left out may be served again."""
-        self._is_full_scan_due = True
-        self._are_peers_due = True  # workers that came while there was no stream were not heard of either
-        self._wake_scan.set()
+        self._is_full_due = True
+        self.ask_peers()  # workers that came while there was no stream were not heard of either
 
-    def scan_soon(self) -> None:
-        """Scan for what is due: places are free again that it may take up."""
+    def ask_peers(self) -> None:
+        """Read which workers live, soon: some came or went."""
+        self._are_peers_due = True
+        self._wake.set()
+
+    def ask_setup(self) -> None:
+        """Make the collections again before the next scan: they were dropped."""
+        self._is_setup_due = True
+        self._wake.set()
+
+    def ask_soon(self) -> None:
+        """Scan for what is due: permits are free again that it may take up."""
         self._is_refill = True
-        self._wake_scan.set()
+        self._wake.set()
 
     def refill(self) -> None:
         """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
@@ -215,29 +120,29 @@ class Discovery:
         else:
             self._queue.has_more = False
             self._is_refill = True
-            self._wake_scan.set()
+            self._wake.set()
 
     def _refill_late(self) -> None:
         self._refill = None
         self.refill()
 
-    async def run_scans(self) -> None:
+    async def run(self) -> None:
         """Scan every half horizon until `stop`, and at once after a break or when a drained queue has more."""
-        pause = _PAUSE
+        pauses = Backoff(_PAUSE, _MAX_PAUSE)
         next_regular = 0.0
         regular_cnt = 0
         while not self._is_stopping:
             try:
                 is_regular = monotonic() >= next_regular
-                self._is_refill &= not (is_regular or self._is_full_scan_due)
+                self._is_refill &= not (is_regular or self._is_full_due)
                 await self._scan()
-                if is_regular or self._is_full_scan_due:
-                    if self._queue.has_more or self._hints.forgot_leases():
+                if is_regular or self._is_full_due:
+                    if self._queue.has_more or self._lookups.forgot_leases():
                         await self._scan_within(HORIZON, begun_only=True)
                     next_regular = monotonic() + HORIZON.total_seconds() / 2
                     await self._upkeep(regular_cnt)
                     regular_cnt += 1
-                pause = _PAUSE
+                pauses.reset()
                 self.is_ready.set()
             except Exception as error:
                 if isinstance(error, MtaskError):
@@ -246,24 +151,18 @@ class Discovery:
                     logger.exception("scan failed, will be repeated")
                 # An index that the scan relies on may be gone, with the collection or by hand.
                 self._is_setup_due |= isinstance(error, OperationFailed)
-                self._wake_scan.clear()
-                await self._wait_scan(pause * (0.5 + random.random()))
-                pause = min(pause * 2, _MAX_PAUSE)
+                self._wake.clear()
+                await wake_or_wait(self._wake, pauses.next())
                 continue
-            await self._wait_scan(next_regular - monotonic())
-
-    async def _wait_scan(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._wake_scan.wait()
+            await wake_or_wait(self._wake, max(0.0, next_regular - monotonic()))
 
     async def _scan(self) -> None:
-        self._wake_scan.clear()
+        self._wake.clear()
         is_refill, self._is_refill = self._is_refill, False
         if self._is_setup_due:
             await self._store.run(setup.ensure())
             self._is_setup_due = False
-            self._on_dropped()
+            self._scope.signals.collections_made.send()
         if self._are_peers_due:
             await self._refresh_peers()
         if is_refill and await self._scan_share():
@@ -275,14 +174,21 @@ class Discovery:
         self._counts_own = own >= self._enough or bool(self._share(now)[0])
         self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
+    def _not_left_alone(self) -> list[Filter]:
+        """Return what leaves the tasks out of a scan that are left alone here.
+
+        Each is looked at when its pause is over; a batch full of them would hide what stands behind it.
+        """
+        return other_than(self._quarantine.left_alone())
+
     @property
     def _enough(self) -> int:
         return self._queue.capacity // _ENOUGH
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
-        """Return this worker's share, as `Hints.share` does, where it may be asked for."""
+        """Return this worker's share, as `Ranks.share` does, where it may be asked for."""
         # Where places are limited, each queue is scanned by how many there are.
-        return ([], 1.0) if now < self._next_share or self._limits.is_any else self._hints.share(self._controls.names)
+        return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
 
     async def _scan_share(self) -> bool:
         """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
@@ -294,10 +200,10 @@ class Discovery:
         scan = claims.scan(
             self._controls.queues,
             self._controls.names,
-            self._worker_id,
+            self._scope.worker_id,
             0,
             limit,
-            also=[*share, *self._hints.not_left_alone()],
+            also=[*share, *self._not_left_alone()],
             timeout=_SHARE_TIMEOUT,
         )
         is_enough = has_seen_all = False
@@ -339,8 +245,8 @@ class Discovery:
     async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
         scan = claims.scan_begun if begun_only else claims.scan
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
-        names, worker_id = self._controls.names, self._worker_id
-        also = self._hints.not_left_alone()
+        names, worker_id = self._controls.names, self._scope.worker_id
+        also = self._not_left_alone()
         return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out, also))
 
     async def _take_scan(self, scan: Operation[claims.Scan]) -> claims.Scan:
@@ -348,75 +254,43 @@ class Discovery:
         found = await self._store.run(scan)
         self.scan_cnt += 1
         if found.server_time is not None:
-            self._clock.observe(found.server_time, sent, monotonic())
+            self._scope.clock.observe(found.server_time, sent, monotonic())
         for document in found.documents:
-            self._hints.push_found(document, sent)
+            self._inbox.push_found(document, sent)
         return found
 
     async def _upkeep(self, count: int) -> None:
         if count % 4 == 1:
             self._controls.wake()  # the stream tells of them; this is for what nobody foresaw
-        if self._is_full_scan_due:
-            self._is_full_scan_due = False
+        if self._is_full_due:
+            self._is_full_due = False
             try:
                 await self._full_upkeep()
             except MtaskError:
-                self._is_full_scan_due = True
+                self._is_full_due = True
                 raise
         if count % 4 == 0:
-            self._hints.look_again(d["_id"] for d in await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT)))
+            await self._janitor.look_for_malformed()
         if count % 2 == 0:
-            await self._settle_lapsed()
+            await self._janitor.settle_lapsed()
         else:
             self._are_peers_due = True
-        await self._hints.look_at_held([run.task_id for run in self._runner.runs])
+        await self._lookups.look_at_held([run.task_id for run in self._scope.ledger.runs])
 
     async def _full_upkeep(self) -> None:
         # A collection dropped while no stream was open was not heard of, and a scan of none finds nothing wrong.
         if not await self._store.run(setup.is_there()):
             self._is_setup_due = True
-            self._wake_scan.set()
-        for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
-            self._hints.note_unserved(str(name))
-
-    async def _settle_lapsed(self) -> None:
-        lapsed = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
-        task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
-        if not task_ids:
-            return
-        try:
-            if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
-                self._hints.look_again(task_ids)  # another worker was faster, or some are malformed
-        except (OperationFailed, DatabaseTimeout):
-            # One document fails the whole batch, or holds it up: it is malformed, too large, or locked.
-            await self._settle_apart(task_ids)
-
-    async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
-        """Settle each alone, so that what is locked, or cannot be changed, holds up none of the others."""
-        places = asyncio.Semaphore(_MAX_APART)
-        await asyncio.gather(*(self._settle_alone(task_id, places) for task_id in task_ids))
-
-    async def _settle_alone(self, task_id: Any, places: asyncio.Semaphore) -> None:
-        try:
-            async with places:
-                await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
-        except DatabaseTimeout:
-            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
-            self._quarantine.hold_up(task_id)
-        except OperationFailed as error:
-            self._hints.doubt(task_id, error)
-        except MtaskError as error:
-            logger.warning("task not settled", extra=fields(task=task_id, reason=str(error)))
+            self._wake.set()
+        await self._janitor.note_unserved()
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False
         sent = monotonic()
-        live = await self._store.run(workers.live(self._queues))
+        live = await self._store.run(workers.live(list(self._scope.queues)))
         if live:  # this worker's own document is there as a rule: an idle worker's clock is read by it, too
-            self._clock.observe(live[0]["now"], sent, monotonic())
-        # Beside the loop: ranks among a thousand workers take a tenth of a second.
-        await asyncio.to_thread(self._hints.prepare_peers, live)
-        self._hints.take_peers(live)
+            self._scope.clock.observe(live[0]["now"], sent, monotonic())
+        await self._ranks.take(live)
 
 
 def _ms(duration: timedelta) -> int:

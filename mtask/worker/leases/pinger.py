@@ -6,24 +6,25 @@ which each lease may be trusted, and the end of a stop that takes too long.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import datetime, timedelta
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
-from mtask.model.options import ping_seconds
-from mtask.model.status import RunStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.pipelines import Outcome
 from mtask.store.tasks import claims
-from mtask.worker.leases.held_run import EndReason, HeldRun, trusted_until
+from mtask.worker.leases import replies
+from mtask.worker.leases.registrar import heartbeat
 from mtask.worker.log import fields, logger
-from mtask.worker.state.tempo import Tempo
+from mtask.worker.state.held_run import EndReason, HeldRun
+from mtask.worker.state.scope import Scope
 
 _GROUP = 500
 #: Pings due within this part of their interval go along with one that is due.
@@ -50,23 +51,22 @@ class Pinger:
 
     def __init__(
         self,
+        scope: Scope,
         store: SyncStore,
         registration: workers.Registration,
         heartbeat_interval: timedelta,
-        tempo: Tempo,
-        beat: Callable[[], workers.Heartbeat],
-        on_registered: Callable[[dict[str, Any] | None], None],
     ) -> None:
+        """`store` is this thread's own. To be made in the worker's event loop."""
+        self._scope = scope
         self._store = store
         self._registration = registration
         self._interval = heartbeat_interval.total_seconds()
-        self._beat = beat
-        self._on_registered = on_registered
+        self._worker_loop = asyncio.get_running_loop()
         self._runs: dict[str, HeldRun] = {}
         self._condition = threading.Condition()
         #: The runs that a ping is under way for, by run_id.
         self._under_way: set[str] = set()
-        self._tempo = tempo
+        self._tempo = scope.tempo
         #: Made when it is needed first.
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
@@ -343,73 +343,19 @@ class Pinger:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
-        """Take what the tasks say of these runs; `sent` is when a ping was sent, None where it was only a look."""
-        by_id = {document["_id"]: document for document in documents}
-        for run in runs:
-            if sent is not None:
-                run.next_ping = sent + run.ping_interval
-            try:
-                self._apply(run, by_id.get(run.task_id), sent, is_alone=len(runs) == 1)
-            except Exception:
-                # Its lease is not trusted any longer than it was; those of the others are.
-                logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
-
-    def _apply(self, run: HeldRun, document: dict[str, Any] | None, sent: float | None, *, is_alone: bool) -> None:
-        if run.is_finishing:
-            if sent is not None and document is not None:
-                self._extend(run, document, sent)
-            return  # how it ends is the finisher's to find out
-        reason = _end_reason(run, document, self._registration.worker_id)
-        if reason is not None:
-            if reason is EndReason.REMOVED and sent is not None and is_alone:
-                reason = EndReason.LEASE_LOST  # a single ping's fence tells no more than that
-            run.end(reason)
-        if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
-            self._extend(run, document, sent)
-
-    def _extend(self, run: HeldRun, document: dict[str, Any], sent: float) -> None:
-        if not _is_held(run, document):
-            return
-        run.trusted_until = max(run.trusted_until, trusted_until(sent, run.lease_ms))
-        interval = _option(document, "ping_interval_ms")
-        if isinstance(interval, int | float) and 0 < interval < run.lease_ms:
-            run.ping_interval = ping_seconds(interval, run.lease_ms)
-            run.next_ping = sent + run.ping_interval
+        """Extend or end these runs by their tasks' documents: see `mtask.worker.leases.replies`."""
+        replies.apply(runs, documents, sent, self._registration.worker_id)
 
     def _heartbeat(self) -> None:
         self._next_beat = monotonic() + self._interval
         lease_deadline = min((run.next_ping for run in self.held() if not run.suspended), default=_IDLE + monotonic())
         self._bound_call(max(1.0, lease_deadline - monotonic()))
         try:
-            document = self._store.run(workers.heartbeat(self._registration, self._beat()))
+            document = self._store.run(workers.heartbeat(self._registration, heartbeat(self._scope)))
         except MtaskError as error:
             logger.warning("heartbeat failed, will be sent again", extra=fields(reason=str(error)))
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
-        self._on_registered(document)
-
-
-def _option(document: dict[str, Any], name: str) -> Any:
-    option = document.get("task_option")
-    return option.get(name) if isinstance(option, dict) else None
-
-
-def _is_held(run: HeldRun, document: dict[str, Any]) -> bool:
-    own = claims.run_of(document, run.run_id)
-    if own is None or own.get("status") != RunStatus.RUNNING:
-        return False
-    expiry = own.get("ping_expire_time")
-    return isinstance(expiry, datetime) and expiry > document["now"]
-
-
-def _end_reason(run: HeldRun, document: dict[str, Any] | None, worker_id: str) -> EndReason | None:
-    if document is None:
-        return EndReason.REMOVED
-    if not _is_held(run, document):
-        return EndReason.LEASE_LOST
-    if document["task_state"].get("cancel_requested"):
-        return EndReason.CANCELED
-    admitted = _option(document, "specific_worker_ids")
-    if isinstance(admitted, list) and admitted and worker_id not in admitted:
-        return EndReason.EXCLUDED
-    return None
+        if not self._worker_loop.is_closed():
+            with suppress(RuntimeError):  # it closes at this very moment
+                self._worker_loop.call_soon_threadsafe(self._scope.signals.heartbeat_answered.send, document)

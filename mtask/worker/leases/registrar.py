@@ -15,48 +15,31 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.version import __version__
 from mtask.worker.leases.host import host_name, is_known_dead, pid_scope
 from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
 
 
 class Registrar:
     """Takes the place in the registry, takes it again if it is gone, and leaves it."""
 
-    def __init__(
-        self,
-        store: AsyncStore,
-        worker_id: str,
-        queues: Sequence[str],
-        names: Sequence[str],
-        concurrency: int,
-        heartbeat_timeout: timedelta,
-    ) -> None:
+    def __init__(self, store: AsyncStore, registration: workers.Registration) -> None:
         self._store = store
+        self.registration = registration
         self._again: asyncio.Task[None] | None = None
-        #: This worker's document, as it was when it registered.
-        self.document: dict[str, Any] = {}
-        self.registration = workers.Registration(
-            worker_id=worker_id,
-            incarnation=fresh_token(),
-            host=host_name(),
-            pid=os.getpid(),
-            pid_scope=pid_scope(),
-            queues=queues,
-            names=names,
-            concurrency=concurrency,
-            version=__version__,
-            heartbeat_timeout=heartbeat_timeout,
-        )
 
-    async def register(self) -> None:
-        """Take the worker_id; raise WorkerIdInUse while a process has it that is not known to be dead."""
+    async def register(self) -> dict[str, Any]:
+        """Take the worker_id and return the worker's document; raise WorkerIdInUse while a live process has the id.
+
+        A process is taken for live until it is known to be dead.
+        """
         try:
-            self.document = await self._store.run(workers.register(self.registration))
+            return await self._store.run(workers.register(self.registration))
         except WorkerIdInUse:
             former = await self._store.run(workers.find(self.registration.worker_id))
             if former is None or not is_known_dead(former):
                 raise
             logger.info("taking the worker_id over from a dead process", extra=fields(pid=former.get("pid")))
             dead = former.get("incarnation")
-            self.document = await self._store.run(workers.register(self.registration, dead_incarnation=dead))
+            return await self._store.run(workers.register(self.registration, dead_incarnation=dead))
 
     def register_again(
         self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
@@ -86,3 +69,32 @@ class Registrar:
             await self._store.run(workers.heartbeat(self.registration, last))
         except MtaskError as error:
             logger.warning("could not unregister: the heartbeat will run out", extra=fields(reason=str(error)))
+
+
+def registration(
+    worker_id: str, queues: Sequence[str], names: Sequence[str], concurrency: int, heartbeat_timeout: timedelta
+) -> workers.Registration:
+    """Return what this process registers as."""
+    return workers.Registration(
+        worker_id=worker_id,
+        incarnation=fresh_token(),
+        host=host_name(),
+        pid=os.getpid(),
+        pid_scope=pid_scope(),
+        queues=queues,
+        names=names,
+        concurrency=concurrency,
+        version=__version__,
+        heartbeat_timeout=heartbeat_timeout,
+    )
+
+
+def heartbeat(scope: Scope) -> workers.Heartbeat:
+    """Return what a heartbeat tells now, in any thread."""
+    return workers.Heartbeat(
+        status=scope.vitals.status,
+        running_cnt=len(scope.ledger.running),
+        concurrency=scope.vitals.concurrency,
+        unserved_names=sorted(scope.ledger.unserved_names),
+        controls_seen=scope.vitals.controls_seen,
+    )

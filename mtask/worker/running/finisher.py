@@ -7,15 +7,15 @@ one: only the locked one goes on waiting, beside the groups.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic
 
+from mtask.app.middleware import FinishCall
 from mtask.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
@@ -24,15 +24,17 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
 )
+from mtask.model.middleware import Around, Begun, leave, watch
 from mtask.model.status import RunStatus
-from mtask.store.driver.stores import AsyncStore
 from mtask.store.driver.translate import VALIDATION
 from mtask.store.statements.pipelines import Outcome
 from mtask.store.tasks import claims
-from mtask.worker.leases.held_run import HeldRun
+from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
-from mtask.worker.state.tempo import Tempo
+from mtask.worker.state.held_run import HeldRun
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import Backoff
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
@@ -57,6 +59,8 @@ class Ending:
     run: HeldRun
     outcome: Outcome
     size: int
+    #: The middleware around it.
+    watched: Begun = field(default_factory=list)
 
     @property
     def is_success(self) -> bool:
@@ -78,11 +82,16 @@ class _Lane:
 class Finisher:
     """Takes outcomes and sees that they are written, or that their lease is lost."""
 
-    def __init__(self, store: AsyncStore, pinger: Pinger, tempo: Tempo, on_over: Callable[..., None]) -> None:
-        """`on_over` is told task and run_id of each run that is over, and whether its outcome stands."""
-        self._store = store
+    def __init__(
+        self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
+    ) -> None:
+        """`middleware` is composed around the writing of each outcome."""
+        self._store = scope.store
+        self._tempo = scope.tempo
         self._pinger = pinger
-        self._on_over = on_over
+        self._limits = limits
+        self._worker_id = scope.worker_id
+        self._middleware = middleware
         # A lane each, so that failures and hand-backs are written however many successes flow.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
@@ -90,7 +99,6 @@ class Finisher:
         self._apart: set[asyncio.Task[None]] = set()
         self._places_apart = asyncio.Semaphore(_MAX_APART)
         self._places_locked = asyncio.Semaphore(_MAX_LOCKED)
-        self._tempo = tempo
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -109,9 +117,14 @@ class Finisher:
             outcome = replace(outcome, progress=run.progress)
         self._pending += 1
         self._idle.clear()
-        ending = Ending(run, outcome, size)
+        ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
         (self._successes if ending.is_success else self._others).waiting.append(ending)
         self._launch()
+
+    def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
+        task, returns = run.task.with_own_options(), outcome.returns
+        call = FinishCall(task, run.run_id, run.attempt, self._worker_id, outcome.status, outcome.reason, returns)
+        return watch(self._middleware, call)
 
     async def drain(self) -> None:
         """Wait until every outcome is written, or its lease lost."""
@@ -166,7 +179,7 @@ class Finisher:
 
     async def _flush(self, group: list[Ending], *, is_apart: bool = False) -> None:
         """Write these outcomes together; one by one, beside the groups, where that cannot be done."""
-        pause, refusals = _PAUSE, 0
+        pauses, refusals = Backoff(_PAUSE, _MAX_PAUSE), 0
         places: AbstractAsyncContextManager[None] = self._places_apart if is_apart else nullcontext()
         while group:
             try:
@@ -186,8 +199,7 @@ class Finisher:
                     elif await self._is_held_up(group):
                         self._send_apart(group, was_held_up=True)
                         return
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, _MAX_PAUSE)
+                await asyncio.sleep(pauses.next())
             else:
                 for ending in group:
                     self._resolve(ending, is_accepted=ending.run.run_id in accepted)
@@ -267,7 +279,7 @@ class Finisher:
         if isinstance(error, NotStorable):
             kind = "cannot be stored as BSON"
         refused = refusal(ending.run, f"what the handler returned {kind}: {error}")
-        await self._flush([Ending(ending.run, refused, 0)], is_apart=True)
+        await self._flush([Ending(ending.run, refused, 0, ending.watched)], is_apart=True)
 
     def _drop_expired(self, group: list[Ending]) -> list[Ending]:
         now = monotonic()
@@ -281,7 +293,7 @@ class Finisher:
 
     def _resolve(self, ending: Ending, *, is_accepted: bool) -> None:
         self._pinger.release(ending.run)
-        self._on_over(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
+        self._limits.release(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
@@ -291,6 +303,8 @@ class Finisher:
                 "result refused: the lease was lost",
                 extra=fields(task=ending.run.task_id, run=ending.run.run_id, outcome=ending.outcome.status),
             )
+        if ending.watched:
+            leave(ending.watched, is_accepted)
         if self._pending == 0:
             self._idle.set()
 

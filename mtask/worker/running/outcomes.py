@@ -24,8 +24,8 @@ from mtask.store.driver.encoding import stored_size
 from mtask.store.statements.pipelines import Outcome
 from mtask.store.tasks import transactions
 from mtask.store.tasks.publishing import milliseconds
-from mtask.worker.leases.held_run import EndReason, HeldRun
 from mtask.worker.log import fields, logger
+from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
 #: Growing with each try; after so many a conflict counts as a failure, since it may have another cause than others.

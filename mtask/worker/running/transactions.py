@@ -19,9 +19,9 @@ from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.store.driver.types import AsyncSession, SyncSession
 from mtask.store.statements.pipelines import Outcome
 from mtask.store.tasks import claims, sessions, transactions
-from mtask.worker.leases.held_run import HeldRun
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.running.handler_stores import HandlerStores
+from mtask.worker.state.held_run import HeldRun
 
 Documents = list[dict[str, object]]
 

@@ -54,16 +54,26 @@ class Entry:
         return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
 
+def _is_never_limited(_: str | None) -> bool:
+    return False
+
+
 class PreemptionQueue:
     """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last."""
 
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_limited: Callable[[str | None], bool] = _is_never_limited,
+    ) -> None:
+        """`is_limited` tells whether a task of this queue may need a permit; None: of an unknown queue."""
         self.capacity = capacity
         self._clock = clock
+        self._is_limited = is_limited
         #: Something was dropped, or a scan was cut short: scan again once this has drained.
         self.has_more = False
-        #: Whether a task of this queue may need a place; None: of an unknown one.
-        self.is_limited: Callable[[str | None], bool] = lambda _: False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
         #: What this worker ranks first for, and the rest. Where the two interleave, each still makes groups.
@@ -143,7 +153,7 @@ class PreemptionQueue:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
                 break
-            if self.is_limited(entry.queue) != self.is_limited(first.queue):
+            if self._is_limited(entry.queue) != self._is_limited(first.queue):
                 break
             heapq.heappop(heap)
             self._forget(entry)
@@ -163,7 +173,7 @@ class PreemptionQueue:
     def is_limited_next(self) -> bool:
         """Whether the queue of the task to take next is limited; asked right after `next_ready` has said 0."""
         entry = _head(self._by_head()[0])
-        return entry is not None and self.is_limited(entry.queue)
+        return entry is not None and self._is_limited(entry.queue)
 
     @property
     def is_rescue_next(self) -> bool:

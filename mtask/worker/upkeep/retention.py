@@ -1,10 +1,9 @@
-"""Upkeep: removes what a queue is not to keep of its finished tasks. Any number of workers may do it."""
+"""Retention: removes what a queue is not to keep of its finished tasks. Any number of workers may do it."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
 from time import monotonic
 
 from mtask.errors import MtaskError
@@ -13,6 +12,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import retention
 from mtask.worker.admission.controls import Controls
 from mtask.worker.log import fields, logger
+from mtask.worker.state.timing import wake_or_wait
 
 #: Between two looks, in seconds: from half to one and a half of it, so that workers do not all look at once.
 _INTERVAL = 60.0
@@ -20,7 +20,7 @@ _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
-class Upkeep:
+class Retention:
     """Keeps the newest finished tasks of the queues that this worker serves, where they are bounded."""
 
     def __init__(self, store: AsyncStore, controls: Controls) -> None:
@@ -47,13 +47,11 @@ class Upkeep:
             try:
                 await self._look()
             except MtaskError as error:
-                logger.warning("upkeep failed, will be done again", extra=fields(reason=str(error)))
+                logger.warning("retention failed, will be done again", extra=fields(reason=str(error)))
             except Exception:
-                logger.exception("upkeep failed, and goes on")
+                logger.exception("retention failed, and goes on")
             pause = _INTERVAL * (0.5 + random.random())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause if self._controls.keeps else None):
-                    await self._wake.wait()
+            await wake_or_wait(self._wake, pause if self._controls.keeps else None)
 
     async def until_landed(self) -> None:
         """Wait until the batch that is under way has ended; the next one goes by what holds then."""

@@ -12,7 +12,6 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
@@ -26,6 +25,7 @@ from mtask.model.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.schedules import Firing, Place
+from mtask.worker.state.timing import wake_or_wait
 
 T = TypeVar("T")
 logger = logging.getLogger("mtask.scheduler")
@@ -101,9 +101,7 @@ class Scheduler:
             except Exception:
                 logger.exception("the scheduler failed, and goes on")
                 pause = _REFUSED_PAUSE
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
+            await wake_or_wait(self._wake, pause)
             self._wake.clear()
 
     async def _declare(self) -> None:

@@ -1,0 +1,169 @@
+"""Middleware: your functions, composed around publishing, running and finishing.
+
+A middleware is a generator function. It runs up to its `yield` before the step, and on from there after it:
+
+    @app.middleware
+    def warn_of_slow(run: RunCall):
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if time.monotonic() - began > 5:
+                log.warning("%s took long", run.task.id)
+
+The `yield` returns what came of the step: what the handler returned, what `publish` returned, or whether an outcome was
+written. It raises what the handler or `publish` raised. A middleware observes that; it cannot change it, and what it
+raises itself after its yield is logged. What it raises before its yield is taken for the step's own exception: a
+handler is not called, and `Retry` or `Fail` do as they do in a handler; nothing is published. One that returns without
+a yield takes no part in this call.
+
+The first that was registered is the outermost. Where there is none, the seam costs nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from mtask.client.asking.publication import TaskSpec
+from mtask.errors import HandlerError, shown
+from mtask.model.documents import Task
+from mtask.model.middleware import Around, leave, tell_of_failure
+from mtask.model.status import RunStatus
+
+if TYPE_CHECKING:
+    from mtask.app.context import Context
+
+#: Around which step: "publish" in clients, "run" and "finish" in workers.
+Kind = Literal["publish", "run", "finish"]
+KINDS: tuple[Kind, ...] = ("publish", "run", "finish")
+
+AsyncAround = Callable[["RunCall"], AsyncGenerator[None, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCall:
+    """A handler that is about to be called. Params are as they are stored: the handler's hints are not applied yet."""
+
+    context: Context
+
+    @property
+    def task(self) -> Task:
+        """The task as it was when this run claimed it: name, key, queue, params, task_option."""
+        return self.context.task
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.context.run_id
+
+    @property
+    def attempt(self) -> int:
+        """Which try at the task this is, from 1."""
+        return self.context.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class FinishCall:
+    """An outcome that is about to be written. The `yield` returns whether it was: False where the lease was lost."""
+
+    task: Task
+    run_id: str
+    attempt: int
+    worker_id: str
+    #: SUCCESS, FAIL, or CANCELED for a run that is handed back.
+    status: RunStatus
+    reason: str | None
+    returns: Any
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Middleware:
+    """The middleware of an app, by step, the outermost first."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
+
+    @property
+    def publish(self) -> Sequence[Around[TaskSpec]]:
+        """What is composed around each publish, in clients that were given it."""
+        return self._by_kind["publish"]
+
+    @property
+    def run(self) -> Sequence[Around[RunCall] | AsyncAround]:
+        """What is composed around each call of a handler."""
+        return self._by_kind["run"]
+
+    @property
+    def finish(self) -> Sequence[Around[FinishCall]]:
+        """What is composed around the writing of each outcome."""
+        return self._by_kind["finish"]
+
+    def add(self, function: Callable[..., Any], kind: Kind) -> None:
+        """Add a middleware; raise HandlerError where it is no generator function, or an async one around "publish" or
+        "finish".
+        """
+        if kind not in KINDS:
+            raise HandlerError(shown(function), f"give a middleware's step as one of {', '.join(KINDS)}, not {kind!r}")
+        call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+        is_async = inspect.isasyncgenfunction(call)
+        if not (is_async or inspect.isgeneratorfunction(call)):
+            raise HandlerError(shown(function), "a middleware is a generator function: yield once, where the step goes")
+        if is_async and kind != "run":
+            raise HandlerError(
+                shown(function), f'around "{kind}" a middleware is a plain generator: write def, not async'
+            )
+        self._by_kind[kind].append(function)
+
+    def include(self, other: Middleware) -> None:
+        """Take over the middleware of another app."""
+        for kind in KINDS:
+            own = self._by_kind[kind]
+            own += [function for function in other._by_kind[kind] if function not in own]
+
+
+class Entered:
+    """The middleware around one run, from its yields to its ends. Some of it is async."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self) -> None:
+        self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
+
+    async def enter(self, middleware: Sequence[Around[RunCall] | AsyncAround], call: RunCall) -> None:
+        """Run each up to its yield, the outermost first; what one raises is raised, and `leave` is to follow."""
+        for around in middleware:
+            begun = around(call)
+            try:
+                if isinstance(begun, Generator):
+                    next(begun)
+                else:
+                    await anext(begun)
+            except (StopIteration, StopAsyncIteration):
+                continue
+            self._begun.append(begun)
+
+    async def leave(self, result: Any, error: BaseException | None) -> None:
+        """Give what came of the handler to each, the innermost first."""
+        for begun in reversed(self._begun):
+            if isinstance(begun, Generator):
+                leave([begun], result, error)
+            else:
+                await _leave_async(begun, result, error)
+
+
+async def _leave_async(begun: AsyncGenerator[None, Any], result: Any, error: BaseException | None) -> None:
+    try:
+        await (begun.asend(result) if error is None else begun.athrow(error))
+    except StopAsyncIteration:
+        return
+    except BaseException as other:
+        if other is not error:
+            tell_of_failure(begun, other)
+    else:
+        await begun.aclose()
+        tell_of_failure(begun, RuntimeError("it yields more than once, and is ended"))

@@ -1,0 +1,77 @@
+"""Middleware: functions composed around a step. Pure: `mtask.app.middleware` tells how users write them.
+
+A middleware is a generator function of one argument, the call. It runs up to its one `yield` before the step, gets what
+came of the step there, a result or an exception, and then runs to its end. It cannot change what came of the step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+logger = logging.getLogger("mtask.middleware")
+
+Call = TypeVar("Call")
+Begun = list[Generator[None, Any, None]]
+Around = Callable[[Call], Generator[None, Any, None]]
+
+
+def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
+    """Run each middleware up to its yield, the outermost first; return those that wait for the step.
+
+    A middleware that returns before its yield is not interested in this call. What one raises ends those before it,
+    and is raised: the step is not taken.
+    """
+    begun: Begun = []
+    try:
+        for around in middleware:
+            generator = around(call)
+            try:
+                next(generator)
+            except StopIteration:
+                continue
+            begun.append(generator)
+    except BaseException as error:
+        leave(begun, None, error)
+        raise
+    return begun
+
+
+def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
+    """Do as `enter` does, for a step that is taken whatever they raise: that is logged."""
+    begun: Begun = []
+    for around in middleware:
+        try:
+            begun += enter((around,), call)
+        except Exception:
+            logger.exception("middleware %s failed, the step is taken without it", name_of(around))
+    return begun
+
+
+def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None:
+    """Give what came of the step to each, the innermost first. What one raises then is logged: the step is over."""
+    for generator in reversed(begun):
+        try:
+            if error is None:
+                generator.send(result)
+            else:
+                generator.throw(error)
+        except StopIteration:
+            continue
+        except BaseException as other:
+            if other is not error:
+                tell_of_failure(generator, other)
+        else:
+            generator.close()
+            logger.error("middleware %s yields more than once, it is ended", name_of(generator))
+
+
+def tell_of_failure(middleware: object, error: BaseException) -> None:
+    """Log what a middleware raised after the step."""
+    logger.error("middleware %s failed after its yield", name_of(middleware), exc_info=error)
+
+
+def name_of(middleware: object) -> str:
+    """Return a middleware's name for a message."""
+    return getattr(middleware, "__qualname__", repr(middleware))

@@ -1,0 +1,187 @@
+"""The assembly of a worker: opens its connections, builds its parts from the bottom up, and connects their signals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mtask.app.app import App
+from mtask.app.hooks import Hook
+from mtask.store.driver import connect
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.controls import Controls
+from mtask.worker.admission.limits import Limits
+from mtask.worker.admission.quarantine import Quarantine
+from mtask.worker.claiming.adoption import Adoption
+from mtask.worker.claiming.claimer import Claimer
+from mtask.worker.claiming.pace import Pace
+from mtask.worker.claiming.recovery import Recovery
+from mtask.worker.claiming.sender import Sender
+from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.inbox import Inbox
+from mtask.worker.discovery.janitor import Janitor
+from mtask.worker.discovery.lookups import Lookups
+from mtask.worker.discovery.questions import Questions
+from mtask.worker.discovery.ranks import Ranks
+from mtask.worker.discovery.scans import Scans
+from mtask.worker.discovery.stream import StreamLoop
+from mtask.worker.leases.pinger import Pinger
+from mtask.worker.leases.registrar import Registrar
+from mtask.worker.options import WorkerOptions
+from mtask.worker.running.caller import Caller
+from mtask.worker.running.finisher import Finisher
+from mtask.worker.running.handler_stores import HandlerStores
+from mtask.worker.running.runner import Runner
+from mtask.worker.running.transactions import RunTransactions
+from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.scope import Scope
+from mtask.worker.upkeep.retention import Retention
+from mtask.worker.upkeep.scheduler import Scheduler
+
+_QUEUE_CAPACITY = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of a worker's loop. The stream, and handlers' transactions, would keep others waiting."""
+
+    store: AsyncStore
+    stream: AsyncStore
+    handlers: HandlerStores
+
+
+@asynccontextmanager
+async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Connections]:
+    """Open the connections of a worker's loop, and close them at the end."""
+    uri, database = options.uri, options.database
+    store = connect.async_store(uri, database, app_name)
+    stream = connect.async_store(uri, database, app_name, **connect.QUIET)
+    handlers = HandlerStores(uri, database, app_name)
+    try:
+        yield Connections(store, stream, handlers)
+    finally:
+        await handlers.close()
+        await stream.close()
+        await store.close()
+
+
+def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
+    """Open the connection of the pinger's thread."""
+    return connect.sync_store(options.uri, options.database, app_name, **connect.QUIET)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a worker that is registered, from the bottom up."""
+
+    scope: Scope
+    registrar: Registrar
+    pinger: Pinger
+    controls: Controls
+    limits: Limits
+    quarantine: Quarantine
+    finisher: Finisher
+    runner: Runner
+    queue: PreemptionQueue
+    questions: Questions
+    ranks: Ranks
+    inbox: Inbox
+    lookups: Lookups
+    scans: Scans
+    stream: StreamLoop
+    slots: Slots
+    adoption: Adoption
+    recovery: Recovery
+    sender: Sender
+    claimer: Claimer
+    retention: Retention
+    scheduler: Scheduler | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What the parts of a worker are made of."""
+
+    app: App
+    options: WorkerOptions
+    scope: Scope
+    connections: Connections
+    pings: SyncStore
+    registrar: Registrar
+    values: Mapping[Hook, Any]  #: of the app's hooks
+
+    def build(self) -> Parts:
+        """Build the parts, and connect their signals. To be called in the worker's event loop."""
+        scope, around = self.scope, self.app.around
+        pinger = Pinger(scope, self.pings, self.registrar.registration, self.options.heartbeat_interval)
+        controls = Controls(scope)
+        limits = Limits(scope, controls)
+        quarantine = Quarantine(scope.store, scope.worker_id)
+        admission = Admission(controls, limits, quarantine)
+        finisher = Finisher(scope, pinger, limits, around.finish)
+        transactions = RunTransactions(self.connections.handlers, pinger)
+        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values)
+        runner = Runner(scope, pinger, limits, finisher, caller)
+        queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
+        questions = Questions(scope.ledger, quarantine)
+        ranks = Ranks(scope, queue)
+        inbox = Inbox(scope, queue, admission, questions, ranks)
+        lookups = Lookups(scope, admission, questions, inbox, pinger)
+        janitor = Janitor(scope, quarantine, questions, inbox)
+        scans = Scans(scope, queue, admission, inbox, lookups, ranks, janitor)
+        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans)
+        pace = Pace()
+        slots = Slots(scope, runner, pace)
+        adoption = Adoption(scope, self.app.handlers, admission, questions, runner, slots)
+        recovery = Recovery(scope, adoption)
+        sender = Sender(scope, admission, lookups, adoption, recovery, pace)
+        claimer = Claimer(scope, queue, admission, slots, sender, finisher)
+        retention = Retention(scope.store, controls)
+        scheduler = Scheduler(scope.store, self.app.schedules) if self.options.scheduler else None
+        parts = Parts(
+            scope,
+            self.registrar,
+            pinger,
+            controls,
+            limits,
+            quarantine,
+            finisher,
+            runner,
+            queue,
+            questions,
+            ranks,
+            inbox,
+            lookups,
+            scans,
+            stream,
+            slots,
+            adoption,
+            recovery,
+            sender,
+            claimer,
+            retention,
+            scheduler,
+        )
+        _connect(parts)
+        return parts
+
+
+def _connect(parts: Parts) -> None:
+    """Say which part listens to which signal: here and nowhere else."""
+    signals = parts.scope.signals
+    signals.task_queued.connect(parts.claimer.wake)
+    signals.slot_freed.connect(parts.slots.free)
+    signals.claim_landed.connect(parts.questions.landed)
+    signals.room_made.connect(parts.claimer.wake, parts.scans.refill)
+    signals.tasks_doubtful.connect(parts.questions.suspect_all)
+    signals.permits_freed.connect(parts.scans.ask_soon)
+    signals.controls_resumed.connect(parts.scans.ask_full)
+    signals.controls_changed.connect(parts.limits.changed, parts.scans.ask_full, parts.retention.wake)
+    signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
+    signals.heartbeat_wanted.connect(parts.pinger.beat_now)
+    if parts.scheduler is not None:
+        signals.schedules_changed.connect(parts.scheduler.wake)
+        signals.collections_made.connect(parts.scheduler.declare_again)

@@ -1,0 +1,110 @@
+"""Adoption: turns the documents that a claim took into runs, and has them started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from mtask.model import rules
+from mtask.model.documents import StoredTask
+from mtask.model.handlers import Handler
+from mtask.model.status import RunStatus
+from mtask.store.tasks import claims
+from mtask.worker.admission.admission import Admission
+from mtask.worker.claiming.attempt import Attempt
+from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.questions import Questions
+from mtask.worker.running.runner import Runner
+from mtask.worker.state.held_run import HeldRun
+from mtask.worker.state.scope import Scope
+
+Document = dict[str, Any]
+
+
+class Adoption:
+    """Starts the runs that claims took."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        handlers: Mapping[str, Handler],
+        admission: Admission,
+        questions: Questions,
+        runner: Runner,
+        slots: Slots,
+    ) -> None:
+        self._worker_id = scope.worker_id
+        self._ledger = scope.ledger
+        self._handlers = handlers
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._questions = questions
+        self._runner = runner
+        self._slots = slots
+        #: Whether the tasks of the last group were simple: the next one's may be, too.
+        self.are_plain = True
+        self.won_cnt = 0
+
+    async def adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
+        """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
+        if attempt.admitted is not None:
+            self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
+        run_ids = attempt.run_ids
+        refused: list[tuple[dict[str, Any], Exception]] = []
+        are_plain = True
+        now = monotonic()
+        self.won_cnt += len(documents)
+        for document in documents:
+            task_id = document["_id"]
+            self._ledger.claimed(task_id, now)
+            try:
+                task = StoredTask.model_validate(document)
+                own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
+                run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
+            except Exception as error:  # whatever it is about this one, the others begin
+                refused.append((document, error))
+                continue
+            are_plain &= run.is_plain and not task.task_option.specific_worker_ids
+            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
+                self._runner.hold(run)
+                if task.task_state.status.is_final:  # marked as malformed since, by whoever looked at it
+                    self._runner.hand_back(run)
+                    continue
+                self._slots.add(run, now)
+                if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
+                    self._questions.ask_holder(task_id)
+            else:
+                self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
+        self._slots.start_waiting()
+        self._ledger.forget_old_claims(now)
+        if len(attempt.task_ids) > 1 and documents:
+            self.are_plain = are_plain
+        for document, problem in refused:
+            run_id, is_closed = run_ids[document["_id"]], False
+            try:
+                is_closed = await self._quarantine.end(document, run_id, problem)
+            finally:
+                self._limits.release(document["_id"], run_id, is_closed=is_closed)
+
+    async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
+        """Start the runs that a claim took whose reply was lost."""
+        await self.adopt(documents, attempt)
+        if attempt.admitted is not None:
+            await self._limits.settle(attempt.admitted, claim_times(documents, attempt.token), ())
+
+    async def give_up(self, task_ids: Sequence[str], attempt: Attempt) -> None:
+        """Give back the permits of tasks that a claim did not take after all."""
+        if attempt.admitted is not None and task_ids:
+            await self._limits.settle(attempt.admitted, {}, task_ids)
+
+
+def claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, datetime]:
+    """Return by task when the claim with this token took it."""
+    return {
+        document["_id"]: run["claim_time"]
+        for document in documents
+        for run in claims.runs_in(document)
+        if str(run.get("run_id")).startswith(f"{token}-")
+    }

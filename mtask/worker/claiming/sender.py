@@ -1,0 +1,243 @@
+"""The sender: sends claims, each of a group of tasks, and takes up what came of them.
+
+A group that cannot be claimed together is claimed apart: each task alone, beside the groups, so that a document that is
+malformed or locked holds up none of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import timedelta
+from time import monotonic
+
+from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.model.identity import fresh_token
+from mtask.store.tasks import claims, sessions
+from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.limits import Admitted
+from mtask.worker.claiming.adoption import Adoption, claim_times
+from mtask.worker.claiming.attempt import Attempt
+from mtask.worker.claiming.pace import Pace
+from mtask.worker.claiming.recovery import Recovery
+from mtask.worker.discovery.lookups import Lookups
+from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
+
+#: How long a claim may wait for a document that is locked, in seconds: at least, and at most.
+_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
+#: Tasks of a held up group that are claimed at once, each alone.
+_MAX_APART = 16
+_PAUSE = 0.05
+
+
+class Sender:
+    """Claims groups of tasks and has the runs that it won started."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        admission: Admission,
+        lookups: Lookups,
+        adoption: Adoption,
+        recovery: Recovery,
+        pace: Pace,
+    ) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._tempo = scope.tempo
+        self._admission = admission
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._lookups = lookups
+        self._adoption = adoption
+        self._recovery = recovery
+        self._pace = pace
+        #: Tasks that are claimed one by one, since their groups failed: they hold back no group.
+        self._apart: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(_MAX_APART)
+        self._held_up_cnt = 0
+        self.lost_cnt = 0
+
+    @property
+    def under_way(self) -> tuple[set[asyncio.Task[None]], ...]:
+        """The jobs that go on beside the groups; each leaves some to those after it."""
+        return (self._apart, self._recovery.jobs)
+
+    def stop(self) -> None:
+        """Wait no longer for a database that is away than a claim can come true."""
+        self._recovery.stop()
+
+    async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
+        """Carry out one claim of these tasks, by one of the methods below, and free the slots that it did not use."""
+        apart: Collection[str] = ()
+        try:
+            apart = await claim()
+        except DatabaseError as error:
+            await self._failed(task_ids, error)
+        finally:
+            self._let_go([task_id for task_id in task_ids if task_id not in apart])
+
+    async def _failed(self, task_ids: Collection[str], error: DatabaseError) -> None:
+        logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
+        await asyncio.sleep(_PAUSE)
+        self._scope.signals.tasks_doubtful.send(task_ids)
+
+    def _let_go(self, task_ids: Collection[str]) -> None:
+        """Free the slots that were kept for a claim of these tasks: the runs that it won have taken theirs."""
+        self._scope.ledger.claiming.difference_update(task_ids)
+        self._scope.signals.claim_landed.send(task_ids)
+        self._scope.signals.room_made.send()
+
+    async def claim_free(
+        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool
+    ) -> Collection[str]:
+        """Claim these tasks, which need no places; return those that are claimed apart from now on."""
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
+        wanted = task_ids
+        if look_first:
+            wanted = [task.id for task in await self._store.run(self._lookups.still_due(task_ids))]
+        return await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain) if wanted else ()
+
+    async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+        """Claim those of these tasks that get their places; the others wait for theirs.
+
+        Returns those that are claimed apart from now on.
+        """
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
+        due = {task.id: task for task in await self._store.run(self._lookups.still_due(task_ids))}
+        tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
+        free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
+        apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
+        limited = [task for task in tasks if self._limits.is_limited(task.queue)]
+        if not limited:
+            return apart
+        admitted = await self._limits.admit(limited, fresh_token())
+        if is_rescue:
+            # Their places do not wait for a second try, as those of a group that is held up would.
+            return apart + self.claim_apart(admitted.task_ids, admitted)
+        return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
+
+    def claim_apart(
+        self, task_ids: list[str], admitted: Admitted | None = None, *, was_held_up: bool = False
+    ) -> list[str]:
+        """Claim each of these tasks alone from now on, beside the groups; return them.
+
+        `was_held_up`: their group waited too long for a document that was locked, it seems.
+        """
+        if task_ids:
+            job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
+            self._apart.add(job)
+            job.add_done_callback(self._apart_landed)
+        return task_ids
+
+    def _apart_landed(self, job: asyncio.Task[None]) -> None:
+        self._apart.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("claimer failed and goes on", exc_info=job.exception())
+        self._scope.signals.room_made.send()
+
+    async def _claim_each(self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool) -> None:
+        left_alone_cnt = self._held_up_cnt
+        each = [self._claim_alone(task_id, place, admitted) for place, task_id in enumerate(task_ids)]
+        for ended in await asyncio.gather(*each, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                logger.error("claim failed", exc_info=ended)
+        if was_held_up and left_alone_cnt == self._held_up_cnt:
+            self._tempo.took(self._wait)  # nothing is locked: the server is busy
+
+    async def _claim_alone(self, task_id: str, place: int, admitted: Admitted | None) -> None:
+        try:
+            async with self._at_once:
+                if self._quarantine.was_held_up(task_id):
+                    await self._end_lapsed_sessions([task_id])
+                await self._claim_group([task_id], admitted=admitted, part=f"-{place}")
+        except DatabaseError as error:
+            await self._failed([task_id], error)
+        finally:
+            self._let_go([task_id])
+
+    async def _claim_group(
+        self,
+        task_ids: list[str],
+        *,
+        is_rescue: bool = False,
+        is_plain: bool = False,
+        admitted: Admitted | None = None,
+        part: str = "",
+    ) -> Collection[str]:
+        """Claim these tasks and start the runs won; return those that are claimed apart from now on.
+
+        `is_plain`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
+        """
+        if not task_ids:
+            return ()
+        token = fresh_token() if admitted is None else admitted.token + part
+        attempt = Attempt(task_ids, token, monotonic(), admitted)
+        guard = [
+            self._admission.controls.guard(),
+            *(self._limits.guard_of_free() if admitted is None else admitted.guard),
+        ]
+        are_plain = is_plain or (len(task_ids) > 1 and self._adoption.are_plain and not is_rescue)
+        timeout = timedelta(seconds=self._wait)
+        try:
+            claim = claims.claim(task_ids, self._scope.worker_id, token, timeout, guard, are_plain=are_plain)
+            documents = await self._store.run(claim)
+        except DatabaseUnavailable as error:
+            logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
+            is_timeout, asked = isinstance(error, DatabaseTimeout), monotonic()
+            left = await self._recovery.recover(attempt, look_again_first=not is_timeout)
+            if not is_timeout:
+                return ()
+            if monotonic() - asked > timeout.total_seconds() / 2:  # and reading waits for no lock
+                self._tempo.took(timeout.total_seconds())
+                return ()
+            if len(task_ids) > 1:
+                return self.claim_apart(left, admitted, was_held_up=True)
+            self._leave_alone(left)
+        except MtaskError as error:
+            # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
+            left = await self._recovery.recover(attempt)
+            if len(task_ids) > 1:
+                return self.claim_apart(left, admitted)
+            await self._quarantine.examine(left, error)
+            if admitted is not None:
+                await self._limits.settle(admitted, {}, left)
+        else:
+            took = monotonic() - attempt.sent
+            won = {document["_id"] for document in documents}
+            lost = [task_id for task_id in task_ids if task_id not in won]
+            self._pace.claimed(took)
+            self._tempo.took(took)
+            self.lost_cnt += len(lost)
+            await self._adoption.adopt(documents, attempt)
+            self._admission.lost(lost, won)
+            self._scope.signals.tasks_doubtful.send(lost)
+            if admitted is not None:
+                await self._limits.settle(admitted, claim_times(documents, token), lost)
+        return ()
+
+    @property
+    def _wait(self) -> float:
+        """How long a claim may wait for a document that is locked, in seconds."""
+        return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
+
+    async def _end_lapsed_sessions(self, task_ids: Sequence[str]) -> None:
+        """End the transactions that dead workers left open on these tasks: a claim would wait for them."""
+        try:
+            ended = await self._store.run(sessions.end_lapsed(task_ids))
+        except DatabaseError as error:
+            # The claim decides all the same: what is still locked is left alone for a while.
+            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
+            return
+        for task_id in ended:
+            logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
+
+    def _leave_alone(self, task_ids: Sequence[str]) -> None:
+        """Leave tasks alone for a while that someone's open transaction has locked."""
+        for task_id in task_ids:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._held_up_cnt += 1
+            self._quarantine.hold_up(task_id)

@@ -1,0 +1,78 @@
+"""The janitor: settles what nobody else takes up: lapsed runs, malformed documents, names without a handler.
+
+A scan calls it now and then, and repeats it where the database fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
+from mtask.store.tasks import claims
+from mtask.worker.admission.quarantine import Quarantine
+from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
+from mtask.worker.discovery.questions import Questions
+from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
+
+#: A lapsed lease that nobody preempted for this long, in ms, is settled by any worker that scans.
+_SETTLE_GRACE_MS = 2_000
+_SETTLE_LIMIT = 500
+#: How long settling may wait for a locked document; and how many documents are settled at once, each alone.
+_SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
+_MALFORMED_LIMIT = 1000
+
+
+class Janitor:
+    """Looks for tasks that no scan for due tasks finds."""
+
+    def __init__(self, scope: Scope, quarantine: Quarantine, questions: Questions, inbox: Inbox) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._quarantine = quarantine
+        self._questions = questions
+        self._inbox = inbox
+
+    async def note_unserved(self) -> None:
+        """Note the names that wait in queues served here, without a handler here."""
+        scope = self._scope
+        for name in await self._store.run(claims.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
+            self._inbox.note_unserved(str(name))
+
+    async def look_for_malformed(self) -> None:
+        """Have documents examined that no scan can find."""
+        found = await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT))
+        self._questions.suspect_all(document["_id"] for document in found)
+
+    async def settle_lapsed(self) -> None:
+        """Close runs whose leases have lapsed, of tasks that nobody takes up."""
+        lapsed = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
+        if not task_ids:
+            return
+        try:
+            if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
+                self._questions.suspect_all(task_ids)  # another worker was faster, or some are malformed
+        except (OperationFailed, DatabaseTimeout):
+            # One document fails the whole batch, or holds it up: it is malformed, too large, or locked.
+            await self._settle_apart(task_ids)
+
+    async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
+        """Settle each alone, so that what is locked, or cannot be changed, holds up none of the others."""
+        at_once = asyncio.Semaphore(_MAX_APART)
+        await asyncio.gather(*(self._settle_alone(task_id, at_once) for task_id in task_ids))
+
+    async def _settle_alone(self, task_id: Any, at_once: asyncio.Semaphore) -> None:
+        try:
+            async with at_once:
+                await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
+        except DatabaseTimeout:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._quarantine.hold_up(task_id)
+        except OperationFailed as error:
+            self._questions.doubt(task_id, error)
+        except MtaskError as error:
+            logger.warning("task not settled", extra=fields(task=task_id, reason=str(error)))

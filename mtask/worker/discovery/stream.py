@@ -1,0 +1,119 @@
+"""The stream loop: follows the worker's change stream, and opens a new one after any break.
+
+A break loses events. So a full scan is asked for once the new stream is open, and there is no gap between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+from mtask.errors import MtaskError
+from mtask.model.rules import HORIZON
+from mtask.store.driver.stores import AsyncStore
+from mtask.store.streams.wakeups import Event, EventKind, Stream
+from mtask.worker.admission.controls import Controls
+from mtask.worker.discovery.inbox import Inbox
+from mtask.worker.discovery.questions import Questions
+from mtask.worker.discovery.scans import Scans
+from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import Backoff
+
+_PAUSE, _MAX_PAUSE = 0.1, 2.0
+
+
+class StreamLoop:
+    """Takes what the change stream tells into the inbox."""
+
+    def __init__(
+        self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
+    ) -> None:
+        """`store` is the stream's own: a stream that is waited on does not end with its task, but with its client."""
+        self._scope = scope
+        self._store = store
+        self._inbox = inbox
+        self._questions = questions
+        self._controls = controls
+        self._scans = scans
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self.event_cnt = 0
+
+    def stop(self) -> None:
+        """End `run`. The wait for events is cut short."""
+        self._is_stopping = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Follow the change stream until `stop`; after any break open a new one and scan again."""
+        self._task = asyncio.current_task()
+        pauses = Backoff(_PAUSE, _MAX_PAUSE)
+        while not self._is_stopping:
+            try:
+                await self._follow()
+                pauses.reset()
+            except asyncio.CancelledError:
+                if not self._is_stopping:
+                    raise
+            except MtaskError as error:
+                if not self._is_stopping:
+                    logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
+            except Exception:
+                logger.exception("change stream failed, opening a new one")
+            if not self._is_stopping:
+                self._scans.ask_full()  # until it opens, scans are all there is
+                await asyncio.sleep(pauses.next())
+
+    async def _follow(self) -> None:
+        """Open a stream and take its events until it breaks or ends."""
+        stream = await Stream.open(
+            self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
+        )
+        self._scans.ask_full()
+        # What changed while there was no stream was not heard of.
+        self._scope.signals.schedules_changed.send()
+        self._controls.wake()
+        try:
+            await self._store.while_primary(self._read(stream))
+        finally:
+            with suppress(Exception):
+                await stream.close()
+
+    async def _read(self, stream: Stream) -> None:
+        while stream.is_open and not self._is_stopping:
+            event = await stream.next()
+            if event is not None and not self._take(event):
+                return
+
+    def _take(self, event: Event) -> bool:
+        """Take one event, without any call to the database; return False where the stream must be opened anew."""
+        self.event_cnt += 1
+        try:
+            return self._take_event(event)
+        except Exception as error:
+            self._questions.cannot_take(event.task_id, error)
+            return True
+
+    def _take_event(self, event: Event) -> bool:
+        if event.kind is EventKind.TASK_INSERTED:
+            self._inbox.push(event.task_id, event.document or {}, is_plain=event.is_plain)
+        elif event.kind is EventKind.TASK_CHANGED:
+            self._inbox.push_changed(
+                event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder
+            )
+        elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._scope.worker_id:
+            self._scope.signals.heartbeat_wanted.send()
+        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
+            self._scans.ask_peers()
+        elif event.kind is EventKind.RULES_CHANGED:
+            self._controls.wake()
+        elif event.kind is EventKind.SCHEDULES_CHANGED:
+            self._scope.signals.schedules_changed.send()
+        elif event.kind is EventKind.COLLECTION_LOST:
+            logger.warning("the collection was dropped or renamed, starting over")
+            self._scans.ask_setup()
+            return False
+        return True

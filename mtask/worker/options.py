@@ -1,0 +1,53 @@
+"""The options of a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from mtask.app.app import App
+from mtask.errors import InvalidInput
+from mtask.model.identity import check_text
+from mtask.model.status import WorkerStatus
+from mtask.worker.leases.host import automatic_worker_id
+
+HEARTBEAT_INTERVAL = timedelta(seconds=10)
+HEARTBEAT_TIMEOUT = timedelta(seconds=30)
+CONCURRENCIES = range(10_001)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker process is run."""
+
+    uri: str = field(repr=False)  # it may hold a password
+    database: str
+    queues: Sequence[str] | None = None  #: None: those that the app's handlers name, and "default"
+    concurrency: int = 100
+    scheduler: bool = True  #: make the firings of schedules, beside whoever else does
+    worker_id: str | None = None
+    shutdown_timeout: timedelta = timedelta(seconds=30)
+    #: Called in the last resort, when a stop cannot end in order: a handler that blocks for good.
+    hard_exit: Callable[[int], None] | None = None
+    heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
+    heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
+    on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
+
+    def checked_queues(self, app: App) -> list[str]:
+        """Return the queues to serve; raise InvalidInput."""
+        given = list(app.queues if self.queues is None else self.queues)
+        found = list(dict.fromkeys(check_text("queue", queue) for queue in given))
+        if not found:
+            raise InvalidInput("name at least one queue to serve.", field="queues")
+        return found
+
+    def checked_worker_id(self) -> str:
+        """Return the worker_id, a new one where none was given; raise InvalidInput."""
+        return check_text("worker_id", automatic_worker_id() if self.worker_id is None else self.worker_id)
+
+    def checked_concurrency(self) -> int:
+        """Return the concurrency; raise InvalidInput."""
+        if self.concurrency not in CONCURRENCIES:
+            raise InvalidInput(f"concurrency {self.concurrency}: use 0 to {CONCURRENCIES[-1]}.", field="concurrency")
+        return self.concurrency

@@ -1,0 +1,81 @@
+"""The caller: calls a run's handler, in the loop or in a thread, within the app's middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mtask.app.context import Context, Transactions
+from mtask.app.middleware import Entered, RunCall
+from mtask.worker.running.threads import ThreadCall, Threads
+from mtask.worker.state.held_run import HeldRun
+
+
+@dataclass(slots=True)
+class Called:
+    """What came of a handler's call."""
+
+    returned: Any = None
+    raised: BaseException | None = None
+    #: The thread in which a sync handler was called; it may go on after its run has ended.
+    thread: ThreadCall | None = None
+
+
+class Caller:
+    """Calls handlers with their arguments and their context."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        transactions: Transactions[HeldRun],
+        on_progress: Callable[[HeldRun], None],
+        middleware: Sequence[Any],
+        values: Mapping[Callable[..., Any], Any],
+    ) -> None:
+        """`middleware` is composed around each call; `values` are those of the app's hooks."""
+        self._worker_id = worker_id
+        self._transactions = transactions
+        self._on_progress = on_progress
+        self._middleware = middleware
+        self._values = values
+        self._threads = Threads("mtask-handler")
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.close()
+
+    async def call(self, run: HeldRun, called: Called) -> None:
+        """Call the run's handler and enter what came of it, whatever that is."""
+        needs_context = run.handler.context_parameter is not None or self._middleware
+        context = self._context(run) if needs_context else None
+        if not self._middleware or context is None:
+            await self._call(run, context, called)
+            return
+        entered = Entered()
+        try:
+            await entered.enter(self._middleware, RunCall(context))
+        except BaseException as error:
+            called.raised = error
+        else:
+            await self._call(run, context, called)
+        await entered.leave(called.returned, called.raised)
+
+    def _context(self, run: HeldRun) -> Context:
+        return Context(run, self._worker_id, self._transactions, self._on_progress, self._values)
+
+    async def _call(self, run: HeldRun, context: Context | None, called: Called) -> None:
+        handler = run.handler
+        try:
+            arguments = handler.bind(run.task.params)
+            if handler.context_parameter is not None:
+                arguments[handler.context_parameter] = context
+            if handler.is_async:
+                called.returned = await handler.function(**arguments)
+            else:
+                called.thread = self._threads.start(partial(handler.function, **arguments))
+                await called.thread.future
+                called.returned, called.raised = called.thread.take()
+        except BaseException as error:  # sys.exit and the like must not take the worker along
+            called.raised = error

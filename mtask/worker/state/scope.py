@@ -1,0 +1,39 @@
+"""The scope: what every part of a worker needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtask.model.status import WorkerStatus
+from mtask.store.driver.stores import AsyncStore
+from mtask.worker.state.clock import ServerClock
+from mtask.worker.state.ledger import Ledger
+from mtask.worker.state.signals import Signals
+from mtask.worker.state.tempo import Tempo
+
+
+@dataclass(slots=True)
+class Vitals:
+    """What the heartbeats tell of this worker. The event loop sets it, and the pinger's thread reads it."""
+
+    concurrency: int
+    status: WorkerStatus = WorkerStatus.READY
+    #: The revisions of the controls that this worker has confirmed.
+    controls_seen: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose parts they are, what they serve, and what they share."""
+
+    store: AsyncStore
+    worker_id: str
+    queues: Sequence[str]
+    names: Sequence[str]
+    clock: ServerClock
+    tempo: Tempo
+    vitals: Vitals
+    ledger: Ledger = field(default_factory=Ledger)
+    signals: Signals = field(default_factory=Signals)

@@ -1,0 +1,62 @@
+"""Timing: waiting for a wake-up or a time limit, pausing between tries, and loops that outlive unforeseen errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+
+from mtask.worker.log import fields, logger
+
+#: The pauses between two tries of a failed loop, in seconds: the first, and the longest.
+_PAUSE, _MAX_PAUSE = 0.1, 5.0
+#: A loop that has run for this long, in seconds, starts again with the first pause.
+_CALM = 30.0
+
+
+async def wake_or_wait(wake: asyncio.Event, seconds: float | None) -> None:
+    """Wait until the event is set, for at most this many seconds; None: without a limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+
+
+class Backoff:
+    """Pauses between tries: each is twice as long as the one before, up to a longest, and varied at random.
+
+    The random part keeps many workers from repeating a failed request at the same instant.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        """`first` and `longest` are in seconds."""
+        self._first = self._next = first
+        self._longest = longest
+
+    def next(self) -> float:
+        """Return the next pause in seconds: half of its length to one and a half of it."""
+        pause, self._next = self._next, min(2 * self._next, self._longest)
+        return pause * (0.5 + random.random())
+
+    def reset(self) -> None:
+        """Begin with the first pause again: a try has succeeded."""
+        self._next = self._first
+
+
+async def enduring(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop to its end; where it raises what it does not expect, log that, pause, and run it again."""
+    pauses = Backoff(_PAUSE, _MAX_PAUSE)
+    while True:
+        began = monotonic()
+        try:
+            await loop()
+        except Exception:
+            # One line each time: the pause keeps a loop that fails at once from filling up the log.
+            name = getattr(loop, "__qualname__", repr(loop))
+            logger.exception("a loop of the worker failed, and goes on", extra=fields(loop=name))
+        else:
+            return
+        if monotonic() - began > _CALM:
+            pauses.reset()
+        await asyncio.sleep(pauses.next())
