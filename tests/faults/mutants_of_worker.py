@@ -307,7 +307,8 @@ WORKER_MUTATIONS = (
         "cancel-unheard",
         "A task that runs cannot be canceled.",
         (
-            Edit(_REPLIES, 'if document["task_state"].get("cancel_requested"):\n        return EndReason.CANCELED\n    ',
+            Edit(_REPLIES,
+                 'if document["task_state"].get("cancel_requested"):\n        return EndReason.CANCELED\n    ',
                  ""),
         ),
         ("tests/acceptance/test_18_changes_while_it_runs.py::test_canceled_task_ends_at_once_and_nothing_counts",),
