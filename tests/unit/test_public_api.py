@@ -22,7 +22,8 @@ import mtask
 import mtask.testing
 from mtask.app.context import Transaction
 from mtask.client.operating.scheduling import ScheduleArguments
-from mtask.client.reading.events import AsyncEvents, Events
+from mtask.client.reading.events_aio import AsyncEvents
+from mtask.client.reading.events_sync import Events
 from mtask.model.options import TaskOptions
 from mtask.store.streams.events import EventKind, TaskEvent
 
