@@ -67,6 +67,10 @@ format: $(VENV)/.dev-ready ## Format the code and mend what the linter can
 	ruff check --fix .
 	ruff format .
 
+.PHONY: generate
+generate: ## Write the sync client anew from the asyncio one
+	python3 tools/generate_sync.py
+
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and builds
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,15 +1,15 @@
-"""The client for asyncio: the same as the sync one, awaited."""
+"""The client for asyncio. The sync one is generated from it: after a change run `make generate`."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Unpack
 
 from mtask.client.asking import publication, requests
 from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.connection_aio import AsyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
@@ -17,139 +17,26 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import views
-from mtask.client.reading.events import AsyncEvents
-from mtask.errors import AccessDenied, DatabaseError, InvalidInput, OperationFailed, TaskError, WaitTimeout
+from mtask.client.reading.events_aio import AsyncEvents
+from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
-from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
-from mtask.store.driver import connect
-from mtask.store.driver.operation import Operation, T
-from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.store.layout import setup
 from mtask.store.tasks import queries
 from mtask.store.tasks.publishing import IfExists, Published
 
-if TYPE_CHECKING:
-    from mtask.store.driver.types import AsyncMongoClient
 
-
-class AsyncClient:
+class AsyncClient(AsyncConnection):
     """Publish, query, cancel and retry tasks, from asyncio.
 
-    `source` is a MongoDB URI, or a `pymongo.AsyncMongoClient` or a Motor client that the service already has
-    (which stays the caller's to close); without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to
-    the URI's, else "mtask". The first call makes sure of the collections.
-    `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by default;
-    `server_timeout` the first one, where the server may not be there at all.
+    `source` is a MongoDB URI, or a client that the service has already, and that stays the caller's to close:
+    a `pymongo.AsyncMongoClient`, or a Motor client.
+    Without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
+    sure of the collections; `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by
+    default; `server_timeout` the first one, where the server may not be there at all.
     """
-
-    def __init__(
-        self,
-        source: str | AsyncMongoClient | Any = None,
-        *,
-        database: str | None = None,
-        check: bool = True,
-        timeout: timedelta | None = None,
-        server_timeout: timedelta | None = None,
-    ) -> None:
-        if source is None:
-            settings = read_settings()
-            source, database = settings.uri, database or settings.database
-        self._owns_client = isinstance(source, str)
-        store: AsyncStore | SyncStore
-        if isinstance(source, str):
-            named = connect.database_of(source, database, DEFAULT_DATABASE)
-            store = connect.async_store(source, named)
-        else:
-            store = connect.store_for(source, database, DEFAULT_DATABASE)
-            if isinstance(store, SyncStore) and not connect.is_motor(source):
-                raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
-        self._source: Any = source
-        self._store = store
-        if timeout is not None:
-            store.timeout = timeout
-        self._check = check
-        self._server_timeout = server_timeout
-        self._is_ready = False
-        self._setup = asyncio.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections, unless the client was the caller's."""
-        if self._owns_client and isinstance(self._store, AsyncStore):
-            await self._store.close()
-
-    @property
-    def tasks(self) -> Any:
-        """The collection itself: an AsyncCollection, or for a Motor client Motor's, with the same guarantees."""
-        own = self._store.tasks
-        if isinstance(self._store, AsyncStore):
-            return own
-        return self._source[self.database_name].get_collection(
-            own.name,
-            codec_options=own.codec_options,
-            read_preference=own.read_preference,
-            write_concern=own.write_concern,
-            read_concern=own.read_concern,
-        )
-
-    @property
-    def database_name(self) -> str:
-        """The database."""
-        return self._store.database.name
-
-    async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
-        """Make the collections, validators and indexes; return the server's time.
-
-        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
-        users.
-        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
-        """
-        await self._reach()
-        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
-        now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else plain, None)
-        self._is_ready = True
-        return now
-
-    async def _execute(self, operation: Operation[T], session: Any) -> T:
-        if isinstance(self._store, AsyncStore):
-            return await self._store.run(operation, session)
-        # Motor's own way: the driver's sync client, in threads.
-        return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
-
-    async def _reach(self) -> None:
-        """Look for a server no longer than asked; a call's own timeout covers much more."""
-        if self._server_timeout is None:
-            return
-        usual, self._store.timeout = self._store.timeout, self._server_timeout
-        try:
-            await self._execute(diagnosis.greeting(), None)
-        finally:
-            self._store.timeout = usual
-        self._server_timeout = None
-
-    async def _make_ready(self) -> None:
-        if self._is_ready:
-            return
-        async with self._setup:
-            if not self._is_ready:
-                if self._check:
-                    await self.init(repair=False)
-                else:
-                    await self._reach()
-                    self._is_ready = True
-
-    async def _run(self, operation: Operation[T], session: Any = None) -> T:
-        await self._make_ready()
-        return await self._execute(operation, session)
 
     async def publish(
         self,
@@ -258,13 +145,12 @@ class AsyncClient:
                     raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
                 patience = waiting.patience(elapsed)
                 if patience is None:
-                    await asyncio.sleep(pause)
+                    await self._sleep(pause)
                     continue
                 try:
                     if happening is None:
-                        happening = AsyncEvents(
-                            self._store, event_requests.follow_task(waiting.task_id), self._make_ready
-                        )
+                        wanted = event_requests.follow_task(waiting.task_id)
+                        happening = AsyncEvents(self._store, wanted, self._make_ready)
                         await happening.open()
                     else:
                         waiting.follow(await happening.poll(patience))
@@ -342,7 +228,7 @@ class AsyncClient:
         while purging.has_more:
             begun = time.monotonic()
             await self._run(purging.batch())
-            await asyncio.sleep(purging.pause(time.monotonic() - begun))
+            await self._sleep(purging.pause(time.monotonic() - begun))
         return purging.removed
 
     async def stats(self) -> list[views.StatRow]:
@@ -408,9 +294,8 @@ class AsyncClient:
         not counted. Returns when every live worker goes by it; raises ControlUnconfirmed as `pause` does, or
         InvalidInput.
         """
-        return await self._put_control(
-            control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
-        )
+        bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
+        return await self._put_control(bounds)
 
     async def keep(
         self,
@@ -440,7 +325,7 @@ class AsyncClient:
             pause = asked.waiting.next_pause(time.monotonic() - begun)
             if pause is None:
                 raise asked.give_up(control, unconfirmed)
-            await asyncio.sleep(pause)
+            await self._sleep(pause)
         return control
 
     # --- schedules ------------------------------------------------------------------------------------------
@@ -493,7 +378,7 @@ class AsyncClient:
         """Return when a schedule fires next, in UTC; none where it is paused or over. Raises ScheduleNotFound."""
         scheduling.check_count(count)
         schedule = await self._run(scheduling.get(schedule_id))
-        return await asyncio.to_thread(scheduling.firings_of, schedule, count)
+        return await self._compute(scheduling.firings_of, schedule, count)
 
     async def server_time(self) -> datetime:
         """Return the server's clock."""
@@ -512,4 +397,4 @@ class AsyncClient:
             await self._reach()
         except DatabaseError as error:
             return [doctor.unreachable(error)]
-        return await self._execute(doctor.examine(self.database_name, patience), None)
+        return await self._execute(doctor.examine(self.database_name, patience))

@@ -1,15 +1,16 @@
+# Generated from mtask/client/aio.py: edit that one, then run `make generate`.
 """The client for sync code."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Unpack
 
 from mtask.client.asking import publication, requests
 from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.connection_sync import SyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
@@ -17,122 +18,27 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import views
-from mtask.client.reading.events import Events
-from mtask.errors import AccessDenied, DatabaseError, InvalidInput, OperationFailed, TaskError, WaitTimeout
+from mtask.client.reading.events_sync import Events
+from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
-from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
-from mtask.store.driver import connect
-from mtask.store.driver.operation import Operation, T
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
+from mtask.store.driver.types import SyncSession
 from mtask.store.tasks import queries
 from mtask.store.tasks.publishing import IfExists, Published
 
-if TYPE_CHECKING:
-    from mtask.store.driver.types import SyncCollection, SyncMongoClient, SyncSession
 
+class Client(SyncConnection):
+    """Publish, query, cancel and retry tasks, from sync code.
 
-class Client:
-    """Publish, query, cancel and retry tasks, from sync code. Safe to share between threads.
-
-    `source` is a MongoDB URI or a `pymongo.MongoClient` (which stays the caller's to close); without it,
-    MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
-    sure of the collections.
-    `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by default;
-    `server_timeout` the first one, where the server may not be there at all.
+    `source` is a MongoDB URI, or a client that the service has already, and that stays the caller's to close:
+    a `pymongo.MongoClient`. This client is safe to share between threads.
+    Without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
+    sure of the collections; `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by
+    default; `server_timeout` the first one, where the server may not be there at all.
     """
-
-    def __init__(
-        self,
-        source: str | SyncMongoClient | None = None,
-        *,
-        database: str | None = None,
-        check: bool = True,
-        timeout: timedelta | None = None,
-        server_timeout: timedelta | None = None,
-    ) -> None:
-        if source is None:
-            settings = read_settings()
-            source, database = settings.uri, database or settings.database
-        self._owns_client = isinstance(source, str)
-        store = (
-            connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
-            if isinstance(source, str)
-            else connect.store_for(source, database, DEFAULT_DATABASE)
-        )
-        if not isinstance(store, SyncStore) or connect.is_motor(source):
-            raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
-        self._store = store
-        if timeout is not None:
-            store.timeout = timeout
-        self._check = check
-        self._server_timeout = server_timeout
-        self._is_ready = False
-        self._setup = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections, unless the client was the caller's."""
-        if self._owns_client:
-            self._store.close()
-
-    @property
-    def tasks(self) -> SyncCollection:
-        """The collection itself."""
-        return self._store.tasks
-
-    @property
-    def database_name(self) -> str:
-        """The database."""
-        return self._store.database.name
-
-    def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
-        """Make the collections, validators and indexes; return the server's time.
-
-        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
-        users.
-        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
-        """
-        self._reach()
-        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
-        now = self._store.run(setup.ensure_with_roles(self.database_name) if roles else plain)
-        self._is_ready = True
-        return now
-
-    def _reach(self) -> None:
-        """Look for a server no longer than asked; a call's own timeout covers much more."""
-        if self._server_timeout is None:
-            return
-        usual, self._store.timeout = self._store.timeout, self._server_timeout
-        try:
-            self._store.run(diagnosis.greeting())
-        finally:
-            self._store.timeout = usual
-        self._server_timeout = None
-
-    def _make_ready(self) -> None:
-        if self._is_ready:
-            return
-        with self._setup:
-            if not self._is_ready:
-                if self._check:
-                    self.init(repair=False)
-                else:
-                    self._reach()
-                    self._is_ready = True
-
-    def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
-        self._make_ready()
-        return self._store.run(operation, session)
 
     def publish(
         self,
@@ -240,11 +146,12 @@ class Client:
                     raise WaitTimeout(waiting.task_id, found.status, waiting.timeout or timedelta(0))
                 patience = waiting.patience(elapsed)
                 if patience is None:
-                    time.sleep(pause)
+                    self._sleep(pause)
                     continue
                 try:
                     if happening is None:
-                        happening = Events(self._store, event_requests.follow_task(waiting.task_id))
+                        wanted = event_requests.follow_task(waiting.task_id)
+                        happening = Events(self._store, wanted, self._make_ready)
                         happening.open()
                     else:
                         waiting.follow(happening.poll(patience))
@@ -271,8 +178,7 @@ class Client:
         tasks that are gone by then, or are others, it is left out. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
-        self._make_ready()
-        return Events(self._store, asked).open()
+        return Events(self._store, asked, self._make_ready).open()
 
     def cancel(self, task: TaskRef, key: str) -> Task:
         """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""
@@ -323,7 +229,7 @@ class Client:
         while purging.has_more:
             begun = time.monotonic()
             self._run(purging.batch())
-            time.sleep(purging.pause(time.monotonic() - begun))
+            self._sleep(purging.pause(time.monotonic() - begun))
         return purging.removed
 
     def stats(self) -> list[views.StatRow]:
@@ -389,7 +295,8 @@ class Client:
         not counted. Returns when every live worker goes by it; raises ControlUnconfirmed as `pause` does, or
         InvalidInput.
         """
-        return self._put_control(control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout))
+        bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
+        return self._put_control(bounds)
 
     def keep(
         self,
@@ -419,7 +326,7 @@ class Client:
             pause = asked.waiting.next_pause(time.monotonic() - begun)
             if pause is None:
                 raise asked.give_up(control, unconfirmed)
-            time.sleep(pause)
+            self._sleep(pause)
         return control
 
     # --- schedules ------------------------------------------------------------------------------------------
@@ -470,7 +377,9 @@ class Client:
 
     def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
         """Return when a schedule fires next, in UTC; none where it is paused or over. Raises ScheduleNotFound."""
-        return self._run(scheduling.next_firings(schedule_id, count))
+        scheduling.check_count(count)
+        schedule = self._run(scheduling.get(schedule_id))
+        return self._compute(scheduling.firings_of, schedule, count)
 
     def server_time(self) -> datetime:
         """Return the server's clock."""
@@ -489,4 +398,4 @@ class Client:
             self._reach()
         except DatabaseError as error:
             return [doctor.unreachable(error)]
-        return self._store.run(doctor.examine(self.database_name, patience))
+        return self._execute(doctor.examine(self.database_name, patience))

@@ -9,17 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from mtask import Client, local
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver.stores import COLLECTIONS, TASKS, bounded
+from mtask.store.driver.stores import TASKS
 from mtask.store.driver.translate import scrubbed
+from mtask.store.tasks import survey
 
 DATABASE = "mtask_demo"
-_CALL_TIMEOUT = timedelta(seconds=30)
 _REMEDY = "The demo wants a database of its own: name another with --database."
 
 
@@ -92,14 +91,14 @@ def existing_place(uri: str, database: str | None, *, keep: bool) -> Iterator[Pl
     with Client(uri, database=name, check=False) as client:
         client.server_time()
         _refuse_foreign(client)
-        _clear(client)
+        survey.clear(client.tasks)
         is_done = False
         try:
             yield Place(uri, name, f"at {scrubbed(uri)}, database {name}", is_kept=keep)
             is_done = True
         finally:
             if not (keep and is_done):
-                _clear(client)
+                survey.clear(client.tasks)
 
 
 def _with_database(uri: str) -> str:
@@ -107,25 +106,14 @@ def _with_database(uri: str) -> str:
 
 
 def _refuse_foreign(client: Client) -> None:
-    with bounded(_CALL_TIMEOUT):
-        collections = set(client.tasks.database.list_collection_names()) - set(COLLECTIONS)
-        database = client.tasks.database
-        kept = [name for name in COLLECTIONS[2:] if database[name].find_one({}, {"_id": 1}) is not None]
-        foreign = client.tasks.find_one({"name": {"$nin": list(app.handlers)}}, {"_id": 1})
+    others = survey.others(client.tasks, list(app.handlers))
     where = f"{client.database_name}.{TASKS}"
-    if collections:
-        raise SchemaMismatch(where, f"beside it there is the collection {min(collections)!r}", _REMEDY)
-    if kept:
-        raise SchemaMismatch(where, f"beside it there are documents in {kept[0]!r}", _REMEDY)
-    if foreign is not None:
-        raise SchemaMismatch(where, f"document {foreign['_id']!r} is not the demo's", _REMEDY)
+    if others.collection is not None:
+        raise SchemaMismatch(where, f"beside it there is the collection {others.collection!r}", _REMEDY)
+    if others.kept is not None:
+        raise SchemaMismatch(where, f"beside it there are documents in {others.kept!r}", _REMEDY)
+    if others.task is not None:
+        raise SchemaMismatch(where, f"document {others.task['_id']!r} is not the demo's", _REMEDY)
     present = client.workers()
     if present:
         raise SchemaMismatch(where, f"{present[0].worker_id!r} works on it", "Stop it, or name another --database.")
-
-
-def _clear(client: Client) -> None:
-    """Remove our collections, and so a database that holds nothing else."""
-    with bounded(_CALL_TIMEOUT):
-        for name in COLLECTIONS:
-            client.tasks.database[name].drop()

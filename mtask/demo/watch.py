@@ -13,11 +13,9 @@ from mtask import Client, RunStatus, Task, TaskStatus
 from mtask.demo.app import count
 from mtask.demo.counting import Totals
 from mtask.model.handlers import handler_of
-from mtask.store.driver.stores import bounded
+from mtask.store.tasks import survey
 
 Document = dict[str, Any]
-_CALL_TIMEOUT = timedelta(seconds=60)
-_RUNS = "task_state.worker_states"
 _FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 
 
@@ -91,25 +89,14 @@ class Watch:
 
     def server_version(self) -> str:
         """Return MongoDB's version."""
-        with bounded(_CALL_TIMEOUT):
-            return str(self._client.tasks.database.command("buildInfo")["version"])
+        return survey.server_version(self._client.tasks)
 
     def look(self) -> Look:
         """Return where the tasks stand."""
         tasks: Counter[str] = Counter()
         for row in self._client.stats():
             tasks[row.status] += row.count
-        group = {"worker_id": f"${_RUNS}.worker_id", "status": f"${_RUNS}.status"}
-        pipeline: list[Document] = [
-            {"$match": {"name": self._name}},
-            {"$project": {f"{_RUNS}.worker_id": 1, f"{_RUNS}.status": 1}},
-            {"$unwind": f"${_RUNS}"},
-            {"$group": {"_id": group, "count": {"$sum": 1}}},
-        ]
-        with bounded(_CALL_TIMEOUT):
-            rows = list(self._client.tasks.aggregate(pipeline))
-        runs = Counter({(row["_id"]["worker_id"], row["_id"]["status"]): row["count"] for row in rows})
-        return Look(tasks, runs)
+        return Look(tasks, Counter(survey.runs_by_worker(self._client.tasks, self._name)))
 
     def ready_workers(self) -> set[str]:
         """Return the workers that look for tasks."""
@@ -139,17 +126,13 @@ class Watch:
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
         """Return what became of the tasks that the killed worker held, by lapse."""
-        with bounded(_CALL_TIMEOUT):
-            held = {"worker_id": victim, "ping_expire_time": {"$gt": killed_time}, "success_time": None}
-            matched = {"name": self._name, _RUNS: {"$elemMatch": held}}
-            documents = list(self._client.tasks.find(matched))
+        documents = survey.leased_beyond(self._client.tasks, self._name, victim, killed_time)
         found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
         return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
 
     def documents(self) -> Iterator[Document]:
-        """Yield all tasks' documents, as they are stored."""
-        with bounded(None):
-            yield from self._client.tasks.find({"name": self._name})
+        """Return all tasks' documents, as they are stored."""
+        return survey.documents(self._client.tasks, self._name)
 
 
 def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:

@@ -61,7 +61,7 @@ class Bench:
     def close(self) -> None:
         """Close the client and drop the database."""
         with self._store() as store:
-            store.client.drop_database(self.database)
+            store.run(workbench.drop())
         self.client.close()
 
     def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:

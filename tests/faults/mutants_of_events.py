@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CHANGES = "mtask/store/streams/changes.py"
-_CLIENT = "mtask/client/reading/events.py"
+_READER = "mtask/client/reading/reader.py"
 _EVENTS = "mtask/store/streams/events.py"
 _FOLLOWING = "mtask/client/reading/following.py"
 _LOOKUP = "mtask/store/streams/lookup.py"
@@ -46,7 +46,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "cancelled-read-is-ended",
         "A cancelled call takes what it had sent for with it.",
-        (Edit(_CLIENT, "await asyncio.wait((reading,))\n        if self", "await reading\n        if self"),),
+        (Edit(_READER, "await asyncio.wait((reading,))\n        if self", "await reading\n        if self"),),
         (f"{_TOKEN_TESTS}::test_reader_that_is_cancelled_all_the_time_is_told_each_event_once",),
     ),
     Mutation(

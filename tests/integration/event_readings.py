@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mtask.client.reading.events import AsyncEvents, Events
+from mtask.client.reading.events_aio import AsyncEvents
+from mtask.client.reading.events_sync import Events
 from mtask.store.streams.events import TaskEvent
 from tests.clients import AnyClient
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtask import AsyncClient, RunStatus
-from mtask.client.reading.events import AsyncEvents
+from mtask.client.reading.events_aio import AsyncEvents
 from mtask.errors import InvalidInput
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup

@@ -297,12 +297,6 @@ def remove(schedule_id: str) -> Operation[bool]:
     return schedules.remove(check_schedule_id(schedule_id))
 
 
-def next_firings(schedule_id: str, count: int) -> Operation[list[datetime]]:
-    """Return when a schedule fires next, at most so many times; none where it is paused or over."""
-    check_count(count)
-    return firings_of((yield from get(schedule_id)), count)
-
-
 def check_count(count: object) -> None:
     """Raise InvalidInput for a number of firings that is not told of at once."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:

@@ -9,19 +9,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from mtask.client.reading import views
-from mtask.errors import DocumentTooLarge, EventsLost, InvalidInput, OperationFailed, shown
+from mtask.errors import DocumentTooLarge, InvalidInput, shown
 from mtask.store.streams import events, readers
 from mtask.store.streams.events import TaskEvent
-from mtask.store.streams.readers import Detail, Wanted
+from mtask.store.streams.readers import Detail, Opening, Wanted
 
 T = TypeVar("T")
 logger = logging.getLogger("mtask.client")
 
-#: How long one request waits for events on the server, in ms.
-_MAX_AWAIT_MS = 1_000
-_BATCH = 500
-#: ChangeStreamHistoryLost, ChangeStreamFatalError, and an instant before the oplog's first.
-_LOST = frozenset({286, 280})
 Document = dict[str, Any]
 Texts = str | Sequence[str] | None
 
@@ -66,27 +61,14 @@ class Following:
     detail: Detail = Detail.FULL
 
     @property
-    def pipeline(self) -> list[Document]:
-        """The stages with which to open the change stream."""
-        return self.wanted.pipeline(self.detail)
+    def opening(self) -> Opening:
+        """How to open the change stream where it stands."""
+        return Opening(self.wanted, self.detail, self.after, self.since)
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments with which to open the change stream."""
-        options: dict[str, Any] = {"max_await_time_ms": _MAX_AWAIT_MS, "batch_size": _BATCH}
-        if self.detail is not Detail.FULL:
-            options["batch_size"] = 1
-        elif self.wanted.needs_document:
-            options["full_document"] = "updateLookup"
-        if self.after is not None:
-            options["start_after"] = {"_data": self.after}
-        elif self.since is not None:
-            options["start_at_operation_time"] = self.since
-        return options
-
-    def opened(self, token: Mapping[str, Any] | None) -> None:
+    def opened(self, token: str | None) -> None:
         """Take down where the stream begins, so that it can be opened anew there."""
         if self.after is None and token is not None:
-            self.after = str(token["_data"])
+            self.after = token
             self.token = self.token or self.after
 
     def is_in_doubt(self, change: Document) -> bool:
@@ -114,13 +96,13 @@ class Following:
         told = [replace(event, token=token) for event, token in unread if queues is None or event.queue in queues]
         return told, self._is_usual_again()
 
-    def passed(self, token: Mapping[str, Any] | None) -> bool:
+    def passed(self, token: str | None) -> bool:
         """Go on after what was left out: the server tells how far it has looked.
 
         Return whether the stream may stay as it is: else it is to be opened anew.
         """
         if token is not None:
-            self.after = str(token["_data"])
+            self.after = token
             if self.begun is None or (self.begun.is_behind(self.after) and not self.begun.count_of_next):
                 self.begun, self.token = None, self.after
         return self._is_usual_again()
@@ -137,12 +119,6 @@ class Following:
         is_as_before = self.detail is Detail.FULL
         self.detail = Detail.FULL
         return is_as_before
-
-    def translated(self, error: Exception) -> Exception:
-        """Return the error, as one that says what to do where the token is too old."""
-        if isinstance(error, OperationFailed) and error.code in _LOST:
-            return EventsLost(error.reason)
-        return error
 
 
 def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherwise: T) -> T:

@@ -11,6 +11,7 @@ from pymongo.uri_parser import parse_uri
 from mtask.errors import InvalidInput, InvalidURI, MtaskError, shown
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.driver.translate import scrubbed, translated
+from mtask.store.driver.types import SyncCollection
 
 Document = dict[str, Any]
 _SELECTION_MS = 8_000
@@ -117,3 +118,14 @@ def is_motor(client: object) -> bool:
 def inner_session(session: Any) -> Any:
     """Return the driver's session of a Motor session; others come back as they are."""
     return session.delegate if is_motor(session) else session
+
+
+def motor_collection(client: Any, own: SyncCollection) -> Any:
+    """Return one of our collections as a Motor client's, with the same guarantees."""
+    return client[own.database.name].get_collection(
+        own.name,
+        codec_options=own.codec_options,
+        read_preference=own.read_preference,
+        write_concern=own.write_concern,
+        read_concern=own.read_concern,
+    )

@@ -18,6 +18,9 @@ from mtask.store.statements.filters import RUNS
 from mtask.store.streams.lookup import IS_EXACT
 
 Document = dict[str, Any]
+#: How long one request waits for events on the server, in ms.
+_MAX_AWAIT_MS = 1_000
+_BATCH = 500
 _RUN_FIELDS = (
     "run_id",
     "worker_id",
@@ -83,6 +86,35 @@ class Wanted:
         if detail is not Detail.NAME:
             kept += ["updateDescription", *(f"fullDocument.{field}" for field in _VIEW)]
         return [*stages, {"$project": dict.fromkeys(kept, 1)}]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How to open a change stream of tasks: whose changes, in how much detail, and from where on."""
+
+    wanted: Wanted
+    detail: Detail = Detail.FULL
+    #: The text of the resume token after which it begins; else where in the oplog; None: now.
+    after: str | None = None
+    since: Timestamp | None = None
+
+    @property
+    def pipeline(self) -> list[Document]:
+        """The stages with which to open it."""
+        return self.wanted.pipeline(self.detail)
+
+    def options(self) -> dict[str, Any]:
+        """Return the other arguments with which to open it."""
+        options: dict[str, Any] = {"max_await_time_ms": _MAX_AWAIT_MS, "batch_size": _BATCH}
+        if self.detail is not Detail.FULL:
+            options["batch_size"] = 1
+        elif self.wanted.needs_document:
+            options["full_document"] = "updateLookup"
+        if self.after is not None:
+            options["start_after"] = {"_data": self.after}
+        elif self.since is not None:
+            options["start_at_operation_time"] = self.since
+        return options
 
 
 def _id() -> Document:

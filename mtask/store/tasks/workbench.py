@@ -1,4 +1,4 @@
-"""What only tests of users' apps do: see whether anything is due, and let time pass for what waits."""
+"""What only tests of users' apps do: see whether anything is due, let time pass for what waits, drop it all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
-from mtask.store.driver.operation import Operation, tasks
+from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import NEXT, RUNS
 
@@ -15,6 +15,7 @@ _OPEN = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSE
 _DUE = {NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.NOW]}}
 _UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
 _EXAMPLES = 20
+_DROP_TIMEOUT = timedelta(seconds=60)
 
 
 def is_idle() -> Operation[bool]:
@@ -62,6 +63,11 @@ def bring_nearer(by: timedelta) -> Operation[None]:
         RUNS: runs,
     }
     yield tasks("update_many", {**_OPEN, NEXT: {"$exists": True}}, [{"$set": change}])
+
+
+def drop() -> Operation[None]:
+    """Drop the database."""
+    yield command("dropDatabase", writeConcern={"w": "majority"}).within(_DROP_TIMEOUT)
 
 
 def _waits(run: str) -> x.Expression:

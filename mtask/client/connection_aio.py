@@ -1,0 +1,130 @@
+"""The connection of the asyncio client: whose it is, how operations run on it, and the setup that comes first.
+
+Written by hand, as `connection_sync.py`; the calls on top of them are in `aio.py`, and generated from it in `sync.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from mtask.errors import InvalidInput
+from mtask.settings import DEFAULT_DATABASE, read_settings
+from mtask.store import diagnosis
+from mtask.store.driver import connect
+from mtask.store.driver.operation import Operation, T
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.layout import setup
+
+if TYPE_CHECKING:
+    from mtask.store.driver.types import AsyncMongoClient
+
+
+class AsyncConnection:
+    """An AsyncMongoClient or a Motor client, given or made from a URI. See `AsyncClient`."""
+
+    _sleep = staticmethod(asyncio.sleep)
+
+    def __init__(
+        self,
+        source: str | AsyncMongoClient | Any = None,
+        *,
+        database: str | None = None,
+        check: bool = True,
+        timeout: timedelta | None = None,
+        server_timeout: timedelta | None = None,
+    ) -> None:
+        if source is None:
+            settings = read_settings()
+            source, database = settings.uri, database or settings.database
+        self._owns_client = isinstance(source, str)
+        store: AsyncStore | SyncStore
+        if isinstance(source, str):
+            named = connect.database_of(source, database, DEFAULT_DATABASE)
+            store = connect.async_store(source, named)
+        else:
+            store = connect.store_for(source, database, DEFAULT_DATABASE)
+            if isinstance(store, SyncStore) and not connect.is_motor(source):
+                raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
+        self._source: Any = source
+        self._store = store
+        if timeout is not None:
+            store.timeout = timeout
+        self._check = check
+        self._server_timeout = server_timeout
+        self._is_ready = False
+        self._setup = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, unless the client was the caller's."""
+        if self._owns_client and isinstance(self._store, AsyncStore):
+            await self._store.close()
+
+    @property
+    def tasks(self) -> Any:
+        """The collection itself: an AsyncCollection, or for a Motor client Motor's, with the same guarantees."""
+        if isinstance(self._store, AsyncStore):
+            return self._store.tasks
+        return connect.motor_collection(self._source, self._store.tasks)
+
+    @property
+    def database_name(self) -> str:
+        """The database."""
+        return self._store.database.name
+
+    async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
+        """Make the collections, validators and indexes; return the server's time.
+
+        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
+        users.
+        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
+        """
+        await self._reach()
+        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else plain)
+        self._is_ready = True
+        return now
+
+    async def _execute(self, operation: Operation[T], session: Any = None) -> T:
+        if isinstance(self._store, AsyncStore):
+            return await self._store.run(operation, session)
+        # Motor's own way: the driver's sync client, in threads.
+        return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
+
+    async def _reach(self) -> None:
+        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        if self._server_timeout is None:
+            return
+        usual, self._store.timeout = self._store.timeout, self._server_timeout
+        try:
+            await self._execute(diagnosis.greeting())
+        finally:
+            self._store.timeout = usual
+        self._server_timeout = None
+
+    async def _make_ready(self) -> None:
+        if self._is_ready:
+            return
+        async with self._setup:
+            if not self._is_ready:
+                if self._check:
+                    await self.init(repair=False)
+                else:
+                    await self._reach()
+                    self._is_ready = True
+
+    async def _run(self, operation: Operation[T], session: Any = None) -> T:
+        await self._make_ready()
+        return await self._execute(operation, session)
+
+    async def _compute(self, function: Callable[..., T], *args: Any) -> T:
+        """Call what takes long, and leave the loop to others meanwhile."""
+        return await asyncio.to_thread(function, *args)

@@ -1,0 +1,123 @@
+"""The connection of the sync client: whose it is, how operations run on it, and the setup that comes first.
+
+Written by hand, as `connection_aio.py`; the calls on top of them are in `aio.py`, and generated from it in `sync.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from mtask.errors import InvalidInput
+from mtask.settings import DEFAULT_DATABASE, read_settings
+from mtask.store import diagnosis
+from mtask.store.driver import connect
+from mtask.store.driver.operation import Operation, T
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+
+if TYPE_CHECKING:
+    from mtask.store.driver.types import SyncCollection, SyncMongoClient, SyncSession
+
+
+class SyncConnection:
+    """A MongoClient, given or made from a URI. See `Client`."""
+
+    _sleep = staticmethod(time.sleep)
+
+    def __init__(
+        self,
+        source: str | SyncMongoClient | None = None,
+        *,
+        database: str | None = None,
+        check: bool = True,
+        timeout: timedelta | None = None,
+        server_timeout: timedelta | None = None,
+    ) -> None:
+        if source is None:
+            settings = read_settings()
+            source, database = settings.uri, database or settings.database
+        self._owns_client = isinstance(source, str)
+        store = (
+            connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
+            if isinstance(source, str)
+            else connect.store_for(source, database, DEFAULT_DATABASE)
+        )
+        if not isinstance(store, SyncStore) or connect.is_motor(source):
+            raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
+        self._store = store
+        if timeout is not None:
+            store.timeout = timeout
+        self._check = check
+        self._server_timeout = server_timeout
+        self._is_ready = False
+        self._setup = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, unless the client was the caller's."""
+        if self._owns_client:
+            self._store.close()
+
+    @property
+    def tasks(self) -> SyncCollection:
+        """The collection itself."""
+        return self._store.tasks
+
+    @property
+    def database_name(self) -> str:
+        """The database."""
+        return self._store.database.name
+
+    def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
+        """Make the collections, validators and indexes; return the server's time.
+
+        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
+        users.
+        Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
+        """
+        self._reach()
+        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = self._execute(setup.ensure_with_roles(self.database_name) if roles else plain)
+        self._is_ready = True
+        return now
+
+    def _execute(self, operation: Operation[T]) -> T:
+        return self._store.run(operation)
+
+    def _reach(self) -> None:
+        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        if self._server_timeout is None:
+            return
+        usual, self._store.timeout = self._store.timeout, self._server_timeout
+        try:
+            self._execute(diagnosis.greeting())
+        finally:
+            self._store.timeout = usual
+        self._server_timeout = None
+
+    def _make_ready(self) -> None:
+        if self._is_ready:
+            return
+        with self._setup:
+            if not self._is_ready:
+                if self._check:
+                    self.init(repair=False)
+                else:
+                    self._reach()
+                    self._is_ready = True
+
+    def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
+        self._make_ready()
+        return self._store.run(operation, session)
+
+    def _compute(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)

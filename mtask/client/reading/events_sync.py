@@ -1,0 +1,112 @@
+# Generated from mtask/client/reading/events_aio.py: edit that one, then run `make generate`.
+"""The iterator over events for sync code: it goes on after failovers, and can be taken up again by a token."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from mtask.client.reading.reader import SyncReader, end_of
+from mtask.errors import DatabaseUnavailable, DocumentTooLarge
+from mtask.store.streams.cursors import SyncCursor
+from mtask.store.streams.events import TaskEvent
+
+logger = logging.getLogger("mtask.client")
+
+_PAUSE, _MAX_PAUSE = 0.1, 2.0
+
+
+class Events(SyncReader):
+    """What happens to tasks, as it happens: iterate over it in a `with` block, or `poll` and close it.
+
+    It goes on by itself after a failover, where it was. Raises EventsLost where the oplog no longer reaches back to
+    where it is to begin.
+    """
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def open(self) -> Self:
+        """Begin now: what happens from here on will be told."""
+        if self._cursor is None and not self._is_closed:
+            self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[TaskEvent]:
+        return self
+
+    def __next__(self) -> TaskEvent:
+        while not self._is_closed:
+            event = self.poll(None)
+            if event is not None:
+                return event
+        raise StopIteration
+
+    def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
+        """Return the next event, or None where none came in time (a timedelta or seconds; None waits without end)."""
+        end = end_of(timeout)
+        pause = _PAUSE
+        while not self._found and not self._is_closed:
+            try:
+                self._read_on(self._read)
+                pause = _PAUSE
+            except DatabaseUnavailable as error:
+                logger.warning("events broke off, and are taken up again: %s", error)
+                self._sleep(min(pause, max(0.0, end - time.monotonic())))
+                pause = min(2 * pause, _MAX_PAUSE)
+            if not self._found and time.monotonic() >= end:
+                return None
+        return self._next()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._is_closed = True
+        self._end_reading()
+        self._drop()
+
+    def _open(self) -> SyncCursor:
+        self._prepare()
+        while True:
+            try:
+                self._cursor = SyncCursor.open(self._store, self._following.opening)
+            except DocumentTooLarge as error:
+                self._following.ask_for_less(error)
+            else:
+                self._following.opened(self._cursor.token)
+                return self._cursor
+
+    def _read(self) -> None:
+        is_whole = False
+        try:
+            is_whole = self._read_one(self._cursor or self._open())
+        finally:
+            if not is_whole:  # where the cursor stands by now is not known: another one begins after what was taken
+                self._drop()
+
+    def _read_one(self, cursor: SyncCursor) -> bool:
+        """Read a change, if one comes; return whether the stream may stay as it is: else it is to be opened anew."""
+        try:
+            change = cursor.next()
+        except DocumentTooLarge as error:
+            self._following.ask_for_less(error)
+            return False
+        if change is not None and self._following.is_in_doubt(change):
+            change = cursor.with_document_then(change)
+        return self._take(change, cursor.token, is_alive=cursor.is_alive)
+
+    def _drop(self) -> None:
+        cursor, self._cursor = self._cursor, None
+        if cursor is not None:
+            try:
+                cursor.close()
+            except Exception as error:
+                logger.debug("cursor not closed: %s", error)

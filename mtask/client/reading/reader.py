@@ -1,0 +1,118 @@
+"""The part of the event iterators that is written by hand: what both keep, and how each of them reads and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+from mtask.client.reading.following import Following
+from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.streams.cursors import CLOSE_TIMEOUT, AsyncCursor, SyncCursor
+from mtask.store.streams.events import TaskEvent
+
+Document = dict[str, Any]
+
+
+class _Reader:
+    """What both kinds of iterator keep."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+        self._found: deque[TaskEvent] = deque()
+        self._returned = following.token
+        self._is_closed = False
+
+    @property
+    def token(self) -> str | None:
+        """Where to go on after the last event that was returned, and what was left out since."""
+        return self._returned if self._found else self._following.token
+
+    def _next(self) -> TaskEvent | None:
+        if not self._found:
+            return None
+        event = self._found.popleft()
+        self._returned = event.token
+        return event
+
+    def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:
+        """Take what was read; return whether the stream may stay as it is: else it is to be opened anew."""
+        if change is None:
+            is_as_before = self._following.passed(token)
+            return is_alive and is_as_before
+        if not self._found:
+            self._returned = self._following.token
+        found, is_as_before = self._following.take(change)
+        self._found.extend(found)
+        return is_as_before
+
+
+class SyncReader(_Reader):
+    """Reads in the caller's thread."""
+
+    _sleep = staticmethod(time.sleep)
+
+    def __init__(self, store: SyncStore, following: Following, prepare: Callable[[], None]) -> None:
+        super().__init__(following)
+        self._store = store
+        self._prepare = prepare
+        self._cursor: SyncCursor | None = None
+
+    def _read_on(self, read: Callable[[], None]) -> None:
+        read()
+
+    def _end_reading(self) -> None:
+        """Do nothing: whoever closes it reads no more."""
+
+
+class AsyncReader(_Reader):
+    """Reads in a task of its own, so that a call that is cancelled leaves what it sent for to the next one."""
+
+    _sleep = staticmethod(asyncio.sleep)
+
+    def __init__(
+        self, store: AsyncStore | SyncStore, following: Following, prepare: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(following)
+        self._store = store
+        self._prepare = prepare
+        self._cursor: AsyncCursor | None = None
+        #: What is being read, whoever waits for it.
+        self._reading: asyncio.Task[None] | None = None
+
+    async def _read_on(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait until something was read, or nothing came for a while; who is cancelled leaves it to the next."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(read())
+            self._reading.add_done_callback(_look_at)
+        reading = self._reading
+        await asyncio.wait((reading,))
+        if self._reading is reading:
+            self._reading = None
+        if not reading.cancelled():
+            reading.result()
+
+    async def _end_reading(self) -> None:
+        """End what is being read, whoever waits for it."""
+        reading = self._reading
+        if reading is not None and not reading.done():
+            if isinstance(self._store, SyncStore):  # a thread cannot be cancelled, and what it has sent for comes soon
+                await asyncio.wait((reading,), timeout=CLOSE_TIMEOUT.total_seconds())
+            reading.cancel()
+            await asyncio.wait((reading,))
+
+
+def _look_at(reading: asyncio.Task[None]) -> None:
+    """Look at what became of it, where nobody waits for it any more."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+def end_of(timeout: timedelta | float | None) -> float:
+    """Return when a wait that begins now is over, on the monotonic clock."""
+    if timeout is None:
+        return float("inf")
+    return time.monotonic() + (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)

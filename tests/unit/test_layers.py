@@ -1,0 +1,129 @@
+"""Only `mtask.store` and `mtask.local` call the driver: imports are the linter's, the calls are looked at here.
+
+A module may be handed a collection, a session or a cursor without an import. So each module's syntax is searched
+for the driver's own words: the names of its methods, and what is reached through a store or through `client.tasks`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from pymongo.asynchronous.change_stream import AsyncChangeStream
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+
+import mtask
+
+HOUSE = Path(mtask.__file__).parent
+_INSIDE = ("store", "local")
+_DRIVER = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncCursor, AsyncChangeStream, AsyncClientSession)
+#: Words of the driver that mean something else in this house as well.
+_COMMON = frozenset({
+    "HOST", "PORT", "address", "alive", "bind", "clear", "client", "clone", "close", "collection", "comment",
+    "database", "explain", "hint", "limit", "max", "min", "name", "next", "nodes", "options", "primary", "session",
+    "skip", "sort", "where",
+})  # fmt: skip
+_WORDS = frozenset(name for cls in _DRIVER for name in dir(cls) if not name.startswith("_")) - _COMMON
+#: What a store has of the driver's.
+_OF_A_STORE = frozenset({"client", "database", "tasks", "readable", "collections"})
+
+_OF_HANDLERS = "the worker begins and ends its handlers' transactions"
+#: What looks like the driver's and may stay, by module and expression.
+_ALLOWED = {
+    ("cli/worker.py", "cli.command"): "Typer's",
+    ("cli/options.py", "app.command"): "Typer's",
+    ("cli/tasks/find.py", "client.find"): "our own client's",
+    ("testing/bench.py", "self.client.find"): "our own client's",
+    ("demo/watch.py", "self._client.find"): "our own client's",
+    ("demo/play.py", "self._fleet.find"): "a worker process of the demo",
+    ("client/connection_aio.py", "self._store.database.name"): "a name, and no call",
+    ("client/connection_sync.py", "self._store.database.name"): "a name, and no call",
+    ("worker/running/transactions.py", "store.client.start_session"): _OF_HANDLERS,
+    ("worker/running/transactions.py", "session.end_session"): _OF_HANDLERS,
+    ("worker/running/transactions.py", "session.abort_transaction"): _OF_HANDLERS,
+    ("worker/running/transactions.py", "session.in_transaction"): _OF_HANDLERS,
+}
+
+
+def uses_of_the_driver(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and expression of whatever a module does with the driver's objects."""
+    tree = ast.parse(source)
+    imported = set(_imported(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            is_word = node.attr in _WORDS and not (isinstance(node.value, ast.Name) and node.value.id in imported)
+            if is_word or _is_driver_object(node.value):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and _is_driver_object(node.value):
+            yield node.lineno, ast.unparse(node)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of modules of the house and of functions from them: `queries.find` is no call of the driver."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _is_driver_object(node: ast.expr) -> bool:
+    """Whether it is `store.client`, `self._store.readable`, `client.tasks` or the like."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    holder = ast.unparse(node.value)
+    return (holder.endswith("store") and node.attr in _OF_A_STORE) or (
+        holder.endswith("client") and node.attr == "tasks"
+    )
+
+
+def _found() -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for path in sorted(HOUSE.rglob("*.py")):
+        place = path.relative_to(HOUSE)
+        if place.parts[0] not in _INSIDE:
+            for line, expression in uses_of_the_driver(path.read_text()):
+                found.setdefault((place.as_posix(), expression), []).append(line)
+    return found
+
+
+def test_only_store_and_local_call_the_driver() -> None:
+    found = _found()
+    wrong = [
+        f"mtask/{path}:{lines[0]}: {text}" for (path, text), lines in found.items() if (path, text) not in _ALLOWED
+    ]
+    remedy = "give it a named function in mtask/store, or say in _ALLOWED why it may stay"
+    assert not wrong, "\n".join([remedy, *wrong])
+    gone = [f"mtask/{path}: {text}" for path, text in _ALLOWED if (path, text) not in found]
+    assert not gone, "\n".join(["it is allowed, and not there any more: remove it from _ALLOWED", *gone])
+
+
+def test_uses_of_the_driver_are_seen_without_an_import_of_it() -> None:
+    source = """
+from mtask.store.tasks import queries
+
+def handed(client, store, session, cursor, names):
+    found = list(client.tasks.find({}))
+    names.find("a")
+    client.tasks["other"].x
+    watch = self._store.readable.watch
+    with store.client.start_session():
+        session.with_transaction(names)
+    cursor.try_next()
+    names.sort()
+    client.close()
+    return store.run(queries.find({}, 1)), survey.documents(client.tasks, "name"), self._client.tasks.anything
+"""
+    assert sorted(text for _, text in uses_of_the_driver(source)) == [
+        "client.tasks.find",
+        "client.tasks['other']",
+        "cursor.try_next",
+        "names.find",
+        "self._client.tasks.anything",
+        "self._store.readable.watch",
+        "session.with_transaction",
+        "store.client.start_session",
+    ]

@@ -1,0 +1,122 @@
+"""Write the sync client from the asyncio one: `make generate`.
+
+The files of SOURCES hold the calls with their docstrings, and nothing that sync code does otherwise than without
+`await`. What differs in earnest (threads, Motor, tasks of asyncio) stands in classes written by hand, one beside the
+other, under the same names.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What is generated from what.
+SOURCES = {
+    "mtask/client/aio.py": "mtask/client/sync.py",
+    "mtask/client/reading/events_aio.py": "mtask/client/reading/events_sync.py",
+}
+#: Names in code, and words in docstrings and comments.
+NAMES = {
+    "AsyncClient": "Client",
+    "AsyncConnection": "SyncConnection",
+    "AsyncCursor": "SyncCursor",
+    "AsyncEvents": "Events",
+    "AsyncIterator": "Iterator",
+    "AsyncReader": "SyncReader",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "connection_aio": "connection_sync",
+    "events_aio": "events_sync",
+}
+#: What is said otherwise, by file, each found at least once. The text is that after the names were replaced.
+PHRASES = {
+    "mtask/client/aio.py": (
+        (
+            "The client for asyncio. The sync one is generated from it: after a change run `make generate`.",
+            "The client for sync code.",
+        ),
+        ("cancel and retry tasks, from asyncio.", "cancel and retry tasks, from sync code."),
+        (
+            "a `pymongo.AsyncMongoClient`, or a Motor client.",
+            "a `pymongo.MongoClient`. This client is safe to share between threads.",
+        ),
+        (
+            "`session`: inside that transaction\n        (an AsyncClientSession, or Motor's).",
+            "`session`: inside that transaction.",
+        ),
+        ("in an `async with` block", "in a `with` block"),
+        # The sync iterator begins at once, not with its block.
+        (
+            "return Events(self._store, asked, self._make_ready)",
+            "return Events(self._store, asked, self._make_ready).open()",
+        ),
+        # Motor's sessions are no type of the driver's.
+        ("session: Any = None", "session: SyncSession | None = None"),
+        (
+            "from mtask.store import diagnosis\n",
+            "from mtask.store import diagnosis\nfrom mtask.store.driver.types import SyncSession\n",
+        ),
+    ),
+    "mtask/client/reading/events_aio.py": (
+        ("for asyncio: it goes on", "for sync code: it goes on"),
+        ("in an `async with` block", "in a `with` block"),
+        (
+            "\n    A call that is cancelled loses nothing: what it sent for is read all the same,"
+            " and told to the next call.",
+            "",
+        ),
+    ),
+}
+_WORDS = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
+_LEFT = re.compile(r"async|await|aio\b|motor", re.IGNORECASE)
+
+
+class CannotGenerate(Exception):
+    """There is no rule for what stands in the source."""
+
+
+def generated(source: str, text: str) -> str:
+    """Return the sync file for the asyncio one of this path and text; raise CannotGenerate."""
+    made = _WORDS.sub(lambda found: NAMES[found.group()], _without_keywords(text))
+    for former, present in PHRASES[source]:
+        if former not in made:
+            raise CannotGenerate(f"{source}: PHRASES names what is not there: {former!r}")
+        made = made.replace(former, present)
+    for number, line in enumerate(made.splitlines(), start=1):
+        if _LEFT.search(line):
+            raise CannotGenerate(f"{source}: no rule for line {number} of what is generated: {line.strip()}")
+    return f"# Generated from {source}: edit that one, then run `make generate`.\n{made}"
+
+
+def _without_keywords(text: str) -> str:
+    """Leave `async` and `await` out of the code; strings and comments stay."""
+    lines = text.splitlines(keepends=True)
+    for row, begin, end in reversed(list(_keywords(text))):
+        line = lines[row]
+        lines[row] = line[:begin] + line[end:].lstrip(" ")
+    return "".join(lines)
+
+
+def _keywords(text: str) -> Iterator[tuple[int, int, int]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and token.string in ("async", "await"):
+            yield token.start[0] - 1, token.start[1], token.end[1]
+
+
+def main() -> None:
+    """Write every file that is generated."""
+    for source, target in SOURCES.items():
+        (ROOT / target).write_text(generated(source, (ROOT / source).read_text()))
+        sys.stdout.write(f"generated {target} from {source}\n")
+
+
+if __name__ == "__main__":
+    main()
