@@ -15,11 +15,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import backlog, drain, idle, latency, payload, publish, purge, report, scale
-from benchmarks.figures import Result
+from benchmarks.cases import backlog, drain, idle, latency, payload, publish, purge, scale
+from benchmarks.measuring.server import Place, open_place
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
-from benchmarks.place import Place, open_place
-from benchmarks.table import table
+from benchmarks.report import files
+from benchmarks.report.figures import Result
+from benchmarks.report.table import table
 from mtask.cli import failures
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
@@ -271,14 +272,14 @@ def _all(
 
 def _run(wanted: Mapping[str, Options], shared: Shared) -> None:
     """Measure these benchmarks, print a table of each, and write the report."""
-    folder = report.make_folder(shared.folder)
+    folder = files.make_folder(shared.folder)
     if shared.uri is not None and not shared.uri.strip():
         raise InvalidInput("--uri is empty: give a MongoDB URI, or leave it out for an embedded mongod.", field="uri")
     out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
     results, paths = [], []
     # On one console with the tables where that is a terminal: they share its last line.
     with _progress(out if out.is_terminal else err) as say, open_place(shared.uri, shared.cache_mb, say) as place:
-        around = report.environment(place.server_version)
+        around = files.environment(place.server_version)
         # What was imported stays: the collector need not look through it while something is measured.
         gc.collect()
         gc.freeze()
@@ -287,9 +288,9 @@ def _run(wanted: Mapping[str, Options], shared: Shared) -> None:
             results.append(result)
             out.print(table(result, out.width))
             out.print()
-            paths += report.write(result, around, folder)  # not lost if a later one fails
+            paths += files.write(result, around, folder)  # not lost if a later one fails
     if len(results) > 1:
-        paths += report.write_together(results, around, folder)
+        paths += files.write_together(results, around, folder)
     out.print(f"written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 
 import mtask
-from benchmarks.figures import Result
+from benchmarks.report.figures import Result
 from mtask.errors import InvalidInput
 
 ALL = "all"
@@ -47,7 +47,7 @@ def document(result: Result, around: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(result: Result, around: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write one result; return the files."""
-    from benchmarks import plots  # matplotlib takes its time, and only this needs it
+    from benchmarks.report import plots  # matplotlib takes its time, and only this needs it
 
     return [
         _write_json(document(result, around), folder / f"{result.benchmark}.json"),
@@ -57,7 +57,7 @@ def write(result: Result, around: Mapping[str, Any], folder: Path) -> list[Path]
 
 def write_together(results: Sequence[Result], around: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write what several benchmarks have found in one; return the files."""
-    from benchmarks import plots
+    from benchmarks.report import plots
 
     together = {"environment": dict(around), "benchmarks": [result.document() for result in results]}
     return [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks import raw
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import drain_raw, drain_with, lay_in
-from benchmarks.figures import RAW, Result, Target, compared, turns
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import drain_raw, drain_with, lay_in
+from benchmarks.measuring.server import Place
 from benchmarks.options import Options
-from benchmarks.place import Place
+from benchmarks.report.figures import RAW, Result, Target, compared, turns
 
 TASKS = 20_000
 ASYNC, PLAIN = "async handler", "plain handler"

@@ -9,11 +9,11 @@ from typing import Any
 
 from pymongo import AsyncMongoClient, MongoClient
 
-from benchmarks import raw
-from benchmarks.counters import Cost, cost_figures, cpu_parts, total
-from benchmarks.figures import MTASK, RAW, Figure, Result, Target, turns
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts, total
+from benchmarks.measuring.server import GUARANTEES, Ground, Place
 from benchmarks.options import Options
-from benchmarks.place import GUARANTEES, Ground, Place
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, turns
 from mtask import AsyncClient, Client, TaskSpec
 
 Document = dict[str, Any]

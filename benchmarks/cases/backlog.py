@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from benchmarks import raw
-from benchmarks.arrivals import NAME, Arrivals, through_chain, through_workers
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import drain_raw, drain_with, lay_in
-from benchmarks.figures import Result, Target, compared, turns
-from benchmarks.fleet import Fleet
-from benchmarks.latency import latency_figures
+from benchmarks.cases.latency import latency_figures
+from benchmarks.measuring import raw
+from benchmarks.measuring.arrivals import NAME, Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import drain_raw, drain_with, lay_in
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Ground, Place
 from benchmarks.options import Options
-from benchmarks.place import Ground, Place
+from benchmarks.report.figures import Result, Target, compared, turns
 
 Document = dict[str, Any]
 TASKS = 20_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.arrivals import Arrivals, through_chain, through_workers
-from benchmarks.counters import cost_figures, cpu_parts
-from benchmarks.figures import MTASK, RAW, Figure, Result, Target, compared, turns
-from benchmarks.fleet import Fleet
+from benchmarks.measuring.arrivals import Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import cost_figures, cpu_parts
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Place
 from benchmarks.options import Options
-from benchmarks.place import Place
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, compared, turns
 
 TASKS = 500
 RATE = 50.0

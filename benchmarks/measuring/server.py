@@ -20,7 +20,7 @@ from pymongo.synchronous.database import Database
 from pymongo.write_concern import WriteConcern
 
 import mtask
-from benchmarks.counters import Cost, Counters, cpu_of
+from benchmarks.measuring.counters import Cost, Counters, cpu_of
 from mtask import local
 from mtask.errors import MtaskError
 from mtask.settings import read_settings

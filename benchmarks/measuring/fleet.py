@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
-from benchmarks.place import Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.measuring.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
+from benchmarks.measuring.server import Ground, NotMeasured, Place, wait_quiet, wait_until
 from mtask.settings import Settings
 
-ROOT = Path(__file__).parents[1]
-APP = "benchmarks.app:app"
+ROOT = Path(__file__).parents[2]
+APP = "benchmarks.measuring.app:app"
 DEFAULT_CONCURRENCY: int = Settings.model_fields["concurrency"].default
 _START_PATIENCE = 120.0
 _STOP_PATIENCE = 20.0

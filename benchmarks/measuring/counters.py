@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.figures import Figure, Target, compared
+from benchmarks.report.figures import Figure, Target, compared
 
 _PATHS = {
     "requests": "network.numRequests",

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.figures import Figure, Result, Spread
+from benchmarks.report.figures import Figure, Result, Spread
 
 _ABSENT = "-"
 _FAINT = "bright_black"

@@ -1,6 +1,6 @@
 """The raw ceiling of latency, as a process of its own: change stream event -> find_one_and_update -> note the instant.
 
-`python -m benchmarks.chain URI DATABASE`: the other end of a bare insert. It runs until it is ended.
+`python -m benchmarks.measuring.chain URI DATABASE`: the other end of a bare insert. It runs until it is ended.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from uuid import uuid4
 
 from pymongo import AsyncMongoClient, ReturnDocument
 
-from benchmarks.app import FOLDER_VARIABLE, Starts
-from benchmarks.place import GUARANTEES
-from benchmarks.raw import AsyncTasks, claim_guard, claim_pipeline
+from benchmarks.measuring.app import FOLDER_VARIABLE, Starts
+from benchmarks.measuring.raw import AsyncTasks, claim_guard, claim_pipeline
+from benchmarks.measuring.server import GUARANTEES
 
 Document = dict[str, Any]
 READY = "ready"

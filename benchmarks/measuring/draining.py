@@ -13,10 +13,10 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from benchmarks import raw
-from benchmarks.counters import Cost
-from benchmarks.fleet import Claims, Fleet
-from benchmarks.place import GUARANTEES, LOOK_INTERVAL, Ground, Meter, NotMeasured, Place
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost
+from benchmarks.measuring.fleet import Claims, Fleet
+from benchmarks.measuring.server import GUARANTEES, LOOK_INTERVAL, Ground, Meter, NotMeasured, Place
 from mtask.model.rules import HORIZON
 
 Document = dict[str, Any]

@@ -9,13 +9,13 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from benchmarks.backlog import fill
-from benchmarks.counters import Cost, cpu_parts
-from benchmarks.draining import drain_raw, drain_with, lay_in
-from benchmarks.figures import Result, Target, compared, figure, turns
-from benchmarks.fleet import Process
+from benchmarks.cases.backlog import fill
+from benchmarks.measuring.counters import Cost, cpu_parts
+from benchmarks.measuring.draining import drain_raw, drain_with, lay_in
+from benchmarks.measuring.fleet import Process
+from benchmarks.measuring.server import Ground, Place, wait_until
 from benchmarks.options import Options
-from benchmarks.place import Ground, Place, wait_until
+from benchmarks.report.figures import Result, Target, compared, figure, turns
 
 TASKS = 20_000
 ALONE, BESIDE = "alone", "beside a purge"

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.figures import Figure, Result, Spread, Target, quantile
-from benchmarks.style import FAINT, STYLE
-from benchmarks.table import shown
+from benchmarks.report.figures import Figure, Result, Spread, Target, quantile
+from benchmarks.report.style import FAINT, STYLE
+from benchmarks.report.table import shown
 
 _RUN, _GOAL = "#2f6fde", "#d1242f"
 _SIDES = ("#8b949e", "#2f6fde", "#2da44e", "#bc6c00", "#8250df", "#1b7c83", "#bf3989", "#57606a")

@@ -15,13 +15,13 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from benchmarks import raw
-from benchmarks.app import starts_in
-from benchmarks.chain import READY
-from benchmarks.counters import Cost
-from benchmarks.figures import quantile
-from benchmarks.fleet import Fleet, Process
-from benchmarks.place import GUARANTEES, Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.measuring import raw
+from benchmarks.measuring.app import starts_in
+from benchmarks.measuring.chain import READY
+from benchmarks.measuring.counters import Cost
+from benchmarks.measuring.fleet import Fleet, Process
+from benchmarks.measuring.server import GUARANTEES, Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.report.figures import quantile
 from mtask import AsyncClient
 
 Document = dict[str, Any]
@@ -58,7 +58,7 @@ class Chain:
 
     def __init__(self, place: Place, ground: Ground) -> None:
         self.folder = Path(tempfile.mkdtemp(dir=place.folder))
-        self._process = Process("chain", self.folder, "benchmarks.chain", ground.uri, ground.name)
+        self._process = Process("chain", self.folder, "benchmarks.measuring.chain", ground.uri, ground.name)
 
     @contextmanager
     def ready(self) -> Iterator[Chain]:

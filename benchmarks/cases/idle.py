@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from benchmarks.arrivals import Arrivals, through_chain, through_workers
-from benchmarks.counters import cpu_of
-from benchmarks.figures import MTASK, RAW, Result, Target, figure, turns
-from benchmarks.fleet import Fleet
-from benchmarks.latency import latency_figures, samples
+from benchmarks.cases.latency import latency_figures, samples
+from benchmarks.measuring.arrivals import Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import cpu_of
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Place, wait_quiet
 from benchmarks.options import Options
-from benchmarks.place import Place, wait_quiet
+from benchmarks.report.figures import MTASK, RAW, Result, Target, figure, turns
 from mtask.store.streams.traffic import SOME_LASTS
 
 TASKS = 40

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
-from benchmarks import raw
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import drain_raw, drain_with, lay_in
-from benchmarks.figures import MTASK, RAW, Figure, Result, Target, compared, figure, turns
-from benchmarks.fleet import Fleet
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import drain_raw, drain_with, lay_in
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Ground, NotMeasured, Place, wait_quiet, wait_until
 from benchmarks.options import Options
-from benchmarks.place import Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, compared, figure, turns
 
 Document = dict[str, Any]
 TASKS = 10_000

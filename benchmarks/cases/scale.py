@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import Drained, drain_raw, drain_together, lay_in
-from benchmarks.figures import RAW, Figure, Result, Target, figure, turns
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import Drained, drain_raw, drain_together, lay_in
+from benchmarks.measuring.server import Place
 from benchmarks.options import Options
-from benchmarks.place import Place
+from benchmarks.report.figures import RAW, Figure, Result, Target, figure, turns
 
 TASKS = 20_000
 WORKERS = (1, 2, 4)
