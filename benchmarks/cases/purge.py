@@ -1,4 +1,4 @@
-"""purge: what a purge of many finished tasks does to the claims of a worker beside it."""
+"""purge: the claims of a worker during a purge of many finished tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.cases.backlog import fill
 from benchmarks.measuring.counters import Cost, cpu_parts
-from benchmarks.measuring.draining import drain_raw, drain_with, lay_in
+from benchmarks.measuring.draining import drain_raw, drain_with, insert_backlog
 from benchmarks.measuring.fleet import Process
-from benchmarks.measuring.server import Ground, Place, wait_until
+from benchmarks.measuring.server import Scratch, Server, wait_until
 from benchmarks.options import Options
 from benchmarks.report.figures import Result, Target, compared, figure, turns
 
@@ -22,29 +22,29 @@ ALONE, BESIDE = "alone", "beside a purge"
 RAW_ALONE, RAW_BESIDE = "raw, alone", "raw, beside a purge"
 #: The tasks that are purged have another name than those that are drained.
 _OLD = "old"
-#: Claims are no more than a fifth slower.
+#: At most a fifth slower.
 _RATE = Target.at_least(0.8)
 _PATIENCE = 60.0
 
 
-def measure(place: Place, options: Options) -> Result:
-    """Drain a backlog among finished tasks, by a worker and by the raw loop, while they lie still and while they go."""
+def measure(server: Server, options: Options) -> Result:
+    """Drain a backlog by a worker and by the raw loop, with and without a purge of the finished tasks around it."""
     count = options.tasks_or(TASKS)
     costs: dict[str, list[Cost]] = {side: [] for side in (RAW_ALONE, RAW_BESIDE, ALONE, BESIDE)}
     removed: list[float] = []
     for run in range(options.runs):
         for side in turns(list(costs), run):
-            place.say(f"purge: run {run + 1} of {options.runs}, {side}")
-            with place.fresh() as ground:
-                fill(ground, options.purged, 0, _OLD)
-                backlog = lay_in(ground, "noop", count)
-                beside = partial(_purging, place, ground) if side in (BESIDE, RAW_BESIDE) else nullcontext
+            server.say(f"purge: run {run + 1} of {options.runs}, {side}")
+            with server.scratch() as scratch:
+                fill(scratch, options.purged, 0, _OLD)
+                backlog = insert_backlog(scratch, "noop", count)
+                beside = partial(_purging, server, scratch) if side in (BESIDE, RAW_BESIDE) else nullcontext
                 if side in (RAW_ALONE, RAW_BESIDE):
-                    costs[side].append(drain_raw(place, ground, backlog, beside=beside))
+                    costs[side].append(drain_raw(server, scratch, backlog, beside=beside))
                 else:
-                    costs[side].append(drain_with(place, ground, backlog, beside).cost)
+                    costs[side].append(drain_with(server, scratch, backlog, beside).cost)
                 if side == BESIDE:
-                    removed.append(100 * (1 - _left(ground) / options.purged))
+                    removed.append(100 * (1 - _left(scratch) / options.purged))
     rates = {side: [cost.rate for cost in found] for side, found in costs.items()}
     return Result(
         "purge",
@@ -56,24 +56,27 @@ def measure(place: Place, options: Options) -> Result:
         ],
         {"tasks": count, "purged": options.purged, "runs": options.runs},
         cpu={side: cpu_parts(found) for side, found in costs.items()},
-        notes=["The server's CPU beside a purge is that of both.", "What raw loses is what the deletes cost."],
+        notes=[
+            "The server's CPU beside a purge includes the deletes.",
+            "The loss of the raw drain is the cost of the deletes.",
+        ],
     )
 
 
 @contextmanager
-def _purging(place: Place, ground: Ground) -> Iterator[None]:
-    """Have `mtask purge` at work in a process of its own, from its first batch on; it is ended with the block."""
-    whole = _left(ground)
-    folder = Path(tempfile.mkdtemp(dir=place.folder))
-    where = ["--uri", ground.uri, "--database", ground.name]
+def _purging(server: Server, scratch: Scratch) -> Iterator[None]:
+    """Run `mtask purge` in a process of its own: the block starts after its first batch and ends it."""
+    whole = _left(scratch)
+    folder = Path(tempfile.mkdtemp(dir=server.folder))
+    where = ["--uri", scratch.uri, "--database", scratch.name]
     purge = Process("purge", folder, "mtask.cli.main", *where, "purge", "--name", _OLD, "--yes")
     try:
-        wait_until(lambda: _left(ground) < whole, _PATIENCE, "the purge's first batch", interval=0.05)
+        wait_until(lambda: _left(scratch) < whole, _PATIENCE, "the purge's first batch", interval=0.05)
         yield
     finally:
         purge.send(signal.SIGTERM)
         purge.end()
 
 
-def _left(ground: Ground) -> int:
-    return ground.tasks.count_documents({"_id": {"$gte": f"{_OLD}:", "$lt": f"{_OLD};"}})
+def _left(scratch: Scratch) -> int:
+    return scratch.tasks.count_documents({"_id": {"$gte": f"{_OLD}:", "$lt": f"{_OLD};"}})

@@ -1,6 +1,6 @@
-"""The raw ceiling of latency, as a process of its own: change stream event -> find_one_and_update -> note the instant.
+"""The raw ceiling of latency, as a process of its own: change stream event -> find_one_and_update -> note the time.
 
-`python -m benchmarks.measuring.chain URI DATABASE`: the other end of a bare insert. It runs until it is ended.
+`python -m benchmarks.measuring.chain URI DATABASE`: it takes the tasks that bare inserts create, until a signal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY = "ready"
 
 
 async def follow(uri: str, database: str, folder: Path) -> None:
-    """Claim every task that is inserted, and note when that is done."""
+    """Claim every task that is inserted, and note the time of the claim."""
     starts = Starts(folder)
     under_way: set[asyncio.Task[None]] = set()
     async with AsyncMongoClient[Document](uri, tz_aware=True) as client:
