@@ -1,5 +1,9 @@
-"""What mtask costs above the database work itself: `python -m benchmarks --help`.
+"""The cost of mtask above the database work itself: `python -m benchmarks --help`.
 
-Each benchmark measures a raw ceiling, the same database work done by bare PyMongo calls, in turn with mtask and in
-the same run, and reports mtask against it. It reports; it never passes or fails by the clock.
+Each benchmark runs mtask and a raw ceiling in turn, and reports the ratio. The raw ceiling is the same database work
+done by bare PyMongo calls. A benchmark never passes or fails by the clock.
+
+- `cases/`: the benchmarks, one module each.
+- `measuring/`: the server, the workers and the raw loops; time, counters and costs.
+- `report/`: figures, tables, pictures and JSON.
 """

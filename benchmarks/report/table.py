@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.figures import Figure, Result, Spread
+from benchmarks.report.figures import Figure, Result, Spread
 
 _ABSENT = "-"
 _FAINT = "bright_black"
-#: Narrower than this, the spread of the values themselves is left to the JSON; that of the ratios stays.
+#: Columns of text. A narrower table leaves out the spread of the values (the JSON has it), not that of the ratios.
 _WIDE = 150
 
 
@@ -39,12 +39,12 @@ _COLUMNS = (
 
 
 def table(result: Result, width: int) -> RenderableType:
-    """Return the result's figures, each with what it is read against, for so many columns of text."""
+    """Return a table of the result's figures with their comparisons and targets; `width` is in columns of text."""
     is_wide = width >= _WIDE
     made = Table(title=Text(f"{result.benchmark}: {result.about}"), title_justify="left", title_style="bold", box=None)
-    for place, column in enumerate(_COLUMNS):
+    for index, column in enumerate(_COLUMNS):
         if is_wide or not column.is_for_wide:
-            made.add_column(column.title, justify="right" if place else "left", style=column.style, no_wrap=place > 0)
+            made.add_column(column.title, justify="right" if index else "left", style=column.style, no_wrap=index > 0)
     for figure in result.figures:
         shown_cells = [
             Text(cell)
@@ -91,7 +91,7 @@ def _quartiles(spread: Spread) -> str:
 
 
 def shown(value: float) -> str:
-    """Return a number with three digits that count, or more where it is large."""
+    """Return a number with three significant digits; a large number keeps all digits before the point."""
     if math.isnan(value):
         return _ABSENT
     if value == 0:

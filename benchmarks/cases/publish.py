@@ -9,20 +9,20 @@ from typing import Any
 
 from pymongo import AsyncMongoClient, MongoClient
 
-from benchmarks import raw
-from benchmarks.counters import Cost, cost_figures, cpu_parts, total
-from benchmarks.figures import MTASK, RAW, Figure, Result, Target, turns
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts, total
+from benchmarks.measuring.server import GUARANTEES, Scratch, Server
 from benchmarks.options import Options
-from benchmarks.place import GUARANTEES, Ground, Place
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, turns
 from mtask import AsyncClient, Client, TaskSpec
 
 Document = dict[str, Any]
-#: Publishes so many tasks under keys that begin with the label.
+#: Prepares a number of tasks whose keys begin with the label; the function that it returns publishes them.
 Act = Callable[[str, int], Callable[[], None]]
 
 TASKS = 20_000
 MANY = 1_000
-SINGLE_SHARE = 20  #: of so many tasks in bulk, one single
+SINGLE_SHARE = 20  #: tasks published in bulk for each single one
 SINGLES_AT_ONCE = 50
 AT_ONCE = 16
 NAME = "noop"
@@ -30,8 +30,8 @@ _PARAMS = {"to": "someone@example.com", "subject": "hello", "order": 4711}
 _BULK, _SINGLE = Target.at_least(0.7), Target.at_least(0.85)
 
 
-def measure(place: Place, options: Options) -> Result:
-    """Publish and insert in turns of some hundred ms, on one collection."""
+def measure(server: Server, options: Options) -> Result:
+    """Publish and insert into one collection, in turns of a few hundred ms."""
     count = options.tasks_or(TASKS)
     singles = max(1, count // SINGLE_SHARE)
     figures: list[Figure] = []
@@ -45,9 +45,9 @@ def measure(place: Place, options: Options) -> Result:
     for name, target, tasks, part, sides in kinds:
         costs: dict[str, list[Cost]] = {RAW: [], MTASK: []}
         for run in range(options.runs):
-            place.say(f"publish: run {run + 1} of {options.runs}, {name}")
-            with place.fresh() as ground, sides(ground) as acts:
-                for side, cost in _in_parts(place, acts, tasks, part).items():
+            server.say(f"publish: run {run + 1} of {options.runs}, {name}")
+            with server.scratch() as scratch, sides(scratch) as acts:
+                for side, cost in _in_parts(server, acts, tasks, part).items():
                     costs[side].append(cost)
         figures += cost_figures(name, costs[MTASK], costs[RAW], target)
         cpu |= {f"{side}: {name}": cpu_parts(found) for side, found in costs.items()}
@@ -61,8 +61,8 @@ def measure(place: Place, options: Options) -> Result:
     )
 
 
-def _in_parts(place: Place, acts: dict[str, Act], tasks: int, part: int) -> dict[str, Cost]:
-    """Do both sides in small parts in turn; return what all parts of each cost together."""
+def _in_parts(server: Server, acts: dict[str, Act], tasks: int, part: int) -> dict[str, Cost]:
+    """Run both sides in small parts, in turn; return the total cost of each side."""
     costs: dict[str, list[Cost]] = {side: [] for side in acts}
     for side, act in acts.items():
         act(f"warm-{side}", min(part, tasks))()
@@ -71,7 +71,7 @@ def _in_parts(place: Place, acts: dict[str, Act], tasks: int, part: int) -> dict
         size = min(part, tasks - done)
         for side in turns(list(acts), done // part):
             call = acts[side](f"{side}-{done}", size)
-            with place.metered() as meter:
+            with server.metered() as meter:
                 call()
             costs[side].append(meter.cost(size))
         done += size
@@ -82,17 +82,20 @@ def _keys(label: str, count: int) -> list[str]:
     return [f"{label}/{number}" for number in range(count)]
 
 
-def _documents(ground: Ground, label: str, count: int) -> list[Document]:
-    return [raw.document(NAME, key, ground.now, dict(_PARAMS)) for key in _keys(label, count)]
+def _documents(scratch: Scratch, label: str, count: int) -> list[Document]:
+    return [raw.document(NAME, key, scratch.now, dict(_PARAMS)) for key in _keys(label, count)]
 
 
 @contextmanager
-def _many(ground: Ground) -> Iterator[dict[str, Act]]:
-    with Client(ground.uri, database=ground.name) as client, MongoClient[Document](ground.uri, tz_aware=True) as bare:
-        tasks = bare[ground.name].get_collection("tasks", **GUARANTEES)
+def _many(scratch: Scratch) -> Iterator[dict[str, Act]]:
+    with (
+        Client(scratch.uri, database=scratch.name) as client,
+        MongoClient[Document](scratch.uri, tz_aware=True) as bare,
+    ):
+        tasks = bare[scratch.name].get_collection("tasks", **GUARANTEES)
 
         def insert(label: str, count: int) -> Callable[[], None]:
-            documents = _documents(ground, label, count)
+            documents = _documents(scratch, label, count)
             return lambda: _ignore(tasks.insert_many(documents, ordered=False))
 
         def publish(label: str, count: int) -> Callable[[], None]:
@@ -103,12 +106,15 @@ def _many(ground: Ground) -> Iterator[dict[str, Act]]:
 
 
 @contextmanager
-def _single(ground: Ground) -> Iterator[dict[str, Act]]:
-    with Client(ground.uri, database=ground.name) as client, MongoClient[Document](ground.uri, tz_aware=True) as bare:
-        tasks = bare[ground.name].get_collection("tasks", **GUARANTEES)
+def _single(scratch: Scratch) -> Iterator[dict[str, Act]]:
+    with (
+        Client(scratch.uri, database=scratch.name) as client,
+        MongoClient[Document](scratch.uri, tz_aware=True) as bare,
+    ):
+        tasks = bare[scratch.name].get_collection("tasks", **GUARANTEES)
 
         def insert(label: str, count: int) -> Callable[[], None]:
-            documents = _documents(ground, label, count)
+            documents = _documents(scratch, label, count)
 
             def call() -> None:
                 for made in documents:
@@ -129,31 +135,31 @@ def _single(ground: Ground) -> Iterator[dict[str, Act]]:
 
 
 @contextmanager
-def _single_async(ground: Ground) -> Iterator[dict[str, Act]]:
-    with _async_sides(ground, 1) as acts:
+def _single_async(scratch: Scratch) -> Iterator[dict[str, Act]]:
+    with _async_sides(scratch, 1) as acts:
         yield acts
 
 
 @contextmanager
-def _concurrent_async(ground: Ground) -> Iterator[dict[str, Act]]:
-    with _async_sides(ground, AT_ONCE) as acts:
+def _concurrent_async(scratch: Scratch) -> Iterator[dict[str, Act]]:
+    with _async_sides(scratch, AT_ONCE) as acts:
         yield acts
 
 
 @contextmanager
-def _async_sides(ground: Ground, at_once: int) -> Iterator[dict[str, Act]]:
-    """Make both sides on one event loop, so many calls under way at once."""
+def _async_sides(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
+    """Give both sides on one event loop, each with `at_once` concurrent calls."""
     with asyncio.Runner() as runner:
 
         async def connect() -> tuple[AsyncClient, AsyncMongoClient[Document]]:
-            client = AsyncClient(ground.uri, database=ground.name)
-            return client, AsyncMongoClient[Document](ground.uri, tz_aware=True)
+            client = AsyncClient(scratch.uri, database=scratch.name)
+            return client, AsyncMongoClient[Document](scratch.uri, tz_aware=True)
 
         client, bare = runner.run(connect())
-        tasks = bare[ground.name].get_collection("tasks", **GUARANTEES)
+        tasks = bare[scratch.name].get_collection("tasks", **GUARANTEES)
 
         def insert(label: str, count: int) -> Callable[[], None]:
-            documents = iter(_documents(ground, label, count))
+            documents = iter(_documents(scratch, label, count))
 
             async def lane() -> None:
                 for made in documents:
@@ -184,4 +190,4 @@ async def _lanes(lane: Callable[[], Coroutine[Any, Any, None]], at_once: int) ->
 
 
 def _ignore(_: object) -> None:
-    """Let a result go."""
+    """Discard a result."""

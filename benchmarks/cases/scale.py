@@ -1,19 +1,19 @@
-"""scale: one, two and four worker processes on one backlog: what they take from each other, and what it costs."""
+"""scale: one, two and four worker processes on one backlog: throughput, claims lost to each other, and costs."""
 
 from __future__ import annotations
 
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import Drained, drain_raw, drain_together, lay_in
-from benchmarks.figures import RAW, Figure, Result, Target, figure, turns
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import Drained, drain_raw, drain_together, insert_backlog
+from benchmarks.measuring.server import Server
 from benchmarks.options import Options
-from benchmarks.place import Place
+from benchmarks.report.figures import RAW, Figure, Result, Target, figure, turns
 
 TASKS = 20_000
 WORKERS = (1, 2, 4)
 _MOST_LOST = Target.at_most(5.0, "value", "%")
 
 
-def measure(place: Place, options: Options) -> Result:
+def measure(server: Server, options: Options) -> Result:
     """Drain equal backlogs by the raw loop in one process, and by one, two and four workers, in turn."""
     count = options.tasks_or(TASKS)
     sizes = [n for n in WORKERS if options.workers is None or n <= options.workers]
@@ -21,12 +21,12 @@ def measure(place: Place, options: Options) -> Result:
     drained: dict[int, list[Drained]] = {workers: [] for workers in sizes}
     for run in range(options.runs):
         for workers in turns([0, *sizes], run):
-            place.say(f"scale: run {run + 1} of {options.runs}, {_named(workers)}")
-            with place.fresh() as ground:
+            server.say(f"scale: run {run + 1} of {options.runs}, {_named(workers)}")
+            with server.scratch() as scratch:
                 if workers == 0:
-                    raw.append(drain_raw(place, ground, lay_in(ground, "noop", count)))
+                    raw.append(drain_raw(server, scratch, insert_backlog(scratch, "noop", count)))
                 else:
-                    drained[workers].append(drain_together(place, ground, "noop", count, workers))
+                    drained[workers].append(drain_together(server, scratch, "noop", count, workers))
     figures = [f for workers, found in drained.items() for f in _figures(workers, found, raw)]
     by_size = {_named(workers): [d.cost for d in found] for workers, found in drained.items()}
     return Result(
@@ -35,7 +35,7 @@ def measure(place: Place, options: Options) -> Result:
         figures,
         {"tasks": count, "workers": sizes, "runs": options.runs},
         cpu={side: cpu_parts(costs) for side, costs in {RAW: raw, **by_size}.items()},
-        notes=["Raw is the loop of `drain` in one process, which shares the backlog with nobody."],
+        notes=["Raw is the loop of `drain` in one process, which has the backlog to itself."],
     )
 
 

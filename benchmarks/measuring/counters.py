@@ -1,4 +1,4 @@
-"""What work costs: round trips, bytes and CPU, as differences of the server's and the processes' counters."""
+"""The cost of work: round trips, bytes and CPU, as differences of the server's and the processes' counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.figures import Figure, Target, compared
+from benchmarks.report.figures import Figure, Target, compared
 
 _PATHS = {
     "requests": "network.numRequests",
@@ -23,7 +23,7 @@ _MICRO = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a server has counted since it started; NaN where it does not tell."""
+    """The server's counters since its start; NaN for a counter that it does not report."""
 
     requests: float = 0.0
     bytes_in: float = 0.0  #: into the server
@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a number of tasks took."""
+    """The cost of a number of tasks."""
 
     tasks: int
     seconds: float
@@ -82,7 +82,7 @@ class Cost:
 
     @property
     def docs_examined(self) -> float:
-        """Documents that the server looked at for each task."""
+        """Documents that the server examined for each task."""
         return self.server.docs_examined / self.tasks
 
     @property
@@ -107,7 +107,7 @@ def total(costs: Iterable[Cost]) -> Cost:
 def cost_figures(
     what: str, ours: Sequence[Cost], raw: Sequence[Cost], target: Target | None, *, has_rate: bool = True
 ) -> list[Figure]:
-    """Return throughput and costs a task, each run against the raw ceiling of the same run."""
+    """Return throughput and costs a task; each run is compared with the raw ceiling of the same run."""
     found = []
     if has_rate:
         found.append(compared(what, "tasks/s", [c.rate for c in ours], [c.rate for c in raw], target))
@@ -131,7 +131,7 @@ def cpu_parts(costs: Sequence[Cost]) -> dict[str, float]:
 
 
 def cpu_of(pids: Iterable[int]) -> float:
-    """Return the CPU that these processes have taken so far, in seconds; a process that is gone counts nothing."""
+    """Return the CPU that these processes have taken so far, in seconds; a process that has ended counts 0."""
     return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,4 +1,4 @@
-"""backlog: what a collection full of finished and delayed tasks does to drain and latency."""
+"""backlog: drain and latency in a collection full of finished and delayed tasks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from benchmarks import raw
-from benchmarks.arrivals import NAME, Arrivals, through_chain, through_workers
-from benchmarks.counters import Cost, cost_figures, cpu_parts
-from benchmarks.draining import drain_raw, drain_with, lay_in
-from benchmarks.figures import Result, Target, compared, turns
-from benchmarks.fleet import Fleet
-from benchmarks.latency import latency_figures
+from benchmarks.cases.latency import latency_figures
+from benchmarks.measuring import raw
+from benchmarks.measuring.arrivals import NAME, Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
+from benchmarks.measuring.draining import drain_raw, drain_with, insert_backlog
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Scratch, Server
 from benchmarks.options import Options
-from benchmarks.place import Ground, Place
+from benchmarks.report.figures import Result, Target, compared, turns
 
 Document = dict[str, Any]
 TASKS = 20_000
@@ -26,28 +26,28 @@ EMPTY, FULL = "empty", "full"
 RAW_EMPTY, RAW_FULL = "raw, empty", "raw, full"
 _INSERTERS = 4
 _DELAY = timedelta(days=1)
-#: Within a tenth of the empty collection's.
+#: At most a tenth worse than in the empty collection.
 _RATE = Target.at_least(0.9)
 _LATENCY = Target.at_most(1.1)
 
 
-def measure(place: Place, options: Options) -> Result:
-    """Drain and publish on an empty collection and on a full one, in turn; and the raw work, too."""
+def measure(server: Server, options: Options) -> Result:
+    """Drain and publish in an empty collection and in a full one, by mtask and by bare calls, in turn."""
     count = options.tasks_or(TASKS)
     arriving, rate = min(count, LATENCY_TASKS), options.rate_or(RATE)
     costs: dict[str, list[Cost]] = {side: [] for side in (RAW_EMPTY, RAW_FULL, EMPTY, FULL)}
     arrivals: dict[str, list[Arrivals]] = {side: [] for side in costs}
-    with place.fresh() as full:
-        place.say(f"backlog: inserting {options.finished:,} finished and {options.delayed:,} delayed tasks")
+    with server.scratch() as full:
+        server.say(f"backlog: inserting {options.finished:,} finished and {options.delayed:,} delayed tasks")
         fill(full, options.finished, options.delayed)
         for run in range(options.runs):
             for side in turns(list(costs), run):
-                place.say(f"backlog: run {run + 1} of {options.runs}, {side}")
+                server.say(f"backlog: run {run + 1} of {options.runs}, {side}")
                 label = f"{_letters(side)}{run}"
-                with _ground_of(place, full, side) as ground:
-                    costs[side].append(_drain(place, ground, side, label, count))
-                with _ground_of(place, full, side) as ground:
-                    arrivals[side].append(_arrive(place, ground, side, label, arriving, rate))
+                with _database_of(server, full, side) as scratch:
+                    costs[side].append(_drain(server, scratch, side, label, count))
+                with _database_of(server, full, side) as scratch:
+                    arrivals[side].append(_arrive(server, scratch, side, label, arriving, rate))
     rates = {side: [cost.rate for cost in found] for side, found in costs.items()}
     return Result(
         "backlog",
@@ -73,49 +73,49 @@ def measure(place: Place, options: Options) -> Result:
     )
 
 
-def fill(ground: Ground, finished: int, delayed: int, name: str = "noop") -> None:
-    """Insert tasks of this name that are done, and tasks that wait for tomorrow."""
+def fill(scratch: Scratch, finished: int, delayed: int, name: str = "noop") -> None:
+    """Insert finished tasks of this name, and tasks that are due tomorrow."""
 
     def part(first: int) -> None:
-        raw.insert(ground.tasks, _old(ground, first, finished, delayed, name))
+        raw.insert(scratch.tasks, _old(scratch, first, finished, delayed, name))
 
     with ThreadPoolExecutor(_INSERTERS) as inserters:
         list(inserters.map(part, range(_INSERTERS)))
-    ground.settle()
+    scratch.settle()
 
 
-def _old(ground: Ground, first: int, finished: int, delayed: int, name: str) -> Iterator[Document]:
+def _old(scratch: Scratch, first: int, finished: int, delayed: int, name: str) -> Iterator[Document]:
     for number in range(first, finished, _INSERTERS):
-        yield raw.finished_document(name, f"finished/{number:08}", ground.now)
+        yield raw.finished_document(name, f"finished/{number:08}", scratch.now)
     for number in range(first, delayed, _INSERTERS):
-        yield raw.document(name, f"delayed/{number:08}", ground.now, delay=_DELAY)
+        yield raw.document(name, f"delayed/{number:08}", scratch.now, delay=_DELAY)
 
 
 @contextmanager
-def _ground_of(place: Place, full: Ground, side: str) -> Iterator[Ground]:
-    """Give the full collection, or an empty one that is made for it."""
+def _database_of(server: Server, full: Scratch, side: str) -> Iterator[Scratch]:
+    """Give the full database, or a new empty one."""
     if side in (FULL, RAW_FULL):
         yield full
     else:
-        with place.fresh() as empty:
+        with server.scratch() as empty:
             yield empty
 
 
-def _drain(place: Place, ground: Ground, side: str, label: str, count: int) -> Cost:
-    backlog = lay_in(ground, "noop", count, label)
+def _drain(server: Server, scratch: Scratch, side: str, label: str, count: int) -> Cost:
+    backlog = insert_backlog(scratch, "noop", count, label)
     if side in (RAW_EMPTY, RAW_FULL):
-        return drain_raw(place, ground, backlog)
-    return drain_with(place, ground, backlog).cost
+        return drain_raw(server, scratch, backlog)
+    return drain_with(server, scratch, backlog).cost
 
 
-def _arrive(place: Place, ground: Ground, side: str, label: str, count: int, rate: float) -> Arrivals:
+def _arrive(server: Server, scratch: Scratch, side: str, label: str, count: int, rate: float) -> Arrivals:
     if side in (RAW_EMPTY, RAW_FULL):
-        arrivals = through_chain(place, ground, count, rate, label)
-        # The chain finishes nothing: what it holds must not come to the workers when its leases lapse.
-        ground.tasks.delete_many({"_id": {"$gte": f"{NAME}:", "$lt": f"{NAME};"}})
+        arrivals = through_chain(server, scratch, count, rate, label)
+        # The chain finishes no task: workers must not claim them after their leases lapse.
+        scratch.tasks.delete_many({"_id": {"$gte": f"{NAME}:", "$lt": f"{NAME};"}})
         return arrivals
-    with Fleet(place, ground) as fleet:
-        return through_workers(place, ground, fleet, count, rate, label)
+    with Fleet(server, scratch) as fleet:
+        return through_workers(server, scratch, fleet, count, rate, label)
 
 
 def _letters(side: str) -> str:

@@ -11,10 +11,10 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from benchmarks import report
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.figures import Result, Target, compared, figure
-from benchmarks.table import cells, shown, table
+from benchmarks.report import files
+from benchmarks.report.figures import Result, Target, compared, figure
+from benchmarks.report.table import cells, shown, table
 
 AROUND = {"mtask": "0.1.0", "mongod": "7.0.2", "cores": 2}
 RATE = compared("async handler", "tasks/s", [6000.0, 6100.0, 6400.0], [10_000.0] * 3, Target.at_least(0.6))
@@ -73,7 +73,7 @@ def test_wide_table_shows_all_and_a_narrow_one_leaves_out_the_spread_of_the_valu
 
 
 def test_report_of_one_benchmark_is_json_without_nan_and_a_picture(tmp_path: Path) -> None:
-    paths = report.write(result(), AROUND, tmp_path)
+    paths = files.write(result(), AROUND, tmp_path)
     assert [path.name for path in paths] == ["drain.json", "drain.png"]
     written = json.loads(paths[0].read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert written["environment"] == AROUND
@@ -84,7 +84,7 @@ def test_report_of_one_benchmark_is_json_without_nan_and_a_picture(tmp_path: Pat
 
 
 def test_report_of_several_benchmarks_has_one_of_all(tmp_path: Path) -> None:
-    paths = report.write_together([result(), result("scale", has_more=False)], AROUND, tmp_path)
+    paths = files.write_together([result(), result("scale", has_more=False)], AROUND, tmp_path)
     assert [path.name for path in paths] == ["all.json", "all.png"]
     together = json.loads((tmp_path / "all.json").read_text())
     assert [found["benchmark"] for found in together["benchmarks"]] == ["drain", "scale"]
@@ -95,10 +95,10 @@ def test_report_of_several_benchmarks_has_one_of_all(tmp_path: Path) -> None:
 def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    assert all(name in told for name in [*BENCHMARKS, report.ALL])
+    assert all(name in told for name in [*BENCHMARKS, files.ALL])
 
 
-@pytest.mark.parametrize("name", [*BENCHMARKS, report.ALL])
+@pytest.mark.parametrize("name", [*BENCHMARKS, files.ALL])
 def test_every_benchmark_refuses_a_uri_that_is_none(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The handlers of the benchmarks' workers; and what a worker that a benchmark started does beside them."""
+"""The handlers of the benchmarks' workers, and the code by which such a worker reports its claims."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from types import FrameType
 from mtask import App, Context
 from mtask.worker.worker import Worker
 
-#: In a worker's environment: the folder in which its handlers, and its claimer, note things.
+#: In a worker's environment: the folder for the notes of its handlers and its claimer.
 FOLDER_VARIABLE = "MTASK_BENCHMARK_FOLDER"
 STARTS = "starts.txt"
-#: A worker that gets this signal writes down how many claims it has won and lost.
+#: On this signal a worker writes the number of claims it has won and lost into a file.
 TELL_CLAIMS = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
@@ -31,25 +31,25 @@ async def noop() -> None:
 
 
 @app.task
-def plain() -> None:
+def sync_noop() -> None:
     """Do nothing, in a thread."""
 
 
 @app.task
 async def echo(text: str) -> str:
-    """Return what was given."""
+    """Return the argument."""
     return text
 
 
 @app.task
 async def hold(seconds: float) -> None:
-    """Be there."""
+    """Run for this many seconds."""
     await asyncio.sleep(seconds)
 
 
 @app.task
 async def note(context: Context) -> None:
-    """Note when it began."""
+    """Note the time of its start."""
     _starts.add(context.task.key, time.monotonic())
 
 
@@ -66,11 +66,11 @@ class Starts:
             return
         if self._file is None:
             self._file = os.open(self._folder / STARTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.write(self._file, f"{key} {moment!r}\n".encode())  # one short write: lines of processes do not mingle
+        os.write(self._file, f"{key} {moment!r}\n".encode())  # one short write: lines of different processes do not mix
 
 
 def starts_in(folder: Path) -> dict[str, float]:
-    """Return when the handlers that note it began, by key, as far as they have."""
+    """Return the starts noted so far, by key."""
     path = folder / STARTS
     return first_starts(path.read_text()) if path.exists() else {}
 
@@ -85,7 +85,7 @@ def first_starts(text: str) -> dict[str, float]:
 
 
 def claims_path(folder: Path, pid: int) -> Path:
-    """Return where a worker writes its claims down."""
+    """Return the file of a worker's numbers of claims."""
     return folder / f"claims-{pid}.json"
 
 
@@ -95,7 +95,7 @@ _workers: list[Worker] = []
 
 
 def _attach(folder: Path) -> None:
-    """Have this worker end with the process that started it, and tell of its claims when it is asked."""
+    """End this worker with the process that started it, and make it answer TELL_CLAIMS."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     run = Worker.run
@@ -104,7 +104,7 @@ def _attach(folder: Path) -> None:
         _workers.append(worker)
         await run(worker)
 
-    # The engine counts; it only has no way yet to tell. Once a life, so that no claim is slower by it.
+    # The engine counts its claims but does not report them. This runs once in a worker's life: no claim is slower.
     Worker.run = known  # type: ignore[method-assign, assignment]
 
     def tell(_number: int, _frame: FrameType | None) -> None:

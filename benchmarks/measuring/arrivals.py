@@ -1,4 +1,4 @@
-"""Latency: tasks published at a steady rate, and how long after the call each one's handler starts."""
+"""Latency: tasks are published at a steady rate; measured is the time from each call to its handler's start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from benchmarks import raw
-from benchmarks.app import starts_in
-from benchmarks.chain import READY
-from benchmarks.counters import Cost
-from benchmarks.figures import quantile
-from benchmarks.fleet import Fleet, Process
-from benchmarks.place import GUARANTEES, Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.measuring import raw
+from benchmarks.measuring.app import starts_in
+from benchmarks.measuring.chain import READY
+from benchmarks.measuring.counters import Cost
+from benchmarks.measuring.fleet import Fleet, Process
+from benchmarks.measuring.server import GUARANTEES, NotMeasured, Scratch, Server, wait_quiet, wait_until
+from benchmarks.report.figures import quantile
 from mtask import AsyncClient
 
 Document = dict[str, Any]
@@ -31,13 +31,13 @@ Starts = Callable[[], Mapping[str, float]]
 NAME = "note"
 _WARM_UP = 10
 _PATIENCE = 30.0
-#: After the connections are made and before the first call that counts, in seconds.
+#: Seconds between the warm-up and the first measured call.
 _PAUSE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How long each task took from the call to its start, in ms; and what it cost the server and the taker."""
+    """The latency of each task from the call to its start, in ms, and the cost to the server and the taker."""
 
     latencies: Sequence[float]
     cost: Cost
@@ -54,11 +54,11 @@ class Arrivals:
 
 
 class Chain:
-    """The raw taker: a process that follows the change stream. A context manager, in which it is ready."""
+    """The raw taker: a process that follows the change stream."""
 
-    def __init__(self, place: Place, ground: Ground) -> None:
-        self.folder = Path(tempfile.mkdtemp(dir=place.folder))
-        self._process = Process("chain", self.folder, "benchmarks.chain", ground.uri, ground.name)
+    def __init__(self, server: Server, scratch: Scratch) -> None:
+        self.folder = Path(tempfile.mkdtemp(dir=server.folder))
+        self._process = Process("chain", self.folder, "benchmarks.measuring.chain", scratch.uri, scratch.name)
 
     @contextmanager
     def ready(self) -> Iterator[Chain]:
@@ -85,32 +85,32 @@ class Chain:
         return (self.folder / READY).exists()
 
 
-def through_chain(place: Place, ground: Ground, count: int, rate: float, label: str) -> Arrivals:
+def through_chain(server: Server, scratch: Scratch, count: int, rate: float, label: str) -> Arrivals:
     """Insert bare documents at this rate, and have the raw chain take them."""
-    chain = Chain(place, ground)
+    chain = Chain(server, scratch)
 
     async def go() -> Arrivals:
-        async with AsyncMongoClient[Document](ground.uri, tz_aware=True) as client:
-            tasks = client[ground.name].get_collection("tasks", **GUARANTEES)
+        async with AsyncMongoClient[Document](scratch.uri, tz_aware=True) as client:
+            tasks = client[scratch.name].get_collection("tasks", **GUARANTEES)
 
             async def insert(made: Document) -> None:
                 await tasks.insert_one(made)
 
             def prepare(key: str) -> Callable[[], Awaitable[None]]:
-                made = raw.document(NAME, key, ground.now)  # bare: what it takes to make it is not counted
+                made = raw.document(NAME, key, scratch.now)  # made beforehand: only the insert is measured
                 return lambda: insert(made)
 
-            return await _measured(place, chain.pids, chain.starts, prepare, count, rate, label)
+            return await _measured(server, chain.pids, chain.starts, prepare, count, rate, label)
 
     with chain.ready():
         return asyncio.run(go())
 
 
-def through_workers(place: Place, ground: Ground, fleet: Fleet, count: int, rate: float, label: str) -> Arrivals:
+def through_workers(server: Server, scratch: Scratch, fleet: Fleet, count: int, rate: float, label: str) -> Arrivals:
     """Publish at this rate, and have idle workers take the tasks."""
 
     async def go() -> Arrivals:
-        async with AsyncClient(ground.uri, database=ground.name) as client:
+        async with AsyncClient(scratch.uri, database=scratch.name) as client:
 
             async def publish(key: str) -> None:
                 await client.publish(NAME, key=key)
@@ -118,7 +118,7 @@ def through_workers(place: Place, ground: Ground, fleet: Fleet, count: int, rate
             def prepare(key: str) -> Callable[[], Awaitable[None]]:
                 return lambda: publish(key)
 
-            return await _measured(place, fleet.pids, fleet.starts, prepare, count, rate, label)
+            return await _measured(server, fleet.pids, fleet.starts, prepare, count, rate, label)
 
     arrivals = asyncio.run(go())
     fleet.check()
@@ -126,7 +126,7 @@ def through_workers(place: Place, ground: Ground, fleet: Fleet, count: int, rate
 
 
 async def _measured(
-    place: Place,
+    server: Server,
     pids: Sequence[int],
     starts: Starts,
     prepare: Callable[[str], Callable[[], Awaitable[None]]],
@@ -134,12 +134,12 @@ async def _measured(
     rate: float,
     label: str,
 ) -> Arrivals:
-    """Publish some to warm up, then as many as count; wait until all have started."""
+    """Publish a few tasks to warm up, then `count` tasks; wait until all have started."""
     warm = await _publish(prepare, [f"{label}-warm/{number}" for number in range(_WARM_UP)], rate)
     await _all_started(starts, warm)
     await asyncio.sleep(_PAUSE)
     keys = [f"{label}/{number:06}" for number in range(count)]
-    with place.metered(pids) as meter:
+    with server.metered(pids) as meter:
         called = await _publish(prepare, keys, rate)
         started = await _all_started(starts, called)
     return Arrivals(latencies(called, started), meter.cost(count))
@@ -177,5 +177,5 @@ async def _all_started(starts: Starts, called: Mapping[str, float]) -> Mapping[s
 
 
 def latencies(called: Mapping[str, float], started: Mapping[str, float]) -> list[float]:
-    """Return from each call how long it took to the start, in ms; NaN for what did not start."""
+    """Return the time from each call to the start, in ms; NaN for a task that did not start."""
     return [(started.get(key, math.nan) - moment) * 1000 for key, moment in called.items()]

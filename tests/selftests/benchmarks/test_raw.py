@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import raw
-from benchmarks.app import Starts, app, first_starts, starts_in
-from benchmarks.arrivals import latencies
-from benchmarks.fleet import Claims
-from benchmarks.payload import text_of
-from benchmarks.place import ids_under
+from benchmarks.cases.payload import text_of
+from benchmarks.measuring import raw
+from benchmarks.measuring.app import Starts, app, first_starts, starts_in
+from benchmarks.measuring.arrivals import latencies
+from benchmarks.measuring.fleet import Claims
+from benchmarks.measuring.server import ids_under
 from mtask.model.documents import StoredTask
 from mtask.model.status import TaskStatus
 from mtask.store.layout.schema import task_schema
@@ -48,8 +48,8 @@ def test_options_of_a_bare_document_are_those_given_and_the_defaults() -> None:
 
 
 def test_every_name_that_is_laid_in_has_a_handler() -> None:
-    assert set(app.handlers) == {"noop", "plain", "echo", "hold", "note"}
-    assert not app.handlers["plain"].is_async
+    assert set(app.handlers) == {"noop", "sync_noop", "echo", "hold", "note"}
+    assert not app.handlers["sync_noop"].is_async
     assert app.handlers["noop"].is_async
 
 

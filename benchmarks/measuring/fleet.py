@@ -1,4 +1,4 @@
-"""Real `mtask-worker` processes, started for one measurement and always ended."""
+"""Real `mtask-worker` processes that live for one measurement."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
-from benchmarks.place import Ground, NotMeasured, Place, wait_quiet, wait_until
+from benchmarks.measuring.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
+from benchmarks.measuring.server import NotMeasured, Scratch, Server, wait_quiet, wait_until
 from mtask.settings import Settings
 
-ROOT = Path(__file__).parents[1]
-APP = "benchmarks.app:app"
+ROOT = Path(__file__).parents[2]
+APP = "benchmarks.measuring.app:app"
 DEFAULT_CONCURRENCY: int = Settings.model_fields["concurrency"].default
 _START_PATIENCE = 120.0
 _STOP_PATIENCE = 20.0
@@ -26,7 +26,7 @@ _STOP_PATIENCE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """How many claims were won, and how many were lost to others or had come too late."""
+    """The numbers of claims won, and of claims lost to others or sent too late."""
 
     won: int
     lost: int
@@ -36,17 +36,17 @@ class Claims:
 
     @property
     def attempted(self) -> int:
-        """All that reached the database."""
+        """All claims that reached the database."""
         return self.won + self.lost
 
 
 class Process:
-    """One Python process with a log, in a folder that is not the user's: no `.env` of his counts."""
+    """One Python process with a log, in a folder of its own, where no `.env` of the user has an effect."""
 
     def __init__(self, name: str, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{name}.log"
         self.name = name
-        # What the environment sets for mtask does not count here: the defaults do.
+        # Without the user's MTASK_ variables: the defaults are measured.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("MTASK_")}
         path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH", "")]))
         with self._log.open("wb") as log:
@@ -76,7 +76,7 @@ class Process:
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """Wait for its end, by force when that takes too long."""
+        """Wait for its end; kill it if that takes too long."""
         try:
             self._process.wait(_STOP_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -85,27 +85,27 @@ class Process:
 
 
 class Fleet:
-    """Workers on one database: a context manager, in which they are ready and quiet.
+    """Workers on one database; a context manager that opens when they are ready and idle.
 
-    `is_held_back`: they take nothing until `release`. All else is the default of `mtask-worker`.
+    With `is_held_back` they claim nothing until `release`. Everything else is the default of `mtask-worker`.
     """
 
     def __init__(
         self,
-        place: Place,
-        ground: Ground,
+        server: Server,
+        scratch: Scratch,
         workers: int = 1,
         *,
         concurrency: int = DEFAULT_CONCURRENCY,
         is_held_back: bool = False,
     ) -> None:
-        self._ground = ground
+        self._scratch = scratch
         self._concurrency = concurrency
-        self.folder = Path(tempfile.mkdtemp(dir=place.folder))
+        self.folder = Path(tempfile.mkdtemp(dir=server.folder))
         flags = ["--shutdown-timeout", "1"]
         if is_held_back or concurrency != DEFAULT_CONCURRENCY:
             flags += ["--concurrency", "0" if is_held_back else str(concurrency)]
-        shared = ["mtask.cli.worker", APP, "--uri", ground.uri, "--database", ground.name, *flags]
+        shared = ["mtask.cli.worker", APP, "--uri", scratch.uri, "--database", scratch.name, *flags]
         self._count = workers
         self._command = shared
         self._workers: list[Process] = []
@@ -129,7 +129,7 @@ class Fleet:
 
     @property
     def pids(self) -> list[int]:
-        """The processes."""
+        """The process ids."""
         return [worker.pid for worker in self._workers]
 
     def check(self) -> None:
@@ -138,27 +138,27 @@ class Fleet:
             worker.check()
 
     def release(self) -> None:
-        """Let all of them take tasks at once: what `mtask set-worker --concurrency` does, for all in one command."""
-        self._ground.workers.update_many({}, {"$set": {"control.concurrency": self._concurrency}})
+        """Let all workers claim from now on, as `mtask set-worker --concurrency` does for one worker."""
+        self._scratch.workers.update_many({}, {"$set": {"control.concurrency": self._concurrency}})
 
     def starts(self) -> dict[str, float]:
-        """Return when the handlers that note it began, by key."""
+        """Return the starts that handlers noted, by key."""
         return starts_in(self.folder)
 
     def claims(self) -> Claims:
-        """Ask all workers how many claims they have won and lost so far."""
+        """Ask all workers for the numbers of claims they have won and lost so far."""
         paths = [claims_path(self.folder, pid) for pid in self.pids]
         for path in paths:
             path.unlink(missing_ok=True)
         for worker in self._workers:
             worker.send(TELL_CLAIMS)
         wait_until(lambda: all(path.exists() for path in paths), 10.0, "the workers' own counts of their claims")
-        told = [json.loads(path.read_text()) for path in paths]
-        return Claims(sum(counts["won"] for counts in told), sum(counts["lost"] for counts in told))
+        counted = [json.loads(path.read_text()) for path in paths]
+        return Claims(sum(counts["won"] for counts in counted), sum(counts["lost"] for counts in counted))
 
     def _are_running(self) -> bool:
         self.check()
-        return self._ground.workers.count_documents({"status": "running"}) == self._count
+        return self._scratch.workers.count_documents({"status": "running"}) == self._count
 
     def _stop(self) -> None:
         for worker in self._workers:

@@ -1,4 +1,4 @@
-"""How the project's pictures look: those of benchmarks, and of runs under faults."""
+"""The look of the project's pictures: those of benchmarks and those of runs under faults."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.figures import Figure, Result, Spread, Target, quantile
-from benchmarks.style import FAINT, STYLE
-from benchmarks.table import shown
+from benchmarks.report.figures import Figure, Result, Spread, Target, quantile
+from benchmarks.report.style import FAINT, STYLE
+from benchmarks.report.table import shown
 
 _RUN, _GOAL = "#2f6fde", "#d1242f"
 _SIDES = ("#8b949e", "#2f6fde", "#2da44e", "#bc6c00", "#8250df", "#1b7c83", "#bf3989", "#57606a")
@@ -52,7 +52,7 @@ def draw_overview(results: Sequence[Result], path: Path) -> Path:
     values = [(f"{r.benchmark}: {f.name}", f) for r, f in rows if _is_of_value(f.target)]
     heights = [_height(len(part)) for part in (ratios, values) if part]
     with matplotlib.rc_context(STYLE):
-        canvas, panels = _canvas("mtask against the raw ceiling, and what it is to be read against", heights)
+        canvas, panels = _canvas("mtask against the raw ceiling, with the targets", heights)
         if ratios:
             _ratios(panels.pop(0), [figure for _, figure in ratios], [name for name, _ in ratios])
         if values:
@@ -65,7 +65,7 @@ def draw_overview(results: Sequence[Result], path: Path) -> Path:
 
 
 def _ratios(panel: Axes, figures: Sequence[Figure], names: Sequence[str] | None = None) -> None:
-    """Each run's ratio as a dot, the quartiles as a bar, the median in words; the target as a red tick."""
+    """Draw each run's ratio as a dot, the quartiles as a bar, the median in words, and the target as a red tick."""
     panel.axvline(1.0, color=FAINT, linewidth=1.0)
     for row, figure in enumerate(figures):
         assert figure.ratio is not None
@@ -76,7 +76,7 @@ def _ratios(panel: Axes, figures: Sequence[Figure], names: Sequence[str] | None 
 
 
 def _values(panel: Axes, figures: Sequence[Figure], names: Sequence[str] | None = None) -> None:
-    """Each run's own value as a share of its target: they have different units."""
+    """Draw each run's own value as a share of its target, because the values have different units."""
     for row, figure in enumerate(figures):
         bound = figure.target.bound if _is_of_value(figure.target) and figure.target is not None else 0.0
         scale = bound or max([abs(value) for value in figure.measured.values] or [1.0]) or 1.0
@@ -104,12 +104,12 @@ def _row(panel: Axes, row: int, spread: Spread, target: Target | None, against: 
 
 
 def _distributions(panel: Axes, samples: Mapping[str, Sequence[float]]) -> None:
-    """What share of the tasks took at most so long."""
+    """Draw for each duration the share of the tasks that took no longer."""
     for (name, values), colour in zip(samples.items(), _SIDES, strict=False):
         ordered = sorted(value for value in values if value > 0)
         if not ordered:
             continue
-        shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
+        shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
         median, p99 = quantile(ordered, 0.5), quantile(ordered, 0.99)
         label = f"{name}: median {shown(median)} ms, p99 {shown(p99)} ms"
         panel.step(ordered, shares, where="post", color=colour, linewidth=1.6, label=label)
@@ -126,12 +126,12 @@ def _distributions(panel: Axes, samples: Mapping[str, Sequence[float]]) -> None:
 
 
 def _cpu(panel: Axes, cpu: Mapping[str, Mapping[str, float]]) -> None:
-    """Server's and client's CPU a task, one beside the other."""
-    places = list(range(len(cpu)))
+    """Draw the CPU a task of the server and of the client in one bar."""
+    rows = list(range(len(cpu)))
     server = [_drawn(parts.get("server")) for parts in cpu.values()]
     client = [_drawn(parts.get("client")) for parts in cpu.values()]
-    panel.barh(places, server, height=0.6, color=_SERVER, label="server", alpha=0.85)
-    panel.barh(places, client, height=0.6, left=server, color=_CLIENT, label="client", alpha=0.95)
+    panel.barh(rows, server, height=0.6, color=_SERVER, label="server", alpha=0.85)
+    panel.barh(rows, client, height=0.6, left=server, color=_CLIENT, label="client", alpha=0.95)
     for row, (mine, other) in enumerate(zip(server, client, strict=True)):
         words = f"{shown(mine)} + {shown(other)} µs"
         panel.text(1.01, row, words, transform=panel.get_yaxis_transform(), va="center", size=9)
@@ -163,7 +163,7 @@ def _axis(panel: Axes, names: Sequence[str]) -> None:
 
 
 def _log(panel: Axes, values: Sequence[float]) -> None:
-    """Put ratios on a scale on which a half and a double lie equally far from 1."""
+    """Use a scale on which a half and a double lie equally far from 1."""
     positive = [value for value in values if value > 0]
     low, high = min([0.5, *positive]), max([2.0, *positive])
     panel.set_xscale("log", base=2)

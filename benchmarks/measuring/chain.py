@@ -1,6 +1,6 @@
-"""The raw ceiling of latency, as a process of its own: change stream event -> find_one_and_update -> note the instant.
+"""The raw ceiling of latency, as a process of its own: change stream event -> find_one_and_update -> note the time.
 
-`python -m benchmarks.chain URI DATABASE`: the other end of a bare insert. It runs until it is ended.
+`python -m benchmarks.measuring.chain URI DATABASE`: it takes the tasks that bare inserts create, until a signal.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from uuid import uuid4
 
 from pymongo import AsyncMongoClient, ReturnDocument
 
-from benchmarks.app import FOLDER_VARIABLE, Starts
-from benchmarks.place import GUARANTEES
-from benchmarks.raw import AsyncTasks, claim_guard, claim_pipeline
+from benchmarks.measuring.app import FOLDER_VARIABLE, Starts
+from benchmarks.measuring.raw import AsyncTasks, claim_guard, claim_pipeline
+from benchmarks.measuring.server import GUARANTEES
 
 Document = dict[str, Any]
 READY = "ready"
 
 
 async def follow(uri: str, database: str, folder: Path) -> None:
-    """Claim every task that is inserted, and note when that is done."""
+    """Claim every task that is inserted, and note the time of the claim."""
     starts = Starts(folder)
     under_way: set[asyncio.Task[None]] = set()
     async with AsyncMongoClient[Document](uri, tz_aware=True) as client:

@@ -1,23 +1,23 @@
-"""idle: many idle workers and one task at a time: who strikes for it, how soon it starts, and what waiting costs."""
+"""idle: many idle workers, one task at a time: claim attempts, latency, and the cost of waiting."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from benchmarks.arrivals import Arrivals, through_chain, through_workers
-from benchmarks.counters import cpu_of
-from benchmarks.figures import MTASK, RAW, Result, Target, figure, turns
-from benchmarks.fleet import Fleet
-from benchmarks.latency import latency_figures, samples
+from benchmarks.cases.latency import latency_figures, samples
+from benchmarks.measuring.arrivals import Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import cpu_of
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Server, wait_quiet
 from benchmarks.options import Options
-from benchmarks.place import Place, wait_quiet
+from benchmarks.report.figures import MTASK, RAW, Result, Target, figure, turns
 from mtask.store.streams.traffic import SOME_LASTS
 
 TASKS = 40
 RATE = 4.0
 WORKERS = 20
-#: Who comes late for a task has struck for it by then, in seconds.
+#: After this many seconds the slowest worker has tried to claim the task, too.
 _LATE = 0.5
 _PER_TASK = Target.at_most(3.0, "value")
 _COMMANDS = Target.at_most(1.0, "value", "/s")
@@ -26,37 +26,37 @@ _CPU = Target.at_most(1.0, "value", "%")
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What one idle worker does, on average."""
+    """The load of one idle worker, on average."""
 
-    commands: float  #: a second, all that its connections send
+    commands: float  #: a second, of all its connections
     cpu: float  #: of one core, %
     server_cpu: float  #: of one core, %
 
 
-def measure(place: Place, options: Options) -> Result:
-    """Watch idle workers; then publish to all of them, and through the raw chain beside them, in turn."""
+def measure(server: Server, options: Options) -> Result:
+    """Observe idle workers; then publish to all of them and to the raw chain, in turn."""
     workers = WORKERS if options.workers is None else options.workers
     count, rate = options.tasks_or(TASKS), options.rate_or(RATE)
     found: dict[str, list[Arrivals]] = {RAW: [], MTASK: []}
     attempts: list[float] = []
     rests: list[Rest] = []
-    place.say(f"idle: starting {workers} workers")
-    with place.fresh() as ground, place.fresh() as other, Fleet(place, ground, workers) as fleet:
+    server.say(f"idle: starting {workers} workers")
+    with server.scratch() as scratch, server.scratch() as other, Fleet(server, scratch, workers) as fleet:
         for run in range(options.runs):
-            place.say(f"idle: run {run + 1} of {options.runs}, watching for {options.window:g} s")
+            server.say(f"idle: run {run + 1} of {options.runs}, watching for {options.window:g} s")
             wait_quiet(fleet.pids)
-            time.sleep(SOME_LASTS + _LATE)  # so long after news a worker asks more often whether there is more
-            rests.append(_rest(place, fleet, options.window))
+            time.sleep(SOME_LASTS + _LATE)  # until then a worker polls more often, because of the last news
+            rests.append(_rest(server, fleet, options.window))
             for side in turns(list(found), run):
-                place.say(f"idle: run {run + 1} of {options.runs}, {side}")
+                server.say(f"idle: run {run + 1} of {options.runs}, {side}")
                 if side == RAW:
-                    found[side].append(through_chain(place, other, count, rate, f"run{run}"))
+                    found[side].append(through_chain(server, other, count, rate, f"run{run}"))
                     other.tasks.delete_many({})
                     continue
                 before, known = fleet.claims(), len(fleet.starts())
-                found[side].append(through_workers(place, ground, fleet, count, rate, f"run{run}"))
+                found[side].append(through_workers(server, scratch, fleet, count, rate, f"run{run}"))
                 time.sleep(_LATE)
-                # Those of the warm-up count on both sides.
+                # Claims and starts both include the warm-up.
                 taken = len(fleet.starts()) - known
                 attempts.append((fleet.claims() - before).attempted / taken)
     return Result(
@@ -78,8 +78,8 @@ def measure(place: Place, options: Options) -> Result:
     )
 
 
-def _rest(place: Place, fleet: Fleet, seconds: float) -> Rest:
-    with place.metered() as meter:
+def _rest(server: Server, fleet: Fleet, seconds: float) -> Rest:
+    with server.metered() as meter:
         before = cpu_of(fleet.pids)
         time.sleep(seconds)
         client = cpu_of(fleet.pids) - before

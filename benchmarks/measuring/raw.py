@@ -2,10 +2,10 @@
 
 Same documents, same guarantees, groups of 200 with four in flight. A claim is one `update_many` by ids with a guard and
 the shortest pipeline that appends a RUNNING run and moves next_preempt_time, then the read-back; a finish is one
-`update_many` that closes the runs. No rules, no derived fields, no leases to look after, no discovery.
+`update_many` that closes the runs. It has no rules, no derived fields, no pings, no discovery.
 
-Draining is measured a second time with the statements that the engine sends for plain tasks, guards, derived fields
-and all, but by bare calls still: what lies between the two these cost, what lies beyond it the worker process.
+Draining is measured a second time, by bare calls again, with the statements that the engine sends for simple tasks.
+The difference between the two is the cost of guards and derived fields; the rest, to mtask, is the worker process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mtask.store.tasks import claims
 Document = dict[str, Any]
 T = TypeVar("T")
 AsyncTasks = AsyncCollection[Document]
-#: What a task returns, from its document.
+#: Gives the value that a task returns, from its document.
 Returned = Callable[[Document], Any]
 
 GROUP = 200
@@ -83,7 +83,7 @@ def finished_document(name: str, key: str, now: datetime) -> Document:
 
 
 def insert(tasks: Collection[Document], documents: Iterator[Document]) -> list[str]:
-    """Insert these before something is measured; return their ids."""
+    """Insert these documents ahead of a measurement, without waiting for the journal; return their ids."""
     unhurried = tasks.with_options(write_concern=WriteConcern(w=1, j=False))
     ids: list[str] = []
     for batch in _batches(documents, _INSERTED_AT_ONCE):

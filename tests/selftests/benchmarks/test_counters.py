@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.counters import NOTHING, Cost, Counters, cost_figures, cpu_of, cpu_parts, ticks_in, total
-from benchmarks.figures import Target
+from benchmarks.measuring.counters import NOTHING, Cost, Counters, cost_figures, cpu_of, cpu_parts, ticks_in, total
+from benchmarks.report.figures import Target
 
 STATUS: dict[str, Any] = {
     "network": {"numRequests": 1000, "bytesIn": 5_000, "bytesOut": 7_000},

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.figures import Result, Spread, Target, compared, figure, quantile, ratio_by_run, turns
+from benchmarks.report.figures import Result, Spread, Target, compared, figure, quantile, ratio_by_run, turns
 
 NAN = math.nan
 

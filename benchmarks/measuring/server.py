@@ -1,4 +1,4 @@
-"""Where is measured: a MongoDB, databases on it that are dropped again, and its counters."""
+"""The MongoDB server to measure on: databases for single measurements, and the server's counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pymongo.synchronous.database import Database
 from pymongo.write_concern import WriteConcern
 
 import mtask
-from benchmarks.counters import Cost, Counters, cpu_of
+from benchmarks.measuring.counters import Cost, Counters, cpu_of
 from mtask import local
 from mtask.errors import MtaskError
 from mtask.settings import read_settings
@@ -28,7 +28,7 @@ from mtask.store.layout.schema import STATUS_INDEX
 
 Document = dict[str, Any]
 
-#: Databases of benchmarks begin so.
+#: The names of the benchmarks' databases begin with this.
 PREFIX = "mtask_benchmark_"
 EMBEDDED = "local"
 #: The engine's guarantees, for the bare calls too.
@@ -37,10 +37,10 @@ GUARANTEES: dict[str, Any] = {
     "read_concern": ReadConcern("majority"),
 }
 _SERVER_TIMEOUT = timedelta(seconds=8)
-#: Between two looks whether the work is done, in seconds.
-LOOK_INTERVAL = 0.05
+#: Seconds between two checks whether the work is done.
+CHECK_INTERVAL = 0.05
 _CALIBRATION = 50
-#: What is due later than this is not waited for.
+#: Tasks that are due later than this do not count as waiting.
 _SOON = timedelta(hours=6)
 _TICK = 0.01
 #: The letter that follows "/" in the order of ids.
@@ -48,43 +48,43 @@ _BEHIND_SLASH = chr(ord("/") + 1)
 
 
 class NotMeasured(MtaskError):
-    """Something that was to be measured did not happen; the message says what and where to look."""
+    """The measurement failed, because something did not happen in time; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From the first claim to the last success, by the server's clock."""
+    """The time from the first claim to the last success, by the server's clock."""
 
     seconds: float
     succeeded: int
     runs: int
 
 
-class Ground:
-    """A database of its own for one measurement, set up as mtask does it: validators and indexes."""
+class Scratch:
+    """A database for one measurement, with mtask's validators and indexes."""
 
     def __init__(self, uri: str, database: Database[Document], now: datetime) -> None:
         self.uri = uri
         self.name = database.name
-        #: The server's time when it was set up.
+        #: The server's time at its creation.
         self.now = now
         self.database = database
         self.tasks: Collection[Document] = database.get_collection("tasks", **GUARANTEES)
         self.workers: Collection[Document] = database.get_collection("workers", **GUARANTEES)
 
     def is_drained(self) -> bool:
-        """Tell whether nothing waits or runs: the measurement's own look, which reads one key of an index."""
+        """Tell whether no task waits or runs; this reads one key of an index."""
         open_and_due = {
             "task_state.status": {"$in": ["INIT", "RUNNING"]},
             "task_state.next_preempt_time": {"$lt": self.now + _SOON},
         }
-        # From the far end of the index: at the near one lie the keys that the drain has just removed.
+        # Backwards, because the keys that the drain has just removed lie at the index's beginning.
         backwards = [("task_state.status", -1), ("task_state.next_preempt_time", -1)]
         found = self.tasks.find_one(open_and_due, {"_id": 0, "task_state.status": 1}, sort=backwards, hint=STATUS_INDEX)
         return found is None
 
     def span(self, name: str, label: str) -> Span:
-        """Return what became of the tasks of this name whose keys begin with `label/`."""
+        """Return time and number of the runs of this name's tasks whose keys begin with `label/`."""
         first, behind = ids_under(name, label)
         run = "$task_state.worker_states"
         rows = self.tasks.aggregate(
@@ -105,18 +105,18 @@ class Ground:
         if not rows or rows[0]["last"] is None:
             return Span(0.0, 0, 0)
         found = rows[0]
-        # The server's clock ticks in milliseconds: what takes less counts as one.
+        # The server's clock has milliseconds: anything shorter counts as one.
         seconds = max(0.001, (found["last"] - found["first"]).total_seconds())
         return Span(seconds, found["succeeded"], found["runs"])
 
     def age(self) -> timedelta:
-        """Return how long ago it was set up, by the server's clock."""
+        """Return the time since its creation, by the server's clock."""
         now: datetime = self.database.command("hello")["localTime"]
         return now.replace(tzinfo=UTC) - self.now
 
     def settle(self) -> None:
-        """Have the server write down what went before, so that it does not do so while something is measured."""
-        with suppress(OperationFailure):  # it takes an administrator; without one the figures spread more
+        """Flush earlier writes to disk, so that the server does not do so during a measurement."""
+        with suppress(OperationFailure):  # needs an administrator; without it the figures vary more
             self.database.client.admin.command("fsync")
 
 
@@ -126,13 +126,13 @@ def ids_under(name: str, label: str) -> tuple[str, str]:
 
 
 class Meter:
-    """What happens in a block costs: use `Place.metered`. `cost` tells, after the block."""
+    """Measures the cost of a block: use `Server.metered`, and read `cost` after the block."""
 
-    def __init__(self, place: Place, pids: Sequence[int]) -> None:
-        self._place = place
+    def __init__(self, server: Server, pids: Sequence[int]) -> None:
+        self._server = server
         self._pids = list(pids)
-        self._looks = 0
-        self._server = place.counters()
+        self._checks = 0
+        self._server_counters = server.counters()
         self._client = self._cpu()
         self._began = time.monotonic()
         self.seconds = 0.0
@@ -140,31 +140,31 @@ class Meter:
     def _cpu(self) -> float:
         return cpu_of(self._pids) if self._pids else time.process_time()
 
-    def look(self, ground: Ground) -> bool:
-        """Tell whether nothing waits or runs any more; what the looks cost is left out."""
-        self._looks += 1
-        return ground.is_drained()
+    def is_drained(self, scratch: Scratch) -> bool:
+        """Tell whether no task waits or runs; the cost of this check is left out."""
+        self._checks += 1
+        return scratch.is_drained()
 
     def stop(self) -> None:
-        """Take what the counters show now."""
+        """Read the counters for the end of the block."""
         self.seconds = time.monotonic() - self._began
         self._client = self._cpu() - self._client
-        self._server = self._place.counters() - self._server - self._place.own(self._looks)
+        self._server_counters = self._server.counters() - self._server_counters - self._server.own(self._checks)
 
     def cost(self, tasks: int, seconds: float | None = None) -> Cost:
-        """Return what so many tasks took; by the clock of this process, unless the seconds are known better."""
-        return Cost(tasks, self.seconds if seconds is None else seconds, self._server, self._client)
+        """Return the cost of `tasks` tasks; without `seconds`, by the clock of this process."""
+        return Cost(tasks, self.seconds if seconds is None else seconds, self._server_counters, self._client)
 
 
-class Place:
-    """A MongoDB to measure on."""
+class Server:
+    """A MongoDB server to measure on."""
 
     def __init__(self, uri: str, folder: Path, say: Callable[[str], None]) -> None:
         self.uri = uri
-        self.folder = folder  #: for notes of workers, their logs and the like; it goes at the end
-        self.say = say  #: tells who waits what is being done
+        self.folder = folder  #: for the workers' notes and logs; removed at the end
+        self.say = say  #: shows the progress to the user
         self._check()
-        # It asks for nothing by itself, so that all that is counted comes from what is measured.
+        # A client that sends nothing by itself: the server's counters then show the measured work alone.
         self.mongo: MongoClient[Document] = MongoClient(
             uri,
             tz_aware=True,
@@ -173,10 +173,10 @@ class Place:
             heartbeatFrequencyMS=3_600_000,
             serverSelectionTimeoutMS=int(_SERVER_TIMEOUT / timedelta(milliseconds=1)),
         )
-        self._counted, self._looked = Counters(), Counters()
+        self._per_reading, self._per_check = Counters(), Counters()
         try:
-            with self.fresh() as ground:
-                self._calibrate(ground)
+            with self.scratch() as scratch:
+                self._calibrate(scratch)
         except BaseException:
             self.mongo.close()
             raise
@@ -186,45 +186,45 @@ class Place:
         with mtask.Client(self.uri, database=f"{PREFIX}check", check=False, server_timeout=_SERVER_TIMEOUT) as client:
             client.server_time()
 
-    def _calibrate(self, ground: Ground) -> None:
-        """Find out what the measuring itself costs."""
+    def _calibrate(self, scratch: Scratch) -> None:
+        """Measure the cost of measuring."""
         first = self.counters()
         for _ in range(_CALIBRATION):
             last = self.counters()
-        self._counted = (last - first) * (1 / _CALIBRATION)
+        self._per_reading = (last - first) * (1 / _CALIBRATION)
         first = self.counters()
         for _ in range(_CALIBRATION):
-            ground.is_drained()
-        self._looked = (self.counters() - first - self._counted) * (1 / _CALIBRATION)
+            scratch.is_drained()
+        self._per_check = (self.counters() - first - self._per_reading) * (1 / _CALIBRATION)
 
     def counters(self) -> Counters:
-        """Return what the server has counted so far."""
+        """Read the server's counters."""
         return Counters.of(self.mongo.admin.command("serverStatus"))
 
-    def own(self, looks: int) -> Counters:
-        """Return what a measurement with so many looks costs by itself."""
-        return self._counted + self._looked * looks
+    def own(self, checks: int) -> Counters:
+        """Return the cost of a measurement itself, with this number of checks."""
+        return self._per_reading + self._per_check * checks
 
     @property
-    def server_version(self) -> str:
+    def version(self) -> str:
         """The server's version."""
         return str(self.mongo.server_info()["version"])
 
     @contextmanager
-    def fresh(self) -> Iterator[Ground]:
+    def scratch(self) -> Iterator[Scratch]:
         """Make a database for one measurement, and drop it afterwards."""
         name = PREFIX + uuid.uuid4().hex[:12]
         try:
-            # Closed at once: an open client asks the server for news now and then.
+            # Closed at once, because an open client polls the server.
             with mtask.Client(self.uri, database=name) as client:
                 now = client.init()
-            yield Ground(self.uri, self.mongo[name], now)
+            yield Scratch(self.uri, self.mongo[name], now)
         finally:
             self.mongo.drop_database(name)
 
     @contextmanager
     def metered(self, pids: Sequence[int] = ()) -> Iterator[Meter]:
-        """Measure what the block costs the server, and these processes; without any: this one."""
+        """Measure the cost of the block to the server and to these processes; by default, to this process."""
         meter = Meter(self, pids)
         yield meter
         meter.stop()
@@ -235,32 +235,32 @@ class Place:
 
 
 @contextmanager
-def open_place(uri: str | None, cache_mb: int, say: Callable[[str], None]) -> Iterator[Place]:
-    """Go to the server of this URI; without one, to an embedded mongod that is gone afterwards.
+def open_server(uri: str | None, cache_mb: int, say: Callable[[str], None]) -> Iterator[Server]:
+    """Connect to the server of this URI; without a URI, start an embedded mongod for the block.
 
-    Raises InvalidURI, DatabaseUnavailable, NotReplicaSet, MongodNotFound and their like.
+    Raises InvalidURI, DatabaseUnavailable, NotReplicaSet, MongodNotFound.
     """
     with ExitStack() as stack:
         if uri is None or uri.strip() == EMBEDDED:
             say("starting the embedded mongod")
             uri = stack.enter_context(local.temporary(mongod=read_settings().mongod, cache_mb=cache_mb)).uri
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mtask-benchmarks-")))
-        place = Place(uri, folder, say)
-        stack.callback(place.close)
-        yield place
+        server = Server(uri, folder, say)
+        stack.callback(server.close)
+        yield server
 
 
 def wait_until(condition: Callable[[], bool], patience: float, what: str, interval: float = 0.02) -> None:
-    """Wait until it holds; raise NotMeasured after so many seconds."""
+    """Wait until the condition holds; raise NotMeasured after `patience` seconds."""
     end = time.monotonic() + patience
     while not condition():
         if time.monotonic() > end:
-            raise NotMeasured(f"{what}: it did not come within {patience:g} s.")
+            raise NotMeasured(f"waited {patience:g} s in vain for {what}.")
         time.sleep(interval)
 
 
 def wait_quiet(pids: Sequence[int], patience: float = 30.0) -> None:
-    """Wait until these processes take next to no CPU: what they did to get ready is done. Not for ever."""
+    """Wait until these processes have started up and take next to no CPU, or `patience` seconds have passed."""
     end = time.monotonic() + patience
     before = cpu_of(pids)
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What is left of a run of benchmarks: JSON and pictures in a folder."""
+"""The files that a run of benchmarks writes: JSON and pictures in one folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import pymongo
 
 import mtask
-from benchmarks.figures import Result
+from benchmarks.report.figures import Result
 from mtask.errors import InvalidInput
 
 ALL = "all"
 
 
 def environment(server_version: str) -> dict[str, Any]:
-    """Return what the figures depend on beside the code."""
+    """Return versions and cores: the figures depend on them, too."""
     return {
         "mtask": mtask.__version__,
         "pymongo": pymongo.version,
@@ -30,7 +30,7 @@ def environment(server_version: str) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make the folder for the report; raise InvalidInput where that cannot be."""
+    """Make the folder for the report; raise InvalidInput if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -47,7 +47,7 @@ def document(result: Result, around: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(result: Result, around: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write one result; return the files."""
-    from benchmarks import plots  # matplotlib takes its time, and only this needs it
+    from benchmarks.report import plots  # here, because importing matplotlib is slow
 
     return [
         _write_json(document(result, around), folder / f"{result.benchmark}.json"),
@@ -56,8 +56,8 @@ def write(result: Result, around: Mapping[str, Any], folder: Path) -> list[Path]
 
 
 def write_together(results: Sequence[Result], around: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write what several benchmarks have found in one; return the files."""
-    from benchmarks import plots
+    """Write the results of several benchmarks into one JSON file and one picture; return the files."""
+    from benchmarks.report import plots
 
     together = {"environment": dict(around), "benchmarks": [result.document() for result in results]}
     return [

@@ -1,4 +1,4 @@
-"""Figures: what several runs gave, how far it spreads, and the ratio to what it is read against. Pure."""
+"""Figures: the values of several runs, their spread, and their ratio to the value they are compared with. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure is to be read against: a bound on its ratio, or on the value itself."""
+    """The goal of a figure: a bound on its ratio, or on the value itself."""
 
     bound: float
     is_floor: bool
@@ -64,12 +64,12 @@ class Target:
 
     @classmethod
     def at_least(cls, bound: float, measure: Measure = "ratio", unit: str = "") -> Self:
-        """Return a target that the higher is the better."""
+        """Return a target for which higher is better."""
         return cls(bound, True, measure, unit)
 
     @classmethod
     def at_most(cls, bound: float, measure: Measure = "ratio", unit: str = "") -> Self:
-        """Return a target that the lower is the better."""
+        """Return a target for which lower is better."""
         return cls(bound, False, measure, unit)
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured in every run, and what it is compared with run by run."""
+    """One quantity that every run measured, and the quantity it is compared with, run by run."""
 
     name: str
     unit: str
@@ -103,14 +103,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one benchmark has found."""
+    """The result of one benchmark."""
 
     benchmark: str
     about: str
     figures: Sequence[Figure]
-    #: What was measured how often: sizes, rates, runs.
+    #: Sizes, rates and the number of runs.
     setting: Mapping[str, Any]
-    #: Single observations of all runs by what they are of, in ms: for the picture of their distribution.
+    #: All observations of all runs in ms, by side: for the picture of their distribution.
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     #: CPU by side and by part (server, client), µs a task.
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Result:
 
 
 def figure(name: str, unit: str, values: Sequence[float], target: Target | None = None) -> Figure:
-    """Return a figure that stands for itself."""
+    """Return a figure that is compared with nothing."""
     return Figure(name, unit, Spread.of(values), target=target)
 
 
@@ -146,26 +146,26 @@ def compared(
     *,
     against_name: str = RAW,
 ) -> Figure:
-    """Return a figure with its ratio to another: each run to that other's value in the same run."""
+    """Return a figure with its ratio to another value, computed run by run."""
     ratios = ratio_by_run(values, against)
     return Figure(name, unit, Spread.of(values), Spread.of(against), against_name, Spread.of(ratios), target)
 
 
 def ratio_by_run(values: Sequence[float], against: Sequence[float]) -> list[float]:
-    """Return value by value the ratio; NaN where there is nothing to divide by. Both have a value for each run."""
+    """Return the ratio of each pair of values, NaN where the divisor is 0 or NaN. Both have one value for each run."""
     pairs = zip(values, against, strict=True)
     return [value / other if other and not math.isnan(other) else math.nan for value, other in pairs]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of the values lies, between two of them by interpolation."""
+    """Return the value below which this share of the values lies; between two values it is interpolated."""
     if not values:
         return math.nan
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def turns(sides: Sequence[T], run: int) -> list[T]:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.arrivals import Arrivals, through_chain, through_workers
-from benchmarks.counters import cost_figures, cpu_parts
-from benchmarks.figures import MTASK, RAW, Figure, Result, Target, compared, turns
-from benchmarks.fleet import Fleet
+from benchmarks.measuring.arrivals import Arrivals, through_chain, through_workers
+from benchmarks.measuring.counters import cost_figures, cpu_parts
+from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.server import Server
 from benchmarks.options import Options
-from benchmarks.place import Place
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, compared, turns
 
 TASKS = 500
 RATE = 50.0
 
 
-def measure(place: Place, options: Options) -> Result:
+def measure(server: Server, options: Options) -> Result:
     """Publish at a steady rate to an idle worker, and insert at the same rate for the chain, in turn."""
     count, rate = options.tasks_or(TASKS), options.rate_or(RATE)
     found: dict[str, list[Arrivals]] = {RAW: [], MTASK: []}
     for run in range(options.runs):
         for side in turns(list(found), run):
-            place.say(f"latency: run {run + 1} of {options.runs}, {side}")
-            found[side].append(one_side(place, side, count, rate))
+            server.say(f"latency: run {run + 1} of {options.runs}, {side}")
+            found[side].append(one_side(server, side, count, rate))
     costs = {side: [arrivals.cost for arrivals in several] for side, several in found.items()}
     return Result(
         "latency",
@@ -41,13 +41,13 @@ def measure(place: Place, options: Options) -> Result:
     )
 
 
-def one_side(place: Place, side: str, count: int, rate: float) -> Arrivals:
+def one_side(server: Server, side: str, count: int, rate: float) -> Arrivals:
     """Measure one side once, on a database of its own."""
-    with place.fresh() as ground:
+    with server.scratch() as scratch:
         if side == RAW:
-            return through_chain(place, ground, count, rate, "run")
-        with Fleet(place, ground) as fleet:
-            return through_workers(place, ground, fleet, count, rate, "run")
+            return through_chain(server, scratch, count, rate, "run")
+        with Fleet(server, scratch) as fleet:
+            return through_workers(server, scratch, fleet, count, rate, "run")
 
 
 def latency_figures(

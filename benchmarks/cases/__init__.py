@@ -1,0 +1,1 @@
+"""The benchmarks: one module for each, with a function `measure`."""

@@ -1,0 +1,133 @@
+"""Draining a backlog: by the raw loop, and by workers; both timed by the documents, with the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pymongo import AsyncMongoClient
+
+from benchmarks.measuring import raw
+from benchmarks.measuring.counters import Cost
+from benchmarks.measuring.fleet import Claims, Fleet
+from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server
+from mtask.model.rules import HORIZON
+
+Document = dict[str, Any]
+#: Runs something else while a backlog is drained.
+Beside = Callable[[], AbstractContextManager[None]]
+LABEL = "run"
+#: Longest time of a drain, in seconds.
+_PATIENCE = 900.0
+#: Tasks that even a slow machine inserts in a second.
+_SLOW_INSERTS = 5_000
+#: The counters are read this many seconds before a backlog comes due.
+_LEAD = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Waiting tasks whose keys begin with `label/`."""
+
+    name: str
+    label: str
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The cost of a drain, and the claims of its workers."""
+
+    cost: Cost
+    claims: Claims
+
+
+def insert_backlog(
+    scratch: Scratch,
+    name: str,
+    count: int,
+    label: str = LABEL,
+    params: Callable[[int], Any] = lambda _: None,
+    delay: timedelta | None = None,
+) -> Backlog:
+    """Insert `count` waiting tasks and flush them to disk. The delay counts from the database's `now`."""
+
+    def documents() -> Iterator[Document]:
+        for number in range(count):
+            yield raw.document(name, f"{label}/{number:07}", scratch.now, params(number), delay)
+
+    ids = raw.insert(scratch.tasks, documents())
+    scratch.settle()
+    return Backlog(name, label, ids)
+
+
+def drain_raw(
+    server: Server,
+    scratch: Scratch,
+    backlog: Backlog,
+    returned: raw.Returned | None = None,
+    statements: raw.Statements = raw.SHORTEST,
+    beside: Beside = nullcontext,
+) -> Cost:
+    """Drain it by the bare loop, within the context that `beside` opens."""
+
+    async def go() -> Cost:
+        async with AsyncMongoClient[Document](scratch.uri, tz_aware=True) as client:
+            tasks = client[scratch.name].get_collection("tasks", **GUARANTEES)
+            await asyncio.gather(*(client.admin.command("ping") for _ in range(raw.IN_FLIGHT)))
+            gc.collect()
+            gc.freeze()
+            with beside(), server.metered() as meter:
+                await raw.drain(tasks, backlog.ids, returned, statements)
+        return _cost(scratch, backlog, meter)
+
+    return asyncio.run(go())
+
+
+def drain_with(server: Server, scratch: Scratch, backlog: Backlog, beside: Beside = nullcontext) -> Drained:
+    """Drain it by a worker process that is ready, and starts to claim within the context that `beside` opens."""
+    with Fleet(server, scratch, is_held_back=True) as fleet:
+        before = fleet.claims()
+        with beside(), server.metered(fleet.pids) as meter:
+            fleet.release()
+            _wait_drained(scratch, fleet, meter, len(backlog.ids))
+        return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
+
+
+def drain_together(server: Server, scratch: Scratch, name: str, count: int, workers: int) -> Drained:
+    """Drain a backlog that comes due at one instant by workers that are idle and know each other.
+
+    None has a head start, and the change stream announces none of the tasks: they are due beyond its horizon.
+    """
+    with Fleet(server, scratch, workers) as fleet:
+        delay = scratch.age() + HORIZON + timedelta(seconds=1 + count / _SLOW_INSERTS)
+        backlog = insert_backlog(scratch, name, count, delay=delay)
+        before = fleet.claims()
+        time.sleep(max(0.0, (delay - scratch.age()).total_seconds() - _LEAD))
+        with server.metered(fleet.pids) as meter:
+            time.sleep(_LEAD)
+            _wait_drained(scratch, fleet, meter, count)
+        return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
+
+
+def _wait_drained(scratch: Scratch, fleet: Fleet, meter: Meter, count: int) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not meter.is_drained(scratch):
+        fleet.check()
+        if time.monotonic() > end:
+            raise NotMeasured(f"{count:,} tasks were not done within {_PATIENCE:g} s.")
+        time.sleep(CHECK_INTERVAL)
+
+
+def _cost(scratch: Scratch, backlog: Backlog, meter: Meter) -> Cost:
+    """Return the cost of the drain; raise NotMeasured unless every task has succeeded."""
+    span = scratch.span(backlog.name, backlog.label)
+    if span.succeeded != len(backlog.ids):
+        raise NotMeasured(f"{span.succeeded:,} of {len(backlog.ids):,} tasks succeeded, in {span.runs:,} runs.")
+    return meter.cost(span.succeeded, span.seconds)
