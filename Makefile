@@ -62,6 +62,11 @@ lint: $(VENV)/.dev-ready ## Run linters, types and import contracts
 	mypy
 	lint-imports
 
+.PHONY: docs
+docs: $(VENV)/.docs-ready ## Build the site of the documentation in build/site; fails on a broken link
+	tools/stage_site.sh $(VENV)
+	mkdocs build --strict --quiet
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and mend what the linter can
 	ruff check --fix .
@@ -84,3 +89,7 @@ $(VENV)/.demo-ready: pyproject.toml tools/setup.sh
 $(VENV)/.dev-ready: pyproject.toml tools/setup.sh
 	tools/setup.sh dev $(VENV)
 	touch $(VENV)/.demo-ready $@
+
+$(VENV)/.docs-ready: pyproject.toml tools/setup.sh
+	tools/setup.sh docs $(VENV)
+	touch $@

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Set up what `make demo` or the tests need, and only what is missing.
 #
-#   tools/setup.sh demo|short|dev [VENV]
+#   tools/setup.sh demo|short|dev|docs [VENV]
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
 # short: with mtask[short], for the tests that run on each Python.
 # dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
+# docs:  with mtask[docs]; also Node.js with npm, by which Mermaid comes: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it the newest python3 that will do is taken.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-}
 venv=${2:-.venv}
-[[ $purpose == demo || $purpose == short || $purpose == dev ]] || { echo "usage: tools/setup.sh demo|short|dev [VENV]" >&2; exit 2; }
+[[ $purpose =~ ^(demo|short|dev|docs)$ ]] || { echo "usage: tools/setup.sh demo|short|dev|docs [VENV]" >&2; exit 2; }
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
@@ -101,7 +102,7 @@ echo "setup: installing mtask[$extra] into $venv"
 "$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
 
 # Node.js from PyPI where the machine has none that will do: no root, and no conflict with other sources of it.
-if [[ $purpose == dev ]]; then
+if [[ $purpose == dev || $purpose == docs ]]; then
     PATH="$PWD/$venv/bin:$PATH"
     if ! has_node; then
         echo "setup: installing Node.js and npm into $venv"
@@ -110,4 +111,17 @@ if [[ $purpose == dev ]]; then
     fi
     # Its first call downloads the checker itself: here, and not within a test.
     "$venv/bin/python" -m pyright --version >/dev/null 2>&1 || fail "pyright cannot be downloaded from npm; call again."
+fi
+
+# The diagrams of the site are drawn by it, in the reader's browser.
+mermaid=mermaid@11.17.2
+if [[ $purpose == docs && ! -e $venv/share/$mermaid ]]; then
+    echo "setup: fetching $mermaid into $venv"
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    npm pack --silent --pack-destination "$folder" "$mermaid" >/dev/null </dev/null ||
+        fail "$mermaid did not come from npm's registry; see that npm reaches one, then call again."
+    mkdir -p "$venv/share/mermaid"
+    tar -xzf "$folder"/mermaid-*.tgz -C "$venv/share/mermaid" --strip-components=2 package/dist/mermaid.min.js
+    touch "$venv/share/$mermaid"
 fi
