@@ -15,7 +15,8 @@ from pathlib import Path
 from mtask import Client, local
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver.stores import COLLECTIONS, TASKS, bounded
+from mtask.store.driver.operation import COLLECTIONS
+from mtask.store.driver.stores import TASKS, bounded
 from mtask.store.driver.translate import scrubbed
 
 DATABASE = "mtask_demo"

@@ -1,5 +1,5 @@
 """The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
-`mtask.store.statements.expressions`; a property test holds the two together.
+`mtask.store.statements.rules`; a property test holds the two together.
 
 For a task, with runs of earlier rounds (`past`) left out:
 S = workers with a SUCCESS, R = runs RUNNING with a live lease, F = failed_cnt plus runs RUNNING with a lapsed

@@ -19,7 +19,7 @@ from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.operation import Operation, command, schedules, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
-from mtask.store.statements import pipelines
+from mtask.store.statements import requests
 from mtask.store.tasks.publishing import NewTask
 
 Document = dict[str, Any]
@@ -272,7 +272,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
         x.literal({name: common[name] for name in ("queue", "params", "task_option")}),
-        pipelines.task_document({}, "$firing.start_time", x.NOW),
+        requests.task_document({}, "$firing.start_time", x.NOW),
     ]
     return [
         {"$match": {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}},

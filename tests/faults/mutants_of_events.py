@@ -118,7 +118,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "progress-written-again",
         "A finish beside a ping writes the same progress once more, with another time, and it is told twice.",
-        (Edit("mtask/store/statements/pipelines.py", '{"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}',
+        (Edit("mtask/store/statements/outcome.py", '{"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}',
               '{"$lt": ["$$place", 0]}'),),
         (f"{_EVENTS_TESTS}::test_progress_that_is_sent_again_is_told_once",),
     ),

@@ -7,11 +7,13 @@ from tests.faults.mutant import Edit, Mutation
 _CLAIMS = "mtask/store/tasks/claims.py"
 _DRIVER = "mtask/store/driver/stores.py"
 _FILTERS = "mtask/store/statements/filters.py"
+_DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
 _PLAIN = "mtask/store/statements/short.py"
 _PUBLISHING = "mtask/store/tasks/publishing.py"
+_REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/rules.py"
-_TWINS = "mtask/store/statements/expressions.py"
+_TWINS = "mtask/store/statements/rules.py"
 _WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
@@ -76,8 +78,8 @@ STORE_MUTATIONS = (
         (
             Edit(_FILTERS, 'return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}',
                  "return fence_of(task_ids, run_ids)"),
-            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *_derive_routinely(now)]',
-                 'return [{"$set": change}, *_derive_routinely(now)]'),
+            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]',
+                 'return [{"$set": change}, *derive_routinely(now)]'),
         ),
         (
             f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",
@@ -91,7 +93,7 @@ STORE_MUTATIONS = (
             Edit(_CLAIMS, "guard = filters.held_runs(task_ids, run_ids)\n    pipeline = pipelines.ping(",
                  "guard = filters.by_ids(task_ids)\n    pipeline = pipelines.ping("),
             Edit(_PIPELINES,
-                 'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}',
+                 'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]}',
                  'holds = {"$in": ["$$run.run_id", x.literal(list(run_ids))]}'),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_pings_nothing",),
@@ -203,8 +205,8 @@ STORE_MUTATIONS = (
         "timeouts-not-counted",
         "A task that kills its worker every time is tried for ever.",
         (
-            Edit(_PIPELINES,
-                 'return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]',
+            Edit(_DERIVE,
+                 'return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": rules.failures(now)}}]',
                  'return [{"$set": {"task_state.worker_states": runs}}]'),
         ),
         (
@@ -256,8 +258,8 @@ STORE_MUTATIONS = (
         "holder-takes-a-second-place",
         "A worker that holds a task takes another of its places too, in the rule and in its twin.",
         (
-            Edit(_TWINS, 'holds = {"$or": [is_run_live(now), _has_status(RunStatus.SUCCESS)]}',
-                 "holds = _has_status(RunStatus.SUCCESS)"),
+            Edit(_TWINS, 'holds = {"$or": [is_run_live(now), has_status(RunStatus.SUCCESS)]}',
+                 "holds = has_status(RunStatus.SUCCESS)"),
             Edit(_RULES,
                  "if any(run.worker_id == worker_id for run in live_runs(task, now)):\n        return False\n    ", ""),
         ),
@@ -302,7 +304,7 @@ STORE_MUTATIONS = (
         "ping-leaves-the-preemption-time",
         "next_preempt_time stays behind the lease: every worker tries the held task, again and again.",
         (
-            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *_derive_routinely(now)]',
+            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *derive_routinely(now)]',
                  '"task_state.failed_cnt": counted}}]'),
         ),
         (f"{_STORE_CLAIMS}::test_a_ping_moves_the_lease_and_the_preemption_time_with_it",),
@@ -310,7 +312,7 @@ STORE_MUTATIONS = (
     Mutation(
         "everything-is-quiet",
         "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
-        (Edit(_PIPELINES, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
+        (Edit(_DERIVE, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
         ("tests/integration/test_store_watch.py::test_claims",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
@@ -329,7 +331,7 @@ STORE_MUTATIONS = (
                  '            yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)\n'
                  "            return True"),
             Edit(_PUBLISHING, "        return result.upserted_id is not None\n", ""),
-            Edit(_PIPELINES, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
+            Edit(_REQUESTS, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
                  'return [{"$replaceWith": {"$cond": [is_new, made, made]}}]'),
         ),
         ("tests/integration/test_store_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),

@@ -16,7 +16,7 @@ from mtask.errors import EventsLost, InvalidInput
 from mtask.model.rules import KEPT_RUNS
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import claims
 from mtask.store.tasks.publishing import Policy

@@ -13,7 +13,7 @@ from mtask.client.asking import requests
 from mtask.errors import TaskNotFound
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import readers
 from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks import claims, queries

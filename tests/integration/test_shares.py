@@ -19,7 +19,7 @@ from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import of_shares
-from mtask.store.tasks import claims, publishing
+from mtask.store.tasks import claims, finding, publishing
 from mtask.store.tasks.publishing import NewTask, Policy
 from mtask.worker import worker as worker_module
 from mtask.worker.discovery import inbox
@@ -68,7 +68,7 @@ def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo
         peers = Peers(worker["_id"])
         peers.update(live)
         shares = of_shares(peers.shares(worker["names"]))
-        scan = store.run(claims.scan(["default"], worker["names"], worker["_id"], 0, 1_000, also=[shares]))
+        scan = store.run(finding.scan(["default"], worker["names"], worker["_id"], 0, 1_000, also=[shares]))
         brought = [document["_id"] for document in scan.documents]
         assert all(peers.rank(task_id, task_id.partition(":")[0]) == 0 for task_id in brought)
         found += brought
@@ -76,17 +76,17 @@ def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo
 
 
 class Scans:
-    """Stands in for `claims.scan`: notes what each scan brought, and whether it asked for a share."""
+    """Stands in for `finding.scan`: notes what each scan brought, and whether it asked for a share."""
 
     def __init__(self, failure: Exception | None = None) -> None:
-        self._scan = claims.scan
+        self._scan = finding.scan
         #: What a scan for a share raises.
         self._failure = failure
         self.brought: list[list[str]] = []
         self.shares: list[list[str]] = []
         self.vain_cnt = 0
 
-    def __call__(self, *given: Any, **others: Any) -> Operation[claims.Scan]:
+    def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
         is_share = bool(others.get("also"))
         assert (others.get("timeout") is not None) == is_share
         if is_share and self._failure is not None:

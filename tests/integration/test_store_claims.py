@@ -12,8 +12,9 @@ from pymongo import MongoClient
 
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import LAPSED_REASON, Outcome
-from mtask.store.tasks import claims, queries
+from mtask.store.statements.derive import LAPSED_REASON
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding, queries
 from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, ready_store, server_time, stored
 from tests.mongo import Client
 
@@ -250,7 +251,7 @@ def test_a_worker_that_used_up_its_own_limit_is_not_shown_the_task_again(store: 
     finish(store, outcome(store, "k", FAIL, "w1"))
 
     def shown_to(worker_id: str) -> list[str]:
-        found = store.run(claims.scan(["default"], ["task"], worker_id, 10_000, 10))
+        found = store.run(finding.scan(["default"], ["task"], worker_id, 10_000, 10))
         return [document["_id"] for document in found.documents]
 
     assert (shown_to("w1"), shown_to("w2")) == ([], ["task:k"])
@@ -473,6 +474,6 @@ def test_a_lapsed_run_finishes_nothing_in_a_transaction(store: SyncStore) -> Non
 
 def test_a_look_carries_the_servers_time_and_nothing_large(store: SyncStore) -> None:
     publish(store, "k", "x" * 1000)
-    found = store.run(claims.look(["task:k"]))
+    found = store.run(finding.look(["task:k"]))
     assert "params" not in found[0]
     assert found[0]["now"] >= parsed(store, "k").task_state.create_time

@@ -11,12 +11,13 @@ import pytest
 
 from mtask.errors import DatabaseError
 from mtask.model.controls import Limit
+from mtask.model.documents import runs_in
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.queues import permits
 from mtask.store.queues.permits import Held, Place, Wish
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from tests.integration.stores import publish
 
@@ -104,7 +105,7 @@ def test_what_was_not_claimed_is_given_back_and_a_start_counts_from_its_claim(st
     limit = Limit(concurrency=3, starts=3, window_ms=60_000)
     taken = take(store, limit, ["task:a", "task:b"], "1")
     document = claimed(store, "a", "1")
-    claim_time = claims.runs_in(document)[0]["claim_time"]
+    claim_time = runs_in(document)[0]["claim_time"]
     assert taken.claim_by is not None
     assert claim_time < taken.claim_by
     store.run(permits.settle([QUEUE], "1", {"task:a": claim_time}, ["task:b"]))
@@ -130,7 +131,7 @@ def test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(st
     assert store.run(permits.give_back_dead([QUEUE])).has_found
     assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:c"]
     # A ping that was under way when the lapse was seen cannot bring the run back: it is closed.
-    assert claims.runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
+    assert runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
 
 
 def test_a_place_is_given_back_by_nobody_but_its_own_claim(store: SyncStore) -> None:

@@ -15,8 +15,8 @@ from mtask.model.status import RunStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
-from mtask.store.tasks import claims, publishing, queries, transactions
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding, publishing, queries, transactions
 from mtask.store.tasks.publishing import NewTask, Policy, Published
 from tests.parity import machine_model as model
 from tests.parity.cases import WORKERS, Document, parsed
@@ -158,7 +158,7 @@ class World:
     def discover(self, worker_id: str, horizon_ms: int) -> None:
         """The batch query finds what this worker can take, whatever was last written."""
         expected = self.can_be_taken(worker_id)
-        found = self.store.run(claims.scan(QUEUES, ["task"], worker_id, horizon_ms, 10))
+        found = self.store.run(finding.scan(QUEUES, ["task"], worker_id, horizon_ms, 10))
         self.now = self.server_time()
         # A lease that lapsed meanwhile may have used up the limit.
         assert expected & self.can_be_taken(worker_id) <= {document["_id"] for document in found.documents}

@@ -13,7 +13,7 @@ from mtask.model import rules
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import pipelines, short
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, progress, tasks
 from tests.parity.stored import inserted, stored_after

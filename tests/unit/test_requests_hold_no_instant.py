@@ -17,9 +17,9 @@ from mtask.store.driver.operation import Operation
 from mtask.store.queues import permits
 from mtask.store.queues.permits import Held, Place, Wish
 from mtask.store.statements.filters import LAST_TIME
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import wakeups
-from mtask.store.tasks import claims, publishing, queries, retention
+from mtask.store.tasks import claims, finding, publishing, queries, retention
 from mtask.store.tasks.publishing import NewTask, Policy
 
 _ME = workers.Registration(
@@ -37,7 +37,7 @@ _ME = workers.Registration(
 _TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().stored(), timedelta(minutes=1))
 _LIMIT = Limit(concurrency=1, starts=1, window_ms=1_000)
 _REQUESTS: dict[str, Operation[Any]] = {
-    "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
+    "scan": finding.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
     "claim of a group": claims.claim(["task:k", "task:l"], "w", "token"),
     "claim of a plain task": claims.claim(["task:k"], "w", "token", are_plain=True),
@@ -49,7 +49,7 @@ _REQUESTS: dict[str, Operation[Any]] = {
     ),
     "finish of a plain task": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True),
     "failure": claims.finish([Outcome("task:k", "run", RunStatus.FAIL, reason="no luck")]),
-    "lapsed": claims.lapsed(2_000, 10),
+    "lapsed": finding.lapsed(2_000, 10),
     "settle": claims.settle(["task:k"]),
     "quarantine": claims.quarantine("task:k", "w", "malformed"),
     "publish": publishing.publish(_TASK, Policy()),

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.finisher import Finisher
 from mtask.worker.state.tempo import Tempo
 

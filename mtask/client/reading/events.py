@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from mtask.client.reading.following import Following
 from mtask.errors import DatabaseUnavailable, DocumentTooLarge
+from mtask.store.driver import rights
 from mtask.store.driver.stores import TASKS, AsyncStore, SyncStore, bounded
-from mtask.store.layout import roles
 from mtask.store.streams import readers
 from mtask.store.streams.events import TaskEvent
 
@@ -131,7 +131,7 @@ class Events(_Reader):
             self._open()
         except Exception as error:
             translated = self._following.translated(error)
-            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
+            raise rights.explained(translated, rights.FOLLOWING, self._store.database.name) from error
         else:
             self._opened(cursor)
 
@@ -254,7 +254,7 @@ class AsyncEvents(_Reader):
             await self._open()
         except Exception as error:
             translated = self._following.translated(error)
-            raise roles.explained(translated, roles.FOLLOWING, self._store.database.name) from error
+            raise rights.explained(translated, rights.FOLLOWING, self._store.database.name) from error
         else:
             self._opened(cursor)
 

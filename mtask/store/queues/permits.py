@@ -21,7 +21,7 @@ from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DuplicateKey
 from mtask.model.controls import MAX_WINDOW_MS, Limit
-from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.documents import SCHEMA_VERSION, runs_in
 from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.statements import expressions as x
@@ -355,7 +355,7 @@ def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]
     for document in found:
         state = document.get("task_state")
         is_final = isinstance(state, dict) and state.get("status") in _FINAL
-        for run in claims.runs_in(document):
+        for run in runs_in(document):
             lapses = run.get("ping_expire_time")
             runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(
                 document["_id"],
