@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.model import rules
-from mtask.model.documents import StoredTask
+from mtask.model.documents import StoredTask, runs_in
 from mtask.model.handlers import Handler
 from mtask.model.identity import fresh_token
 from mtask.model.status import RunStatus
@@ -485,6 +485,6 @@ def _claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, d
     return {
         document["_id"]: run["claim_time"]
         for document in documents
-        for run in claims.runs_in(document)
+        for run in runs_in(document)
         if str(run.get("run_id")).startswith(f"{token}-")
     }

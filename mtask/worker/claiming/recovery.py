@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mtask.errors import DatabaseUnavailable, MtaskError
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.log import fields, logger
 

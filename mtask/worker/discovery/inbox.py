@@ -24,7 +24,7 @@ from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.statements.filters import Filter, of_shares, other_than
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.losses import Losses
 from mtask.worker.admission.quarantine import Quarantine
@@ -353,7 +353,7 @@ class Hints:
         task_ids = [task_id for task_id in self._due_looks.take(sent, _MAX_LOOK) if not self._runner.held_run(task_id)]
         if task_ids:
             try:
-                await self._take_looks(await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS)), sent)
+                await self._take_looks(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self.look_again(task_ids)
             except Exception:
@@ -381,7 +381,7 @@ class Hints:
     async def _look(self, suspects: dict[str, Any]) -> None:
         sent = monotonic()
         try:
-            documents = await self._store.run(claims.look(list(suspects.values())))
+            documents = await self._store.run(finding.look(list(suspects.values())))
         except DatabaseUnavailable:
             self._suspects = {**suspects, **self._suspects}
             raise
@@ -466,7 +466,7 @@ class Hints:
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""
         sent = monotonic()
-        documents = yield from claims.look_at_due(task_ids, _HORIZON_MS)
+        documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []
         for document in documents:
             try:

@@ -18,7 +18,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.layout import setup
 from mtask.store.statements.filters import Filter
 from mtask.store.streams.wakeups import Event, EventKind, Stream
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.limits import Limits, Part
 from mtask.worker.admission.quarantine import Quarantine
@@ -291,7 +291,7 @@ class Discovery:
         if not share or began > self._scanned_all_at + _ALL:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
-        scan = claims.scan(
+        scan = finding.scan(
             self._controls.queues,
             self._controls.names,
             self._worker_id,
@@ -323,7 +323,7 @@ class Discovery:
                 # What is not yet due fills the batch: it must not stand before what is.
                 await self._scan_within(timedelta(0))
 
-    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
+    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
         """Scan, apart for queues of which some has to wait for the limits' places."""
         is_complete, has_future = True, False
         for part in self._limits.parts(self._controls.queues):
@@ -334,16 +334,16 @@ class Discovery:
                 self._limits.note_more(part)
                 if found.has_future:
                     await self._scan_part(part, timedelta(0), begun_only=begun_only)
-        return claims.Scan([], None, is_complete, has_future)
+        return finding.Scan([], None, is_complete, has_future)
 
-    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
-        scan = claims.scan_begun if begun_only else claims.scan
+    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> finding.Scan:
+        scan = finding.scan_begun if begun_only else finding.scan
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._worker_id
         also = self._hints.not_left_alone()
         return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out, also))
 
-    async def _take_scan(self, scan: Operation[claims.Scan]) -> claims.Scan:
+    async def _take_scan(self, scan: Operation[finding.Scan]) -> finding.Scan:
         sent = monotonic()
         found = await self._store.run(scan)
         self.scan_cnt += 1
@@ -364,7 +364,7 @@ class Discovery:
                 self._is_full_scan_due = True
                 raise
         if count % 4 == 0:
-            self._hints.look_again(d["_id"] for d in await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT)))
+            self._hints.look_again(d["_id"] for d in await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT)))
         if count % 2 == 0:
             await self._settle_lapsed()
         else:
@@ -376,11 +376,11 @@ class Discovery:
         if not await self._store.run(setup.is_there()):
             self._is_setup_due = True
             self._wake_scan.set()
-        for name in await self._store.run(claims.unserved_names(self._queues, self._names, MAX_UNSERVED)):
+        for name in await self._store.run(finding.unserved_names(self._queues, self._names, MAX_UNSERVED)):
             self._hints.note_unserved(str(name))
 
     async def _settle_lapsed(self) -> None:
-        lapsed = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return

@@ -19,7 +19,7 @@ from mtask.model.options import ping_seconds
 from mtask.model.status import RunStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.leases.held_run import EndReason, HeldRun, trusted_until
 from mtask.worker.log import fields, logger

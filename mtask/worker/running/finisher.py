@@ -27,7 +27,7 @@ from mtask.errors import (
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.driver.translate import VALIDATION
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.leases.held_run import HeldRun
 from mtask.worker.leases.pinger import Pinger

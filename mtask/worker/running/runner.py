@@ -16,7 +16,7 @@ from mtask.errors import (
 )
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.leases.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.leases.pinger import Pinger
