@@ -9,7 +9,7 @@ _DRIVER = "mtask/store/driver/stores.py"
 _FILTERS = "mtask/store/statements/filters.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
-_PLAIN = "mtask/store/statements/short.py"
+_SHORT = "mtask/store/statements/short.py"
 _PUBLISHING = "mtask/store/tasks/publishing.py"
 _REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/rules.py"
@@ -21,7 +21,7 @@ _STORE_CLAIMS = "tests/integration/test_store_claims.py"
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
-_PLAIN_PARITY = "tests/parity/test_plain_parity.py"
+_SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        general"
@@ -44,15 +44,15 @@ STORE_MUTATIONS = (
     ),
     Mutation(
         "short-finish-after-the-lease",
-        "A run of a plain task whose lease has lapsed still writes its result.",
-        (Edit(_PLAIN, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
-        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
+        "A run of a simple task whose lease has lapsed still writes its result.",
+        (Edit(_SHORT, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
+        (f"{_SIMPLE_PARITY}::test_simple_task_is_taken_as_one",),
     ),
     Mutation(
         "short-finish-by-any-run",
         "A result is written into whichever task of the group holds one of the group's runs.",
-        (Edit(_PLAIN, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
-        (f"{_PLAIN_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+        (Edit(_SHORT, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
+        (f"{_SIMPLE_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
     ),
     Mutation(
         "long-claim-of-what-the-short-one-took",
@@ -63,8 +63,8 @@ STORE_MUTATIONS = (
     Mutation(
         "short-claim-of-what-is-begun",
         "The short claim takes a task that was begun before, and forgets its runs.",
-        (Edit(_PLAIN, """        {"$eq": [x.RUNS, []]},\n""", ""),),
-        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
+        (Edit(_SHORT, """        {"$eq": [x.RUNS, []]},\n""", ""),),
+        (f"{_SIMPLE_PARITY}::test_simple_task_is_taken_as_one",),
     ),
     Mutation(
         "finish-closes-every-run",
@@ -148,7 +148,7 @@ STORE_MUTATIONS = (
     ),
     Mutation(
         "heartbeat-without-fence",
-        "Two live processes share a worker_id: the older one never learns that its place was taken.",
+        "Two live processes share a worker_id: the older one never learns that its registration was taken over.",
         (
             Edit(_WORKERS, '{"_id": me.worker_id, "incarnation": me.incarnation},', '{"_id": me.worker_id},'),
         ),
@@ -255,8 +255,8 @@ STORE_MUTATIONS = (
         ("tests/parity/test_rules_parity.py::test_every_rule_and_its_twin_agree",),
     ),
     Mutation(
-        "holder-takes-a-second-place",
-        "A worker that holds a task takes another of its places too, in the rule and in its twin.",
+        "holder-takes-a-second-seat",
+        "A worker that holds a task takes another of its seats too, in the rule and in its twin.",
         (
             Edit(_TWINS, 'holds = {"$or": [is_run_live(now), has_status(RunStatus.SUCCESS)]}',
                  "holds = has_status(RunStatus.SUCCESS)"),
@@ -266,11 +266,11 @@ STORE_MUTATIONS = (
         (f"{_STORE_CLAIMS}::test_two_workers_at_once_where_two_must_succeed_and_no_third",),
     ),
     Mutation(
-        "running-takes-no-place",
+        "running-takes-no-seat",
         "S < k in place of S + R < k, in the rule and in its twin: any number of workers run a task at once.",
         (
-            Edit(_TWINS, 'return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _places()]}',
-                 'return {"$lt": [{"$size": "$$succeeded"}, _places()]}'),
+            Edit(_TWINS, 'return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _seats()]}',
+                 'return {"$lt": [{"$size": "$$succeeded"}, _seats()]}'),
             Edit(_RULES, "taken = len(succeeded_workers(task)) + len(live_runs(task, now))",
                  "taken = len(succeeded_workers(task))"),
         ),

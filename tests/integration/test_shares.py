@@ -12,9 +12,9 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
+from mtask.model.buckets import BUCKET_CNT, bucket_of
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
-from mtask.model.slots import SLOT_CNT, slot_of
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import expressions as x
@@ -45,10 +45,10 @@ def test_the_server_puts_each_id_into_the_slot_that_a_worker_does(mongo: Client,
     ids = {f"work:{number}" for number in range(1_000)} | {"work:" + "k" * 512, "", "a"}
     ids |= {"".join(chance.choices(letters, k=chance.randrange(1, 90))) for _ in range(2_000)}
     mongo[database_name]["ids"].insert_many({"_id": task_id} for task_id in ids)
-    rows = mongo[database_name]["ids"].aggregate([{"$project": {"slot": x.slot()}}])
+    rows = mongo[database_name]["ids"].aggregate([{"$project": {"slot": x.bucket()}}])
     found = {row["_id"]: row["slot"] for row in rows}
-    assert found == {task_id: slot_of(task_id) for task_id in ids}
-    assert len(set(found.values())) > 0.9 * SLOT_CNT
+    assert found == {task_id: bucket_of(task_id) for task_id in ids}
+    assert len(set(found.values())) > 0.9 * BUCKET_CNT
 
 
 def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo: Client, database_name: str) -> None:

@@ -178,7 +178,7 @@ def test_document_marked_as_malformed_between_its_claim_and_the_reading_of_it_is
                 insert(bench, foreign("1", task_state__failed_cnt=-1))
                 await bench.client.publish("work", {}, key="2")
                 await until(lambda: len(bench.worker._claimer._queue) == 2)
-                bench.worker._claimer._are_plain = False  # the long statement takes no offence at it
+                bench.worker._claimer._are_simple = False  # the long statement takes no offence at it
                 stepped = between(bench.worker._claimer, "claim", amid=mark)
             bench.worker._claimer.wake()
             await bench.status("work:2", "SUCCESS")
@@ -271,7 +271,7 @@ def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
     asyncio.run(scenario())
 
 
-def test_task_that_only_looks_plain_is_claimed_as_any_other(
+def test_task_that_only_looks_simple_is_claimed_as_any_other(
     mongo_uri: str, database_name: str, mongo: Client, app: App
 ) -> None:
     """Its event shows no failure; the guard of the short claim does, and a look says what to do."""

@@ -33,14 +33,14 @@ RULES: dict[str, Rule] = {
     "is_worker_exhausted": (rules.is_worker_exhausted, twins.is_worker_exhausted(_WORKER, _NOW)),
     "is_exhausted": (lambda t, w, now: rules.is_exhausted(t, now), twins.is_exhausted(_NOW)),
     "status": (lambda t, w, now: rules.status(t, now).value, twins.status(_NOW)),
-    "has_free_place": (lambda t, w, now: rules.has_free_place(t, now), twins.has_free_place(_NOW)),
+    "has_free_seat": (lambda t, w, now: rules.has_free_seat(t, now), twins.has_free_seat(_NOW)),
     "is_admitted": (lambda t, w, now: rules.is_admitted(t, w), twins.is_admitted(_WORKER)),
     "due_time": (lambda t, w, now: rules.due_time(t), twins.due_time()),
     "retry_time": (lambda t, w, now: rules.retry_time(t, w), twins.retry_time(_WORKER)),
     "is_candidate": (rules.is_candidate, twins.is_candidate(_WORKER, _NOW)),
     "may_take": (rules.may_take, twins.may_take(_WORKER, _NOW)),
     "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
-    "free_place_times": (lambda t, w, now: rules.free_place_times(t, now), twins.free_place_times(_NOW)),
+    "free_seat_times": (lambda t, w, now: rules.free_seat_times(t, now), twins.free_seat_times(_NOW)),
     "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
 }
 

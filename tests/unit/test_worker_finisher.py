@@ -34,7 +34,7 @@ class _Store:
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
-        run_id=name, task_id=name, trusted_until=float("inf"), is_finishing=False, is_plain=True, progress=None
+        run_id=name, task_id=name, trusted_until=float("inf"), is_finishing=False, is_simple=True, progress=None
     )
     reason = {} if status is RunStatus.SUCCESS else {"reason": "for a reason"}
     return run, Outcome(name, name, status, **cast(Any, reason))

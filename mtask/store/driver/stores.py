@@ -52,7 +52,7 @@ OPERATION_TIMEOUT = timedelta(seconds=10)
 _LOOK_FOR_PRIMARY = 0.5
 
 
-class _PlainReference(TypeDecoder):
+class _ReferenceAsWritten(TypeDecoder):
     """Reads an object with `$ref` and `$id` as the object that was written, and not as a reference of the driver's."""
 
     bson_type = DBRef
@@ -68,7 +68,7 @@ CODEC: CodecOptions[Document] = CodecOptions(
     # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
-    type_registry=TypeRegistry([_PlainReference()]),
+    type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
 #: Reads whatever BSON there is, and cannot write all of it. UUIDs stay bytes: what is marked as one need not be one,
 #: and with `CODEC` a single such value makes the whole reply unreadable.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtask.model.slots import SLOT_CNT
+from mtask.model.buckets import BUCKET_CNT
 from mtask.model.status import FINAL_STATUSES, RunStatus
 
 Expression = Any
@@ -31,10 +31,10 @@ def add_ms(instant: Expression, milliseconds: Expression) -> Expression:
     return {"$add": [instant, milliseconds]}
 
 
-def slot(task_id: Expression = "$_id") -> Expression:
-    """Twin of slots.slot_of."""
-    low = {"$mod": [{"$toHashedIndexKey": task_id}, SLOT_CNT]}  # below zero for every other task
-    return {"$mod": [{"$add": [low, SLOT_CNT]}, SLOT_CNT]}
+def bucket(task_id: Expression = "$_id") -> Expression:
+    """Twin of buckets.bucket_of."""
+    low = {"$mod": [{"$toHashedIndexKey": task_id}, BUCKET_CNT]}  # below zero for every other task
+    return {"$mod": [{"$add": [low, BUCKET_CNT]}, BUCKET_CNT]}
 
 
 def runs_where(condition: Expression, runs: Expression = RUNS) -> Expression:

@@ -149,7 +149,7 @@ def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
     """Match the tasks of these names in the slots beside them: a text with "1" for each that is meant, and "0"."""
     return {
         "$or": [
-            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.slot(), 1]}, "1"]}}
+            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.bucket(), 1]}, "1"]}}
             for names, slots in shares
         ]
     }

@@ -38,7 +38,7 @@ class Outcome:
 
 
 def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
-    """Return the delay of a FAIL by the task's options; null for a run that is handed back: it keeps its place."""
+    """Return the delay of a FAIL by the task's options; null for a run that is handed back: it keeps its index."""
     # Under a name of its own: inside the twin, $$run is each of the runs that it counts.
     own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": rules.worker_failures("$$workerId", now)}}
     by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
@@ -55,9 +55,9 @@ def progress_told(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expr
 
 def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
     """Return what is merged into `$$run` of the progress that is told of it."""
-    place = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
-    told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$place"]}
+    index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
+    told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
     # What is there already stays as it is, its time too: its writer may not have heard yet that it was written.
     there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", told))
-    is_known = {"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}
-    return {"$let": {"vars": {"place": place}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}
+    is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
+    return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

@@ -57,7 +57,7 @@ def new_run(
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
-    """Return the run_id of each task in a grouped claim: the group's random token and the task's place in it."""
+    """Return the run_id of each task in a grouped claim: the group's random token and the task's index in it."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
     return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}
@@ -70,10 +70,10 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     must be successes, or none of it, and holds one outcome per task.
     """
     ids = [outcome.task_id for outcome in outcomes]
-    place: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
+    index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
 
     def mine(values: list[Any]) -> x.Expression:
-        return {"$arrayElemAt": [x.literal(values), "$$place"]}
+        return {"$arrayElemAt": [x.literal(values), "$$index"]}
 
     closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}
     if outcomes[0].status is RunStatus.SUCCESS:
@@ -86,14 +86,14 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     change: dict[str, Any] = {
         "task_state.worker_states": {
             "$let": {
-                "vars": {"place": place},
+                "vars": {"index": index},
                 "in": {"$let": {"vars": {"runId": mine([o.run_id for o in outcomes])}, "in": runs}},
             }
         }
     }
     if any(outcome.status is RunStatus.FAIL for outcome in outcomes):
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
-        one = {"$let": {"vars": {"place": place}, "in": mine(counted)}}
+        one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
     return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]
 
@@ -131,8 +131,8 @@ def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
     lengths = set(lease_ms.values())
     if len(lengths) == 1:
         return lengths.pop()
-    place = {"$indexOfArray": [x.literal(list(lease_ms)), "$$run.run_id"]}
-    return {"$arrayElemAt": [x.literal(list(lease_ms.values())), place]}
+    index = {"$indexOfArray": [x.literal(list(lease_ms)), "$$run.run_id"]}
+    return {"$arrayElemAt": [x.literal(list(lease_ms.values())), index]}
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:

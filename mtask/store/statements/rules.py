@@ -126,7 +126,7 @@ def derived(now: Expression) -> Expression:
     """Return `status` and `next`, the next preemption time, null if the status is final."""
     has_live = exists("$$live")
     # Not asked for where no place is free beside live runs: nothing follows from it then.
-    matters = {"$or": [{"$not": [has_live]}, _has_free_place()]}
+    matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
     open_status = {
         "$switch": {
             "branches": [
@@ -137,9 +137,9 @@ def derived(now: Expression) -> Expression:
             "default": TaskStatus.INIT.value,
         }
     }
-    has_open_place = {"$and": [_has_free_place(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]}
+    has_open_seat = {"$and": [_has_free_seat(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]}
     leases = {"$map": {"input": "$$live", "as": "run", "in": "$$run.ping_expire_time"}}
-    moments = {"$concatArrays": [leases, {"$cond": [has_open_place, free_place_times(now), []]}]}
+    moments = {"$concatArrays": [leases, {"$cond": [has_open_seat, free_seat_times(now), []]}]}
     earliest = {"$ifNull": [{"$min": moments}, due_time()]}
     unfinished = {
         "$let": {
@@ -166,22 +166,22 @@ def derived(now: Expression) -> Expression:
     )
 
 
-def _places() -> Expression:
+def _seats() -> Expression:
     # k; where a malformed task has none, 1: or it would count as a SUCCESS that nobody ran.
     return {"$max": [f"{OPTION}.concurrent_worker_cnt", 1]}
 
 
 def _is_success() -> Expression:
-    return {"$gte": [{"$size": "$$succeeded"}, _places()]}
+    return {"$gte": [{"$size": "$$succeeded"}, _seats()]}
 
 
-def has_free_place(now: Expression) -> Expression:
+def has_free_seat(now: Expression) -> Expression:
     """Whether S + R < k."""
-    return _bound(now, _has_free_place())
+    return _bound(now, _has_free_seat())
 
 
-def _has_free_place() -> Expression:
-    return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _places()]}
+def _has_free_seat() -> Expression:
+    return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _seats()]}
 
 
 def is_admitted(worker_id: Expression) -> Expression:
@@ -225,14 +225,14 @@ def may_take(worker_id: Expression, now: Expression) -> Expression:
         "$and": [
             {"$not": [is_final()]},
             {"$not": [f"{STATE}.cancel_requested"]},
-            _bound(now, {"$and": [_has_free_place(), {"$not": [_is_exhausted(now)]}]}),
+            _bound(now, {"$and": [_has_free_seat(), {"$not": [_is_exhausted(now)]}]}),
             is_candidate(worker_id, now),
             {"$lte": [ready_time(worker_id), now]},
         ]
     }
 
 
-def free_place_times(now: Expression) -> Expression:
+def free_seat_times(now: Expression) -> Expression:
     """For each worker that could take a free place, from when on; unnamed workers make one entry."""
     named = {
         "$map": {

@@ -25,7 +25,7 @@ _WANTS_ONE = [
 ]
 
 
-def looks_plain(document: str) -> x.Expression:
+def looks_simple(document: str) -> x.Expression:
     """Whether a document that was just inserted, at this path, is plain: only a guess, the guards decide."""
     return {
         "$and": [
@@ -105,5 +105,5 @@ def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
     """Return the value that belongs to the task at hand: there is one for each outcome."""
     if len(values) == 1:
         return x.literal(values[0])
-    place = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
-    return {"$arrayElemAt": [x.literal(values), place]}
+    index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
+    return {"$arrayElemAt": [x.literal(values), index]}

@@ -36,17 +36,17 @@ def claim(
     timeout: timedelta | None = None,
     also: Sequence[filters.Filter] = (),
     *,
-    are_plain: bool = False,
+    are_simple: bool = False,
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `also`: what they must match beside. `are_plain`: they look it, so what
+    None = as long as an operation may take. `also`: what they must match beside. `are_simple`: they look it, so what
     does for plain tasks is sent first. Of several the rest is claimed as ever; one that is not plain is left as if
     another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
-    if are_plain:
+    if are_simple:
         guard, pipeline = filters.with_guards(short.unbegun(task_ids), also), short.claim(worker_id, run_id)
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
@@ -55,7 +55,7 @@ def claim(
         document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
-    if are_plain and claimed_cnt < len(task_ids):
+    if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
         # What the short one took may be due again: this process may have stood still for longer than a lease.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
@@ -89,17 +89,17 @@ def run_of(document: Document, run_id: str) -> Document | None:
 
 
 def finish(
-    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_plain: bool = False
+    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_simple: bool = False
 ) -> Operation[set[str]]:
     """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
 
-    `timeout`: None = as long as an operation may take. `is_plain`: try first what does for the successes of plain
+    `timeout`: None = as long as an operation may take. `is_simple`: try first what does for the successes of plain
     tasks. Call it again after an error: what was finished stays finished, and is told so.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_plain and outcomes[0].status is RunStatus.SUCCESS:
+    if is_simple and outcomes[0].status is RunStatus.SUCCESS:
         update = tasks("update_many", short.held_alone(outcomes), short.succeed(outcomes), hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):

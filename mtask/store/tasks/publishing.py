@@ -142,25 +142,25 @@ def publish_many(
     duplicate must not raise, so there it is one bulk upsert.
     """
     first: dict[str, int] = {}
-    for place, task in enumerate(batch):
-        first.setdefault(task.task_id, place)
-    unique = [batch[place] for place in first.values()]
+    for index, task in enumerate(batch):
+        first.setdefault(task.task_id, index)
+    unique = [batch[index] for index in first.values()]
     if in_session:
         upserts = [
             UpdateOne({"_id": t.task_id}, requests.publish(t.fixed(), t.start_expression()), upsert=True)
             for t in unique
         ]
         inserted = yield tasks("upserted", upserts)
-        created = {unique[place].task_id for place in inserted}
+        created = {unique[index].task_id for index in inserted}
     else:
         hello = yield command("hello")
         now: datetime = hello["localTime"]
         documents = [requests.task_document(t.fixed(), t.start_at(now), now) for t in unique]
         existing = yield tasks("insert_new", documents)
-        created = {task.task_id for place, task in enumerate(unique) if place not in existing}
+        created = {task.task_id for index, task in enumerate(unique) if index not in existing}
     results: list[Published | Exception] = []
-    for place, task in enumerate(batch):
-        if task.task_id in created and first[task.task_id] == place:
+    for index, task in enumerate(batch):
+        if task.task_id in created and first[task.task_id] == index:
             results.append(Published(task.task_id, created=True, updated=False))
             continue
         try:
