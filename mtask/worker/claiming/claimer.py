@@ -103,7 +103,7 @@ class Claimer:
         self._stopped = asyncio.Event()
         self._recovery = Recovery(store, self._take_back, self._never_came, hints.look_again, self._stopped)
         #: Whether the tasks of the last group were plain: the next one's may be, too.
-        self._are_plain = True
+        self._are_simple = True
         self.busy: set[str] = set()  #: tasks whose claim is under way
         #: When a task was last claimed here, monotonic seconds; the longest ago first.
         self.recent: OrderedDict[str, float] = OrderedDict()
@@ -194,11 +194,11 @@ class Claimer:
                 self.busy.update(task_ids)
                 is_rescue = entries[0].is_begun  # and looked at just now
                 look_first = entries[0].rank > 0 and not is_rescue
-                is_plain = len(entries) == 1 and entries[0].is_plain
+                is_simple = len(entries) == 1 and entries[0].is_simple
                 claim = (
                     partial(self._claim_limited, is_rescue=is_rescue)
                     if is_limited
-                    else partial(self._claim_free, look_first=look_first, is_rescue=is_rescue, is_plain=is_plain)
+                    else partial(self._claim_free, look_first=look_first, is_rescue=is_rescue, is_simple=is_simple)
                 )
                 job = asyncio.get_running_loop().create_task(self._claim(task_ids, claim))
                 self._in_flight.add(job)
@@ -244,7 +244,7 @@ class Claimer:
         self._wake.set()
 
     async def _claim_free(
-        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool
+        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
         """Claim these tasks, which need no places; return those that are claimed apart from now on."""
         if is_rescue:
@@ -252,7 +252,7 @@ class Claimer:
         wanted = task_ids
         if look_first:
             wanted = [task.id for task in await self._store.run(self._hints.still_due(task_ids))]
-        return await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain) if wanted else ()
+        return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
         """Claim those of these tasks that get their places; the others wait for theirs.
@@ -312,23 +312,23 @@ class Claimer:
         task_ids: list[str],
         *,
         is_rescue: bool = False,
-        is_plain: bool = False,
+        is_simple: bool = False,
         admitted: Admitted | None = None,
         part: str = "",
     ) -> Collection[str]:
         """Claim these tasks and start the runs won; return those that are claimed apart from now on.
 
-        `is_plain`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
+        `is_simple`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
         """
         if not task_ids:
             return ()
         token = fresh_token() if admitted is None else admitted.token + part
         attempt = Attempt(task_ids, token, monotonic(), admitted)
         guard = [self._controls.guard(), *(self._limits.guard_of_free() if admitted is None else admitted.guard)]
-        are_plain = is_plain or (len(task_ids) > 1 and self._are_plain and not is_rescue)
+        are_simple = is_simple or (len(task_ids) > 1 and self._are_simple and not is_rescue)
         timeout = timedelta(seconds=self._wait)
         try:
-            claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_plain=are_plain)
+            claim = claims.claim(task_ids, self._worker_id, token, timeout, guard, are_simple=are_simple)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
@@ -405,7 +405,7 @@ class Claimer:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
-        are_plain = True
+        are_simple = True
         now = monotonic()
         for document in documents:
             task_id = document["_id"]
@@ -417,7 +417,7 @@ class Claimer:
             except Exception as error:  # whatever it is about this one, the others begin
                 refused.append((document, error))
                 continue
-            are_plain &= run.is_plain and not task.task_option.specific_worker_ids
+            are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 if task.task_state.status.is_final:  # marked as malformed since, by whoever looked at it
@@ -431,7 +431,7 @@ class Claimer:
         self._start_waiting()
         self._forget_old(now)
         if len(attempt.task_ids) > 1 and documents:
-            self._are_plain = are_plain
+            self._are_simple = are_simple
         for document, problem in refused:
             run_id, is_closed = run_ids[document["_id"]], False
             try:

@@ -104,7 +104,7 @@ class Hints:
 
     # --- what is heard ------------------------------------------------------------------------------------
 
-    def push(self, task_id: Any, document: Mapping[str, Any], *, is_plain: bool = False) -> None:
+    def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
         """Take a task as its document says; where that cannot be read, look at the whole of it."""
         try:
             name, queue = document["name"], document.get("queue")
@@ -127,7 +127,7 @@ class Hints:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_plain=is_plain)
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
@@ -262,7 +262,7 @@ class Hints:
         due: float,
         *,
         is_begun: bool,
-        is_plain: bool = False,
+        is_simple: bool = False,
     ) -> None:
         if task_id in self._claimer.busy:
             self._missed.setdefault(task_id, False)  # the claim under way may be older than this hint
@@ -271,7 +271,7 @@ class Hints:
         else:
             self._due_looks.discard(task_id)
             rank = self._rank(task_id, name)
-            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_plain=is_plain, queue=queue)
+            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_simple=is_simple, queue=queue)
             self._claimer.wake()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:

@@ -169,17 +169,17 @@ class Discovery:
 
     def _take_event(self, event: Event) -> bool:
         if event.kind is EventKind.TASK_INSERTED:
-            self._hints.push(event.task_id, event.document or {}, is_plain=event.is_plain)
+            self._hints.push(event.task_id, event.document or {}, is_simple=event.is_simple)
         elif event.kind is EventKind.TASK_CHANGED:
             self._hints.push_changed(
                 event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder
             )
-        elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._worker_id:
+        elif event.kind is EventKind.WORKER_ORDER and event.task_id == self._worker_id:
             self._on_control()
-        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
+        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.WORKER_ORDER):
             self._are_peers_due = True
             self._wake_scan.set()
-        elif event.kind is EventKind.RULES_CHANGED:
+        elif event.kind is EventKind.CONTROLS_CHANGED:
             self._controls.wake()
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._on_schedules()
