@@ -16,7 +16,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from mtask import AsyncClient, Client, RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 
 Kind = Literal["sync", "asyncio", "motor"]

@@ -14,7 +14,7 @@ from pymongo import MongoClient
 
 from mtask import Client
 from mtask.local import ReplicaSet, Security, temporary
-from mtask.store.layout.roles import ROLES, role_name
+from mtask.store.driver.rights import ROLES, role_name
 from tests.mongo import TEST_COMMANDS, Document
 from tests.mongo import Client as Mongo
 

@@ -18,7 +18,7 @@ short=(
     --ignore-glob='tests/unit/test_demo_*'
     --ignore=tests/unit/test_cli_help.py
     --ignore=tests/unit/test_compose.py
-    tests/parity/test_plain_parity.py
+    tests/parity/test_simple_parity.py
     tests/integration/test_client_transactions.py
     tests/selftests/faults/test_proxy.py
     tests/integration/test_worker_endings.py

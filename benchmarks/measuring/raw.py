@@ -25,7 +25,8 @@ from pymongo.write_concern import WriteConcern
 from mtask.model.options import build_option
 from mtask.model.status import RunStatus
 from mtask.store.statements import filters, pipelines, short
-from mtask.store.statements.pipelines import Outcome, task_document
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.requests import task_document
 from mtask.store.tasks import claims
 
 Document = dict[str, Any]

@@ -1,4 +1,4 @@
-"""How long to wait after a failed run. The server-side twin is in `mtask.store.statements.expressions`."""
+"""How long to wait after a failed run. The server-side twin is in `mtask.store.statements.rules`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mtask.model.options import WHOLE, PositiveCount
 
 Kind = Literal["queue", "name"]
 #: What one document can count.
-MAX_PLACES = 1_000
+MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
 #: What to do about a control that cannot be read.
@@ -28,8 +28,8 @@ class Limit(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    concurrency: Annotated[int, Field(ge=1, le=MAX_PLACES), WHOLE] | None = None
-    starts: Annotated[int, Field(ge=1, le=MAX_PLACES), WHOLE] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=MAX_PERMITS), WHOLE] | None = None
+    starts: Annotated[int, Field(ge=1, le=MAX_PERMITS), WHOLE] | None = None
     window_ms: Annotated[int, Field(ge=MIN_WINDOW_MS, le=MAX_WINDOW_MS), WHOLE] | None = None
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class Running(BaseModel):
     claim_by: Instant  #: until when it may be claimed
 
 
-class PlaceDocument(BaseModel):
+class PermitPoolDocument(BaseModel):
     """What is counted for a limited queue, or one limit_key in it: one document in the collection `places`."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)

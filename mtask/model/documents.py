@@ -198,6 +198,13 @@ def _complete_option(option: Any, check: Callable[[Any], TaskOption]) -> TaskOpt
     return check(option)
 
 
+def runs_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what can be read as a run in a task's document as it is stored, the oldest first: it may be malformed."""
+    state = document.get("task_state")
+    runs = state.get("worker_states") if isinstance(state, dict) else None
+    return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+
+
 class WorkerControl(BaseModel):
     """What a client asks of a worker."""
 

@@ -105,10 +105,10 @@ def make_handler(
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_extra = True
             continue
-        place = f"argument_{len(fields)}"
+        position = f"argument_{len(fields)}"
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[place] = parameter.name
-        definitions[place] = (hint, Field(default, alias=parameter.name))
+        fields[position] = parameter.name
+        definitions[position] = (hint, Field(default, alias=parameter.name))
     settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
     try:
         arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)

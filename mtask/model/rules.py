@@ -1,5 +1,5 @@
 """The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
-`mtask.store.statements.expressions`; a property test holds the two together.
+`mtask.store.statements.rules`; a property test holds the two together.
 
 For a task, with runs of earlier rounds (`past`) left out:
 S = workers with a SUCCESS, R = runs RUNNING with a live lease, F = failed_cnt plus runs RUNNING with a lapsed
@@ -93,7 +93,7 @@ def status(task: Task, now: datetime) -> TaskStatus:
     return TaskStatus.INIT
 
 
-def has_free_place(task: Task, now: datetime) -> bool:
+def has_free_seat(task: Task, now: datetime) -> bool:
     """Whether S + R < k."""
     taken = len(succeeded_workers(task)) + len(live_runs(task, now))
     return taken < task.task_option.concurrent_worker_cnt
@@ -134,7 +134,7 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
     """Whether this worker may take the task at `now`."""
     if status(task, now).is_final or task.task_state.cancel_requested or is_exhausted(task, now):
         return False
-    if not has_free_place(task, now) or not is_candidate(task, worker_id, now):
+    if not has_free_seat(task, now) or not is_candidate(task, worker_id, now):
         return False
     return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now
 
@@ -144,12 +144,12 @@ def next_preempt_time(task: Task, now: datetime) -> datetime | None:
     if status(task, now).is_final:
         return None
     moments = [run.ping_expire_time for run in live_runs(task, now)]
-    if not task.task_state.cancel_requested and not is_exhausted(task, now) and has_free_place(task, now):
-        moments += free_place_times(task, now)
+    if not task.task_state.cancel_requested and not is_exhausted(task, now) and has_free_seat(task, now):
+        moments += free_seat_times(task, now)
     return min(moments, default=due_time(task))
 
 
-def free_place_times(task: Task, now: datetime) -> list[datetime]:
+def free_seat_times(task: Task, now: datetime) -> list[datetime]:
     """Return, for each worker that could take a free place, from when on; unnamed workers make one entry."""
     option = task.task_option
     due = due_time(task)

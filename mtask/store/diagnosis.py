@@ -16,8 +16,8 @@ from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Collection, Operation, command, tasks
-from mtask.store.layout import roles, setup
-from mtask.store.layout.roles import Role
+from mtask.store.driver.rights import ROLES, Role, lacking
+from mtask.store.layout import setup
 from mtask.store.layout.schema import LAYOUTS, STATUS_INDEX
 from mtask.store.layout.schema import misfits as misfits_filter
 from mtask.store.statements import expressions as x
@@ -125,8 +125,8 @@ def rights(database: str) -> Operation[Rights]:
     if not users:
         return Rights(None, {})
     granted = status["authInfo"].get("authenticatedUserPrivileges", [])
-    lacking = {role: roles.lacking(role, database, granted) for role in roles.ROLES}
-    return Rights(f"{users[0].get('user')}@{users[0].get('db')}", lacking)
+    missing = {role: lacking(role, database, granted) for role in ROLES}
+    return Rights(f"{users[0].get('user')}@{users[0].get('db')}", missing)
 
 
 def try_read_and_write() -> Operation[None]:

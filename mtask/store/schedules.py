@@ -19,7 +19,7 @@ from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.operation import Operation, command, schedules, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
-from mtask.store.statements import pipelines
+from mtask.store.statements import requests
 from mtask.store.tasks.publishing import NewTask
 
 Document = dict[str, Any]
@@ -108,7 +108,7 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageEnd:
     """Where one page of what is coming ended, for the next to begin: None where there is no more of a kind."""
 
     #: Of what clients have stored: the instant and the id of the last one.
@@ -124,7 +124,7 @@ class Coming:
     documents: list[Document]
     server_time: datetime | None
     #: None: nothing comes after it.
-    end: Place | None
+    end: PageEnd | None
 
 
 def coming(
@@ -132,7 +132,7 @@ def coming(
     limit: int,
     declared: Sequence[str] = (),
     left_out: Sequence[str] = (),
-    after: Place | None = None,
+    after: PageEnd | None = None,
 ) -> Operation[Coming]:
     """Return what clients have stored, or is among `declared`, and fires within the horizon or has begun to.
 
@@ -151,14 +151,14 @@ def coming(
     united = [{"$unionWith": {"coll": "schedules", "pipeline": stages}} for stages in others]
     found: list[Document] = yield schedules("rows", [*first, *united, {"$set": {"now": x.NOW}}])
     fires, begun = ([document for document in found if document["kind"] == kind] for kind in ("fires", "begun"))
-    end = Place(
+    end = PageEnd(
         (fires[-1]["schedule_state"]["next_fire_time"], fires[-1]["_id"]) if len(fires) == limit else None,
         begun[-1]["_id"] if len(begun) == limit else None,
     )
     return Coming(
         list({document["_id"]: document for document in found}.values()),
         found[0]["now"] if found else None,
-        None if end == Place(None, None) else end,
+        None if end == PageEnd(None, None) else end,
     )
 
 
@@ -272,7 +272,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
         x.literal({name: common[name] for name in ("queue", "params", "task_option")}),
-        pipelines.task_document({}, "$firing.start_time", x.NOW),
+        requests.task_document({}, "$firing.start_time", x.NOW),
     ]
     return [
         {"$match": {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}},

@@ -34,5 +34,5 @@ class FieldFormatter(logging.Formatter):
 def _shown(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     # What cannot be printed might steer the terminal that shows it: keys are other people's text.
-    is_plain = text.isprintable() and not any(letter in text for letter in " \"'=")
-    return text if text and is_plain else repr(text)
+    is_simple = text.isprintable() and not any(letter in text for letter in " \"'=")
+    return text if text and is_simple else repr(text)

@@ -11,7 +11,7 @@ from mtask.model.options import TaskOption
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
 from mtask.store.statements import filters
-from mtask.store.tasks import claims
+from mtask.store.tasks import finding
 
 Document = dict[str, Any]
 
@@ -127,7 +127,7 @@ def test_the_batch_query_examines_hardly_more_than_it_returns(store: SyncStore, 
 
 
 def test_the_batch_query_returns_what_is_due_for_this_worker_highest_priority_first(store: SyncStore) -> None:
-    found = store.run(claims.scan(QUEUES, NAMES, WORKER, HORIZON_MS, 1000))
+    found = store.run(finding.scan(QUEUES, NAMES, WORKER, HORIZON_MS, 1000))
     assert found.is_complete
     kinds = [document["_id"].split(":")[1].split("-")[0] for document in found.documents]
     assert {kind: kinds.count(kind) for kind in kinds} == {"due": DUE, "mine": MINE}

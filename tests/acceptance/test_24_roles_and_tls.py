@@ -24,6 +24,7 @@ from mtask.client.diagnosis.findings import Level
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.local import ReplicaSet
 from mtask.model.status import TaskStatus
+from mtask.store.driver import rights
 from mtask.store.layout import roles
 from mtask.store.tasks import retention
 from tests.acceptance.app import EVENTS_VARIABLE
@@ -211,8 +212,8 @@ def test_deployer_sets_a_database_up_and_everybody_else_can_then_work(server: Re
         assert set(administrator._store.run(roles.make(BARE)).values()) == {"in place"}
     mongo: Mongo = MongoClient(server.uri)
     with mongo:
-        for role in roles.ROLES:
-            granted = [{"role": roles.role_name(BARE, role), "db": "admin"}]
+        for role in rights.ROLES:
+            granted = [{"role": rights.role_name(BARE, role), "db": "admin"}]
             mongo.admin.command("grantRolesToUser", f"{role}_of_{BARE}", roles=granted)
         mongo.admin.command("updateRole", f"mtask_{BARE}_publisher", privileges=[])
     with Client(bare.worker, database=BARE) as early, pytest.raises(AccessDenied, match=f"mtask_{BARE}_deployer"):
@@ -238,9 +239,9 @@ def test_command_line_makes_and_prints_the_roles_and_the_doctor_says_what_each_m
     made = mtask(server.uri, "init", "--roles", "--json")
     assert made.returncode == 0, made.stderr
     printed = mtask(users.nobody, "roles")
-    for role in roles.ROLES:
-        assert roles.role_name(SHOP, role) in made.stdout
-        assert roles.role_name(SHOP, role) in printed.stdout
+    for role in rights.ROLES:
+        assert rights.role_name(SHOP, role) in made.stdout
+        assert rights.role_name(SHOP, role) in printed.stdout
     for role in ("publisher", "worker", "operator", "deployer"):
         with as_role(users, role) as client:
             assert not [found for found in client.diagnose() if found.level is Level.FAIL], role
@@ -292,7 +293,7 @@ def test_what_a_role_may_not_do_is_refused_with_the_role_that_may(
     staged.client.publish("noop", key="k", delay=_DELAY)
     with as_role(users, role) as client, pytest.raises(AccessDenied) as refused:
         asked(client)
-    names = tuple(roles.role_name(SHOP, one) for one in roles.ROLES if one in allowed)
+    names = tuple(rights.role_name(SHOP, one) for one in rights.ROLES if one in allowed)
     assert names or "user administrator" in str(refused.value)
     assert refused.value.roles == names
     assert all(name in str(refused.value) for name in names)

@@ -6,14 +6,14 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLIENT = "mtask/client/operating/controls.py"
 _LIMITS = "mtask/worker/admission/limits.py"
-_PLACES = "mtask/store/queues/permits.py"
+_PERMITS = "mtask/store/queues/permits.py"
 _RETENTION = "mtask/store/tasks/retention.py"
 _WORKER_CONTROLS = "mtask/worker/admission/controls.py"
 
 _KEEP_TESTS = "tests/integration/test_keep.py"
 _LIMITS_TESTS = "tests/integration/test_limits.py"
 _PAUSES_TESTS = "tests/integration/test_pauses.py"
-_PLACES_TESTS = "tests/integration/test_store_places.py"
+_PERMITS_TESTS = "tests/integration/test_store_permits.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
@@ -22,92 +22,92 @@ _BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task
 CONTROL_MUTATIONS = (
     # --- limits ---------------------------------------------------------------------------------------------
     Mutation(
-        "places-read-and-then-written",
-        "Of two that ask for a place at once the later writes down what it read before, and both get the last one.",
+        "permits-read-and-then-written",
+        "Of two that ask for a permit at once the later writes down what it read before, and both get the last one.",
         (
-            Edit(_PLACES, "            document: Document = yield places(\n                \"find_one_and_update\",",
-                 "            read = (yield places(\"find_one\", {\"_id\": place_id})) or {}\n"
+            Edit(_PERMITS, "            document: Document = yield places(\n                \"find_one_and_update\",",
+                 "            read = (yield places(\"find_one\", {\"_id\": pool_id})) or {}\n"
                  "            was = {kind: x.literal(read.get(kind, [])) for kind in (\"starts\", \"running\")}\n"
                  "            pipeline = [{\"$set\": was}, *pipeline[-6:]]\n"
                  "            document: Document = yield places(\n                \"find_one_and_update\","),
         ),
-        (f"{_PLACES_TESTS}::test_of_any_number_that_ask_at_once_no_more_than_the_limit_get_one",),
+        (f"{_PERMITS_TESTS}::test_of_any_number_that_ask_at_once_no_more_than_the_limit_get_one",),
     ),
     Mutation(
-        "lapsed-run-keeps-its-place",
-        "The places of a worker that died are never free again.",
-        (Edit(_PLACES, "    if lapsed:\n        yield from _settle_each(lapsed)",
+        "lapsed-run-keeps-its-permit",
+        "The permits of a worker that died are never free again.",
+        (Edit(_PERMITS, "    if lapsed:\n        yield from _settle_each(lapsed)",
               "    if False:\n        yield from _settle_each(lapsed)"),),
-        (f"{_PLACES_TESTS}::test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
+        (f"{_PERMITS_TESTS}::test_a_permit_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
     ),
     Mutation(
         "lapsed-run-not-closed",
-        "The place of a lapsed run is given back, and a ping that was under way revives the run.",
+        "The permit of a lapsed run is given back, and a ping that was under way revives the run.",
         (
-            Edit(_PLACES, "        yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
+            Edit(_PERMITS, "        yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
                  "        runs = {key: run for key, run in runs.items() if run.task_id not in lapsed}"),
-            Edit(_PLACES, 'if entry["claim_by"] + _LATEST < now if run is None else run.is_over:',
+            Edit(_PERMITS, 'if entry["claim_by"] + _LATEST < now if run is None else run.is_over:',
                  'if run is None or run.is_over:'),
         ),
-        (f"{_PLACES_TESTS}::test_a_place_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
+        (f"{_PERMITS_TESTS}::test_a_permit_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
     ),
     Mutation(
-        "place-given-back-by-task",
-        "A run that is over gives back the place of the next run of its task.",
+        "permit-given-back-by-task",
+        "A run that is over gives back the permit of the next run of its task.",
         (
-            Edit(_PLACES, 'gone = x.literal([f"{token} {task_id}" for task_id, token in runs])',
+            Edit(_PERMITS, 'gone = x.literal([f"{token} {task_id}" for task_id, token in runs])',
                  "gone = x.literal([task_id for task_id, _ in runs])"),
-            Edit(_PLACES, 'name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}',
+            Edit(_PERMITS, 'name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}',
                  'name = "$$entry.task_id"'),
         ),
-        (f"{_PLACES_TESTS}::test_a_place_is_given_back_by_nobody_but_its_own_claim",),
+        (f"{_PERMITS_TESTS}::test_a_permit_is_given_back_by_nobody_but_its_own_claim",),
     ),
     Mutation(
-        "lost-claim-gives-back-the-winners-place",
-        "Who did not get a task gives back the place of the worker that did.",
-        (Edit(_PLACES, _BY_TOKEN, '{"$in": ["$$entry.task_id", given_back]}'),),
-        (f"{_PLACES_TESTS}::test_a_place_is_given_back_by_nobody_but_its_own_claim",),
+        "lost-claim-gives-back-the-winners-permit",
+        "Who did not get a task gives back the permit of the worker that did.",
+        (Edit(_PERMITS, _BY_TOKEN, '{"$in": ["$$entry.task_id", given_back]}'),),
+        (f"{_PERMITS_TESTS}::test_a_permit_is_given_back_by_nobody_but_its_own_claim",),
     ),
     Mutation(
-        "place-of-a-slow-claim-given-back",
-        "A place is given back as soon as its claim may not begin any more: one that has begun is written later.",
-        (Edit(_PLACES, 'if entry["claim_by"] + _LATEST < now if run', 'if entry["claim_by"] < now if run'),),
-        (f"{_PLACES_TESTS}::test_a_place_whose_claim_never_came_is_given_back_after_a_while",),
+        "permit-of-a-slow-claim-given-back",
+        "A permit is given back as soon as its claim may not begin any more: one that has begun is written later.",
+        (Edit(_PERMITS, 'if entry["claim_by"] + _LATEST < now if run', 'if entry["claim_by"] < now if run'),),
+        (f"{_PERMITS_TESTS}::test_a_permit_whose_claim_never_came_is_given_back_after_a_while",),
     ),
     Mutation(
         "window-by-the-local-clock",
         "Which starts still count is read from the wall clock of the worker's machine.",
-        (Edit(_PLACES, '{"$subtract": [x.NOW, "$_wish.window_ms"]}',
-              f'{{"$subtract": [{_LOCAL_NOW}, "$_wish.window_ms"]}}'),),
+        (Edit(_PERMITS, '{"$subtract": [x.NOW, "$_request.window_ms"]}',
+              f'{{"$subtract": [{_LOCAL_NOW}, "$_request.window_ms"]}}'),),
         (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
     ),
     Mutation(
-        "claim-after-its-place",
-        "A claim is valid though its place may have been given to another.",
+        "claim-after-its-permit",
+        "A claim is valid though its permit may have been given to another.",
         (Edit(_LIMITS, "return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]",
               "return guards"),),
-        (f"{_LIMITS_TESTS}::test_a_claim_that_comes_too_late_for_its_place_is_not_valid",),
+        (f"{_LIMITS_TESTS}::test_a_claim_that_comes_too_late_for_its_permit_is_not_valid",),
     ),
     Mutation(
         "moved-into-a-limited-queue",
-        "A task that was moved into a limited queue amid its claim runs without a place.",
+        "A task that was moved into a limited queue amid its claim runs without a permit.",
         (Edit(_LIMITS, "return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []",
               "return []"),),
-        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there",),
+        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there",),
     ),
     Mutation(
         "moved-to-another-key",
-        "A task whose limit_key was changed amid its claim runs on a place of the former key.",
+        "A task whose limit_key was changed amid its claim runs on a permit of the former key.",
         (
             Edit(_LIMITS, "guards = [of_queues_and_keys(sorted(self.of, key=str))]", "guards: list[Filter] = []"),
         ),
-        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there",),
+        (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there",),
     ),
     Mutation(
-        "place-of-a-live-run-given-back",
-        "A worker that trusts a lease no longer gives back its place, though the run is live in the document.",
+        "permit-of-a-live-run-given-back",
+        "A worker that trusts a lease no longer gives back its permit, though the run is live in the document.",
         (Edit(_LIMITS, "if held and is_closed:", "if held:"),),
-        (f"{_LIMITS_TESTS}::test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed",),
+        (f"{_LIMITS_TESTS}::test_a_run_that_its_worker_lets_go_of_keeps_its_permit_until_it_is_closed",),
     ),
     # --- pauses ---------------------------------------------------------------------------------------------
     Mutation(
@@ -186,9 +186,9 @@ CONTROL_MUTATIONS = (
         (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
     Mutation(
-        "places-given-back-everywhere",
-        "On a sharded cluster every shard looks through all its places for those that are given back.",
-        (Edit(_PLACES, '{"_id": {"$in": sorted(set(place_ids))}},', "{},"),),
+        "permits-given-back-everywhere",
+        "On a sharded cluster every shard looks through all its permits for those that are given back.",
+        (Edit(_PERMITS, '{"_id": {"$in": sorted(set(pool_ids))}},', "{},"),),
         ("tests/integration/test_writes_are_targeted.py"
          "::test_every_write_of_workers_and_clients_names_its_documents_by_id",),
     ),

@@ -85,14 +85,14 @@ EVENT_MUTATIONS = (
     Mutation(
         "told-of-who-stands-there-now",
         "An end that is read late is told of the run that stands in its place by now.",
-        (Edit(_CHANGES, "    if len(same) == end.count:\n        return same[end.rank]\n", "    return at_place\n"),),
+        (Edit(_CHANGES, "    if len(same) == end.count:\n        return same[end.rank]\n", "    return at_index\n"),),
         (f"{_EVENTS_TESTS}::test_of_many_tries_each_is_told_however_late_it_is_read",),
     ),
     Mutation(
         "lapse-told-after-the-claim",
         "The claim that closed a lapsed run is told before the lapse.",
-        (Edit(_CHANGES, "in_place = [place for place in sorted(changed) if",
-              "in_place = [place for place in sorted(changed, reverse=True) if"),),
+        (Edit(_CHANGES, "in_order = [index for index in sorted(changed) if",
+              "in_order = [index for index in sorted(changed, reverse=True) if"),),
         (f"{_EVENTS_TESTS}::test_a_life_is_told_in_order_with_who_and_why",),
     ),
     Mutation(
@@ -118,8 +118,8 @@ EVENT_MUTATIONS = (
     Mutation(
         "progress-written-again",
         "A finish beside a ping writes the same progress once more, with another time, and it is told twice.",
-        (Edit("mtask/store/statements/pipelines.py", '{"$or": [{"$lt": ["$$place", 0]}, {"$eq": [there, fresh]}]}',
-              '{"$lt": ["$$place", 0]}'),),
+        (Edit("mtask/store/statements/outcome.py", '{"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}',
+              '{"$lt": ["$$index", 0]}'),),
         (f"{_EVENTS_TESTS}::test_progress_that_is_sent_again_is_told_once",),
     ),
     Mutation(

@@ -7,11 +7,13 @@ from tests.faults.mutant import Edit, Mutation
 _CLAIMS = "mtask/store/tasks/claims.py"
 _DRIVER = "mtask/store/driver/stores.py"
 _FILTERS = "mtask/store/statements/filters.py"
+_DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
-_PLAIN = "mtask/store/statements/short.py"
+_SHORT = "mtask/store/statements/short.py"
 _PUBLISHING = "mtask/store/tasks/publishing.py"
+_REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/rules.py"
-_TWINS = "mtask/store/statements/expressions.py"
+_TWINS = "mtask/store/statements/rules.py"
 _WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
@@ -19,7 +21,7 @@ _STORE_CLAIMS = "tests/integration/test_store_claims.py"
 _CAUGHT = "tests/integration/test_mutants_caught.py"
 _INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
-_PLAIN_PARITY = "tests/parity/test_plain_parity.py"
+_SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        general"
@@ -42,15 +44,15 @@ STORE_MUTATIONS = (
     ),
     Mutation(
         "short-finish-after-the-lease",
-        "A run of a plain task whose lease has lapsed still writes its result.",
-        (Edit(_PLAIN, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
-        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
+        "A run of a simple task whose lease has lapsed still writes its result.",
+        (Edit(_SHORT, """        {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},\n""", ""),),
+        (f"{_SIMPLE_PARITY}::test_simple_task_is_taken_as_one",),
     ),
     Mutation(
         "short-finish-by-any-run",
         "A result is written into whichever task of the group holds one of the group's runs.",
-        (Edit(_PLAIN, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
-        (f"{_PLAIN_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+        (Edit(_SHORT, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
+        (f"{_SIMPLE_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
     ),
     Mutation(
         "long-claim-of-what-the-short-one-took",
@@ -61,8 +63,8 @@ STORE_MUTATIONS = (
     Mutation(
         "short-claim-of-what-is-begun",
         "The short claim takes a task that was begun before, and forgets its runs.",
-        (Edit(_PLAIN, """        {"$eq": [x.RUNS, []]},\n""", ""),),
-        (f"{_PLAIN_PARITY}::test_plain_task_is_taken_as_one",),
+        (Edit(_SHORT, """        {"$eq": [x.RUNS, []]},\n""", ""),),
+        (f"{_SIMPLE_PARITY}::test_simple_task_is_taken_as_one",),
     ),
     Mutation(
         "finish-closes-every-run",
@@ -76,8 +78,8 @@ STORE_MUTATIONS = (
         (
             Edit(_FILTERS, 'return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}',
                  "return fence_of(task_ids, run_ids)"),
-            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *_derive_routinely(now)]',
-                 'return [{"$set": change}, *_derive_routinely(now)]'),
+            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]',
+                 'return [{"$set": change}, *derive_routinely(now)]'),
         ),
         (
             f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",
@@ -91,7 +93,7 @@ STORE_MUTATIONS = (
             Edit(_CLAIMS, "guard = filters.held_runs(task_ids, run_ids)\n    pipeline = pipelines.ping(",
                  "guard = filters.by_ids(task_ids)\n    pipeline = pipelines.ping("),
             Edit(_PIPELINES,
-                 'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]}',
+                 'holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]}',
                  'holds = {"$in": ["$$run.run_id", x.literal(list(run_ids))]}'),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_pings_nothing",),
@@ -146,7 +148,7 @@ STORE_MUTATIONS = (
     ),
     Mutation(
         "heartbeat-without-fence",
-        "Two live processes share a worker_id: the older one never learns that its place was taken.",
+        "Two live processes share a worker_id: the older one never learns that its registration was taken over.",
         (
             Edit(_WORKERS, '{"_id": me.worker_id, "incarnation": me.incarnation},', '{"_id": me.worker_id},'),
         ),
@@ -203,8 +205,8 @@ STORE_MUTATIONS = (
         "timeouts-not-counted",
         "A task that kills its worker every time is tried for ever.",
         (
-            Edit(_PIPELINES,
-                 'return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": x.failures(now)}}]',
+            Edit(_DERIVE,
+                 'return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": rules.failures(now)}}]',
                  'return [{"$set": {"task_state.worker_states": runs}}]'),
         ),
         (
@@ -253,22 +255,22 @@ STORE_MUTATIONS = (
         ("tests/parity/test_rules_parity.py::test_every_rule_and_its_twin_agree",),
     ),
     Mutation(
-        "holder-takes-a-second-place",
-        "A worker that holds a task takes another of its places too, in the rule and in its twin.",
+        "holder-takes-a-second-seat",
+        "A worker that holds a task takes another of its seats too, in the rule and in its twin.",
         (
-            Edit(_TWINS, 'holds = {"$or": [is_run_live(now), _has_status(RunStatus.SUCCESS)]}',
-                 "holds = _has_status(RunStatus.SUCCESS)"),
+            Edit(_TWINS, 'holds = {"$or": [is_run_live(now), has_status(RunStatus.SUCCESS)]}',
+                 "holds = has_status(RunStatus.SUCCESS)"),
             Edit(_RULES,
                  "if any(run.worker_id == worker_id for run in live_runs(task, now)):\n        return False\n    ", ""),
         ),
         (f"{_STORE_CLAIMS}::test_two_workers_at_once_where_two_must_succeed_and_no_third",),
     ),
     Mutation(
-        "running-takes-no-place",
+        "running-takes-no-seat",
         "S < k in place of S + R < k, in the rule and in its twin: any number of workers run a task at once.",
         (
-            Edit(_TWINS, 'return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _places()]}',
-                 'return {"$lt": [{"$size": "$$succeeded"}, _places()]}'),
+            Edit(_TWINS, 'return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _seats()]}',
+                 'return {"$lt": [{"$size": "$$succeeded"}, _seats()]}'),
             Edit(_RULES, "taken = len(succeeded_workers(task)) + len(live_runs(task, now))",
                  "taken = len(succeeded_workers(task))"),
         ),
@@ -302,7 +304,7 @@ STORE_MUTATIONS = (
         "ping-leaves-the-preemption-time",
         "next_preempt_time stays behind the lease: every worker tries the held task, again and again.",
         (
-            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *_derive_routinely(now)]',
+            Edit(_PIPELINES, '"task_state.failed_cnt": counted}}, *derive_routinely(now)]',
                  '"task_state.failed_cnt": counted}}]'),
         ),
         (f"{_STORE_CLAIMS}::test_a_ping_moves_the_lease_and_the_preemption_time_with_it",),
@@ -310,7 +312,7 @@ STORE_MUTATIONS = (
     Mutation(
         "everything-is-quiet",
         "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
-        (Edit(_PIPELINES, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
+        (Edit(_DERIVE, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
         ("tests/integration/test_store_watch.py::test_claims",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
@@ -329,7 +331,7 @@ STORE_MUTATIONS = (
                  '            yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)\n'
                  "            return True"),
             Edit(_PUBLISHING, "        return result.upserted_id is not None\n", ""),
-            Edit(_PIPELINES, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
+            Edit(_REQUESTS, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
                  'return [{"$replaceWith": {"$cond": [is_new, made, made]}}]'),
         ),
         ("tests/integration/test_store_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),

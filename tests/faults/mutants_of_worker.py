@@ -87,7 +87,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "slots-of-another-hash",
         "A worker puts tasks into other slots than the server does.",
-        (Edit("mtask/model/slots.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
+        (Edit("mtask/model/buckets.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
         ("tests/integration/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
     ),
     Mutation(

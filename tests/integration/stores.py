@@ -55,10 +55,12 @@ def server_time(store: SyncStore) -> datetime:
     return now
 
 
-def claim(store: SyncStore, worker_id: str, *keys: str, token: str | None = None, are_plain: bool = False) -> list[str]:
+def claim(
+    store: SyncStore, worker_id: str, *keys: str, token: str | None = None, are_simple: bool = False
+) -> list[str]:
     """Claim tasks and return the keys of those that the worker got."""
     ids = [f"task:{key}" for key in keys]
-    taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}", are_plain=are_plain))
+    taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}", are_simple=are_simple))
     return sorted(document["key"] for document in taken)
 
 

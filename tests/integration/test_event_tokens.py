@@ -14,7 +14,7 @@ from mtask.client.reading.events_aio import AsyncEvents
 from mtask.errors import InvalidInput
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks import claims
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client

@@ -16,7 +16,7 @@ from mtask.errors import EventsLost, InvalidInput
 from mtask.model.rules import KEPT_RUNS
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import claims
 from mtask.store.tasks.publishing import Policy
@@ -251,11 +251,11 @@ def test_run_that_a_publish_moved_up_behind_twenty_others_is_not_claimed_again(
 
 
 @pytest.mark.parametrize(
-    ("status", "is_plain"),
+    ("status", "is_simple"),
     [(RunStatus.SUCCESS, True), (RunStatus.SUCCESS, False), (RunStatus.FAIL, False)],
 )
 def test_progress_that_is_sent_again_is_told_once(
-    client: AnyClient, store: SyncStore, status: Literal[RunStatus.SUCCESS, RunStatus.FAIL], is_plain: bool
+    client: AnyClient, store: SyncStore, status: Literal[RunStatus.SUCCESS, RunStatus.FAIL], is_simple: bool
 ) -> None:
     """As when the finish is sent before the ping's reply is read, and when a ping's reply was lost."""
     half = {"fraction": 0.5, "message": "half"}
@@ -269,7 +269,7 @@ def test_progress_that_is_sent_again_is_told_once(
             while server_time(store) <= written.time:
                 pass
         outcome = Outcome("task:k", run_id, status, progress=half)
-        assert store.run(claims.finish([outcome], is_plain=is_plain)) == {run_id}
+        assert store.run(claims.finish([outcome], is_simple=is_simple)) == {run_id}
         assert parsed(store, "k").task_state.worker_states[0].progress == written
         kinds = [event.kind.value for event in reading.take(4)]
         assert kinds == ["published", "claimed", "progress", "succeeded" if status is RunStatus.SUCCESS else "failed"]

@@ -21,7 +21,7 @@ from mtask.cli.output import write_json
 from mtask.cli.tasks import tail
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks import claims
 from tests.clients import claim, fail

@@ -13,7 +13,7 @@ from mtask.client.asking import requests
 from mtask.errors import TaskNotFound
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import readers
 from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks import claims, queries
@@ -182,7 +182,7 @@ def test_plain_tasks_are_told_without_a_look_however_late(
     for _ in range(3):
         store.run(claims.ping({run_id: "task:k"}, 60_000))
     outcome = Outcome("task:k", run_id, RunStatus.SUCCESS, progress={"fraction": 1.0, "message": "done"})
-    assert store.run(claims.finish([outcome], is_plain=True)) == {run_id}
+    assert store.run(claims.finish([outcome], is_simple=True)) == {run_id}
     publish_task(store, "canceled", queue="a")
     client.cancel("task", "canceled")
     found = read_now(client, store, begin, queue="a")

@@ -1,4 +1,4 @@
-"""Limits in real workers: never more than they allow over all of them, and no place kept for what is over."""
+"""Limits in real workers: never more than they allow over all of them, and no permit kept for what is over."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mtask.model.documents import StoredTask
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.queues import permits
-from mtask.store.queues.permits import Place, Wish
+from mtask.store.queues.permits import PermitPool, PermitRequest
 from mtask.store.tasks import claims
 from mtask.worker.admission import limits as limits_module
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, until, working
 from tests.mongo import Client as Mongo
 
-QUEUE = Place("default")
+QUEUE = PermitPool("default")
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ async def publish(bench: Bench, count: int, *, prefix: str = "", **given: Any) -
         await bench.client.publish("work", key=f"{prefix}{number}", **given)
 
 
-def is_free(bench: Bench, place: Place = QUEUE) -> bool:
-    """Whether nothing takes up a place."""
-    found = bench.mongo[bench.database]["places"].find_one({"_id": place.id})
+def is_free(bench: Bench, pool: PermitPool = QUEUE) -> bool:
+    """Whether nothing takes up a permit."""
+    found = bench.mongo[bench.database]["places"].find_one({"_id": pool.id})
     return found is not None and found["running"] == []
 
 
@@ -84,7 +84,7 @@ def claim_times(bench: Bench, **criteria: Any) -> list[datetime]:
 
 
 def most_in_a_window(times: list[datetime], window: timedelta) -> int:
-    return max(bisect_left(times, time + window) - place for place, time in enumerate(times))
+    return max(bisect_left(times, time + window) - index for index, time in enumerate(times))
 
 
 def test_never_more_at_once_than_the_limit_over_two_workers(
@@ -100,7 +100,7 @@ def test_never_more_at_once_than_the_limit_over_two_workers(
             await until(lambda: gauge.running["all"] == 3, message="three run")
             gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 25, message="all done")
-            await until(lambda: is_free(bench), message="every place given back")
+            await until(lambda: is_free(bench), message="every permit given back")
 
     asyncio.run(scenario())
     assert gauge.most["all"] == 3
@@ -121,7 +121,7 @@ def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by_it(
             await until(lambda: gauge.running["all"] == 6, message="one of each key, and all without")
             gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 12, message="all done")
-            await until(lambda: all(is_free(bench, Place("default", key)) for key in "ab"), message="given back")
+            await until(lambda: all(is_free(bench, PermitPool("default", key)) for key in "ab"), message="given back")
 
     asyncio.run(scenario())
     assert [gauge.most[key] for key in ("a", "b", "none")] == [1, 1, 4]
@@ -144,7 +144,7 @@ def test_no_window_has_more_starts_than_the_limit(
     asyncio.run(scenario())
 
 
-def test_however_a_run_ends_its_place_is_given_back(
+def test_however_a_run_ends_its_permit_is_given_back(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     app, stays = App(), asyncio.Event()
@@ -179,7 +179,9 @@ def test_however_a_run_ends_its_place_is_given_back(
     asyncio.run(scenario())
 
 
-def test_params_that_do_not_fit_keep_no_place(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+def test_params_that_do_not_fit_keep_no_permit(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
     app = App()
     client.limit("default", concurrency=1)
 
@@ -197,7 +199,7 @@ def test_params_that_do_not_fit_keep_no_place(mongo_uri: str, database_name: str
     asyncio.run(scenario())
 
 
-def test_a_place_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
+def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
 ) -> None:
     gauge = Gauge()
@@ -205,7 +207,7 @@ def test_a_place_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
     client.publish("work", key="of the dead", **lease)  # type: ignore[arg-type]
     store.run(setup.ensure(setup.EVERY))
-    store.run(permits.take([Wish(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
+    store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
     (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
     lapses = document["task_state"]["worker_states"][0]["ping_expire_time"]
 
@@ -257,8 +259,8 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
             await until(lambda: gauge.running["all"] == 6, message="one of the narrow queue, and all of the other")
             assert bench.tasks.count_documents({"queue": "narrow", "task_state.status": "RUNNING"}) == 1
             assert client.count(queue="default", status="RUNNING") == 5
-            places_of = {d["_id"] for d in bench.mongo[database_name]["places"].find()}
-            assert places_of == {Place("narrow").id}  # the other is never asked about
+            pools = {d["_id"] for d in bench.mongo[database_name]["places"].find()}
+            assert pools == {PermitPool("narrow").id}  # the other is never asked about
             gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 10, message="all done")
 
@@ -279,7 +281,7 @@ def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
     return freed
 
 
-def test_of_many_that_wait_for_one_place_a_few_are_tried_at_a_time_the_most_urgent_first(
+def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urgent_first(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
@@ -325,7 +327,7 @@ def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
                 freed = recorded(bench, goes_on=False)
                 admitted = await bench.worker.parts.limits.admit([waiting], "token")
                 assert (admitted.task_ids, freed) == ([], [])
-                assert is_free(bench, Place("default", "second"))
+                assert is_free(bench, PermitPool("default", "second"))
 
     asyncio.run(scenario())
 
@@ -355,7 +357,7 @@ def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_serv
     asyncio.run(scenario())
 
 
-def test_a_claim_that_comes_too_late_for_its_place_is_not_valid(
+def test_a_claim_that_comes_too_late_for_its_permit_is_not_valid(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
@@ -381,15 +383,15 @@ def test_a_claim_that_comes_too_late_for_its_place_is_not_valid(
 
 
 @pytest.mark.parametrize(
-    ("limits", "change", "place"),
+    ("limits", "change", "pool"),
     [
-        ({"queue": "narrow", "concurrency": 1}, {"queue": "narrow"}, Place("narrow")),
-        ({"queue": "default", "key_concurrency": 1}, {"task_option.limit_key": "b"}, Place("default", "b")),
+        ({"queue": "narrow", "concurrency": 1}, {"queue": "narrow"}, PermitPool("narrow")),
+        ({"queue": "default", "key_concurrency": 1}, {"task_option.limit_key": "b"}, PermitPool("default", "b")),
     ],
     ids=["queue", "key"],
 )
-def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_there(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, limits: Any, change: Any, place: Place
+def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, limits: Any, change: Any, pool: PermitPool
 ) -> None:
     gauge = Gauge()
     client.limit(**limits)
@@ -404,12 +406,12 @@ def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_place_th
             claiming = between(bench.worker.parts.sender, "claim", before=move)
             await publish(bench, 1, limit_key="a")
             await bench.status("work:0", "SUCCESS")
-            await until(lambda: is_free(bench, place), 5.0, "it was taken, and given back")
+            await until(lambda: is_free(bench, pool), 5.0, "it was taken, and given back")
 
     asyncio.run(scenario())
 
 
-def test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed(
+def test_a_run_that_its_worker_lets_go_of_keeps_its_permit_until_it_is_closed(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     """A lease is trusted no longer some time before it lapses: until then the run is live for all others."""
@@ -428,7 +430,7 @@ def test_a_run_that_its_worker_lets_go_of_keeps_its_place_until_it_is_closed(
             gauge.gate.set()
             await publish(bench, 1, prefix="later ", queue="other")
             await bench.status("work:later 0", "SUCCESS")
-            await until(lambda: is_free(bench, Place("other")), message="what comes after it is given back")
+            await until(lambda: is_free(bench, PermitPool("other")), message="what comes after it is given back")
             assert not is_free(bench)
 
     asyncio.run(scenario())

@@ -16,7 +16,7 @@ import pytest
 from mtask import App, Context, RunStatus
 from mtask.errors import DatabaseUnavailable, LeaseLost
 from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, transactions
 from mtask.worker.claiming import recovery

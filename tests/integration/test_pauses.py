@@ -261,9 +261,9 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
     found = []
     for claim in (
         claims.claim(task_ids, "w", "1", also=also),
-        claims.claim(task_ids, "w", "2", also=also, are_plain=True),
+        claims.claim(task_ids, "w", "2", also=also, are_simple=True),
         claims.claim(task_ids[:1], "w", "3", also=also),
-        claims.claim(task_ids[:1], "w", "4", also=also, are_plain=True),
+        claims.claim(task_ids[:1], "w", "4", also=also, are_simple=True),
     ):
         found.append(len(store.run(claim)))
         for document in documents:

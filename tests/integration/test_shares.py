@@ -12,14 +12,14 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
+from mtask.model.buckets import BUCKET_CNT, bucket_of
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
-from mtask.model.slots import SLOT_CNT, slot_of
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import of_shares
-from mtask.store.tasks import claims, publishing
+from mtask.store.tasks import claims, finding, publishing
 from mtask.store.tasks.publishing import NewTask, Policy
 from mtask.worker import assembly
 from mtask.worker.discovery import inbox, stream
@@ -45,10 +45,10 @@ def test_the_server_puts_each_id_into_the_slot_that_a_worker_does(mongo: Client,
     ids = {f"work:{number}" for number in range(1_000)} | {"work:" + "k" * 512, "", "a"}
     ids |= {"".join(chance.choices(letters, k=chance.randrange(1, 90))) for _ in range(2_000)}
     mongo[database_name]["ids"].insert_many({"_id": task_id} for task_id in ids)
-    rows = mongo[database_name]["ids"].aggregate([{"$project": {"slot": x.slot()}}])
+    rows = mongo[database_name]["ids"].aggregate([{"$project": {"slot": x.bucket()}}])
     found = {row["_id"]: row["slot"] for row in rows}
-    assert found == {task_id: slot_of(task_id) for task_id in ids}
-    assert len(set(found.values())) > 0.9 * SLOT_CNT
+    assert found == {task_id: bucket_of(task_id) for task_id in ids}
+    assert len(set(found.values())) > 0.9 * BUCKET_CNT
 
 
 def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo: Client, database_name: str) -> None:
@@ -68,7 +68,7 @@ def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo
         peers = Peers(worker["_id"])
         peers.update(live)
         shares = of_shares(peers.shares(worker["names"]))
-        scan = store.run(claims.scan(["default"], worker["names"], worker["_id"], 0, 1_000, also=[shares]))
+        scan = store.run(finding.scan(["default"], worker["names"], worker["_id"], 0, 1_000, also=[shares]))
         brought = [document["_id"] for document in scan.documents]
         assert all(peers.rank(task_id, task_id.partition(":")[0]) == 0 for task_id in brought)
         found += brought
@@ -76,17 +76,17 @@ def test_what_scans_for_shares_find_is_the_whole_backlog_and_nothing_twice(mongo
 
 
 class Scans:
-    """Stands in for `claims.scan`: notes what each scan brought, and whether it asked for a share."""
+    """Stands in for `finding.scan`: notes what each scan brought, and whether it asked for a share."""
 
     def __init__(self, failure: Exception | None = None) -> None:
-        self._scan = claims.scan
+        self._scan = finding.scan
         #: What a scan for a share raises.
         self._failure = failure
         self.brought: list[list[str]] = []
         self.shares: list[list[str]] = []
         self.vain_cnt = 0
 
-    def __call__(self, *given: Any, **others: Any) -> Operation[claims.Scan]:
+    def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
         is_share = bool(others.get("also"))
         assert (others.get("timeout") is not None) == is_share
         if is_share and self._failure is not None:

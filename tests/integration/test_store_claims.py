@@ -12,8 +12,9 @@ from pymongo import MongoClient
 
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import LAPSED_REASON, Outcome
-from mtask.store.tasks import claims, queries
+from mtask.store.statements.derive import LAPSED_REASON
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding, queries
 from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, ready_store, server_time, stored
 from tests.mongo import Client
 
@@ -34,8 +35,8 @@ def outcome(store: SyncStore, key: str, status: Any = SUCCESS, worker_id: str = 
     return Outcome(f"task:{key}", run_id_of(store, key, worker_id), status, **given)
 
 
-def finish(store: SyncStore, *outcomes: Outcome, is_plain: bool = False) -> set[str]:
-    return store.run(claims.finish(outcomes, is_plain=is_plain))
+def finish(store: SyncStore, *outcomes: Outcome, is_simple: bool = False) -> set[str]:
+    return store.run(claims.finish(outcomes, is_simple=is_simple))
 
 
 def test_a_claim_returns_the_whole_task_with_the_run_in_it(store: SyncStore) -> None:
@@ -68,15 +69,15 @@ def test_a_task_that_is_held_is_not_claimed_again(store: SyncStore, keys: list[s
     assert claim(store, "other", *keys) == []
 
 
-@pytest.mark.parametrize("plain_cnt", [0, 25, 50])
-def test_fifty_claims_at_once_give_a_task_to_one_worker(mongo_uri: str, store: SyncStore, plain_cnt: int) -> None:
+@pytest.mark.parametrize("simple_cnt", [0, 25, 50])
+def test_fifty_claims_at_once_give_a_task_to_one_worker(mongo_uri: str, store: SyncStore, simple_cnt: int) -> None:
     publish(store, "k")
     client: Client = MongoClient(mongo_uri, tz_aware=True)
     shared, barrier = SyncStore(client, store.database.name), Barrier(50)
 
     def strike(number: int) -> list[str]:
         barrier.wait(30)
-        return claim(shared, f"w{number}", "k", are_plain=number < plain_cnt)
+        return claim(shared, f"w{number}", "k", are_simple=number < simple_cnt)
 
     with client, ThreadPoolExecutor(50) as pool:
         taken = [keys for keys in pool.map(strike, range(50)) if keys]
@@ -84,8 +85,8 @@ def test_fifty_claims_at_once_give_a_task_to_one_worker(mongo_uri: str, store: S
     assert len(parsed(store, "k").runs) == 1
 
 
-@pytest.mark.parametrize("are_plain", [False, True])
-def test_groups_at_once_share_the_tasks_without_overlap(mongo_uri: str, store: SyncStore, are_plain: bool) -> None:
+@pytest.mark.parametrize("are_simple", [False, True])
+def test_groups_at_once_share_the_tasks_without_overlap(mongo_uri: str, store: SyncStore, are_simple: bool) -> None:
     keys = [f"k{number}" for number in range(100)]
     for key in keys:
         publish(store, key)
@@ -94,16 +95,16 @@ def test_groups_at_once_share_the_tasks_without_overlap(mongo_uri: str, store: S
 
     def strike(number: int) -> list[str]:
         barrier.wait(30)
-        return claim(shared, f"w{number}", *keys, are_plain=are_plain)
+        return claim(shared, f"w{number}", *keys, are_simple=are_simple)
 
     with client, ThreadPoolExecutor(8) as pool:
         taken = [key for group in pool.map(strike, range(8)) for key in group]
     assert sorted(taken) == sorted(keys)
 
 
-def test_group_taken_for_plain_is_claimed_and_finished_whole_whatever_is_in_it(store: SyncStore) -> None:
-    publish(store, "plain")
-    publish(store, "also plain")
+def test_group_taken_for_simple_is_claimed_and_finished_whole_whatever_is_in_it(store: SyncStore) -> None:
+    publish(store, "simple")
+    publish(store, "also simple")
     publish(store, "wants two", concurrent_worker_cnt=2)
     publish(store, "names one", specific_worker_ids=["w"])
     publish(store, "failed", unexpected_retry_delay_ms=0)
@@ -111,39 +112,39 @@ def test_group_taken_for_plain_is_claimed_and_finished_whole_whatever_is_in_it(s
     publish(store, "later", start=timedelta(hours=1))
     claim(store, "w", "failed", token="first")
     finish(store, outcome(store, "failed", FAIL, reason="broken"))
-    mine = ["also plain", "failed", "names one", "plain", "wants two"]
+    mine = ["also simple", "failed", "names one", "simple", "wants two"]
 
-    assert claim(store, "w", *mine, "of another", "later", "gone", are_plain=True) == mine
+    assert claim(store, "w", *mine, "of another", "later", "gone", are_simple=True) == mine
     assert parsed(store, "failed").runs[-1].attempt == 2
     ends = [outcome(store, key, returns=key) for key in mine]
-    assert finish(store, *ends, is_plain=True) == {end.run_id for end in ends}
+    assert finish(store, *ends, is_simple=True) == {end.run_id for end in ends}
 
     assert [parsed(store, key).status for key in mine] == ["SUCCESS"] * 4 + ["INIT"]
     assert [parsed(store, key).returns for key in mine] == mine
     assert [parsed(store, key).task_state.failed_cnt for key in mine] == [0, 1, 0, 0, 0]
-    assert finish(store, *ends, is_plain=True) == {end.run_id for end in ends}, "after a lost reply it stands once"
+    assert finish(store, *ends, is_simple=True) == {end.run_id for end in ends}, "after a lost reply it stands once"
     assert [len(parsed(store, key).runs) for key in mine] == [1, 2, 1, 1, 1]
 
 
 def test_process_that_stands_still_between_the_two_statements_of_a_claim_preempts_nothing_of_its_own(
     store: SyncStore,
 ) -> None:
-    publish(store, "plain")
+    publish(store, "simple")
     publish(store, "wants two", concurrent_worker_cnt=2)
-    operation = claims.claim(["task:plain", "task:wants two"], "w", "token", are_plain=True)
+    operation = claims.claim(["task:simple", "task:wants two"], "w", "token", are_simple=True)
     short = next(operation)
     long = operation.send(store._answer(short, None))
-    lapse(store, "plain")
-    before = stored(store, "plain")
+    lapse(store, "simple")
+    before = stored(store, "simple")
     operation.send(store._answer(long, None))
-    assert stored(store, "plain") == before
+    assert stored(store, "simple") == before
     assert [run.run_id for run in parsed(store, "wants two").runs] == ["token-1"]
 
 
-def test_one_task_that_is_not_plain_is_left_by_the_short_claim(store: SyncStore) -> None:
+def test_one_task_that_is_not_simple_is_left_by_the_short_claim(store: SyncStore) -> None:
     publish(store, "k", concurrent_worker_cnt=2)
     before = stored(store, "k")
-    assert claim(store, "w", "k", are_plain=True) == []
+    assert claim(store, "w", "k", are_simple=True) == []
     assert stored(store, "k") == before
     assert claim(store, "w", "k") == ["k"]
 
@@ -250,7 +251,7 @@ def test_a_worker_that_used_up_its_own_limit_is_not_shown_the_task_again(store: 
     finish(store, outcome(store, "k", FAIL, "w1"))
 
     def shown_to(worker_id: str) -> list[str]:
-        found = store.run(claims.scan(["default"], ["task"], worker_id, 10_000, 10))
+        found = store.run(finding.scan(["default"], ["task"], worker_id, 10_000, 10))
         return [document["_id"] for document in found.documents]
 
     assert (shown_to("w1"), shown_to("w2")) == ([], ["task:k"])
@@ -373,10 +374,10 @@ def removed(store: SyncStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("lose", [lapsed, preempted, retaken, removed])
-@pytest.mark.parametrize(("status", "is_plain"), [(SUCCESS, False), (SUCCESS, True), (FAIL, False), (CANCELED, False)])
+@pytest.mark.parametrize(("status", "is_simple"), [(SUCCESS, False), (SUCCESS, True), (FAIL, False), (CANCELED, False)])
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_run_that_lost_its_lease_finishes_nothing(
-    store: SyncStore, lose: Any, status: Any, beside: bool, is_plain: bool
+    store: SyncStore, lose: Any, status: Any, beside: bool, is_simple: bool
 ) -> None:
     publish(store, "k")
     publish(store, "beside")
@@ -385,7 +386,7 @@ def test_a_run_that_lost_its_lease_finishes_nothing(
     ends = [end, *([outcome(store, "beside", status)] if beside else [])]
     lose(store, "k")
     before = store.tasks.find_one({"_id": "task:k"})
-    assert finish(store, *ends, is_plain=is_plain) == {each.run_id for each in ends[1:]}
+    assert finish(store, *ends, is_simple=is_simple) == {each.run_id for each in ends[1:]}
     assert store.tasks.find_one({"_id": "task:k"}) == before
 
 
@@ -473,6 +474,6 @@ def test_a_lapsed_run_finishes_nothing_in_a_transaction(store: SyncStore) -> Non
 
 def test_a_look_carries_the_servers_time_and_nothing_large(store: SyncStore) -> None:
     publish(store, "k", "x" * 1000)
-    found = store.run(claims.look(["task:k"]))
+    found = store.run(finding.look(["task:k"]))
     assert "params" not in found[0]
     assert found[0]["now"] >= parsed(store, "k").task_state.create_time

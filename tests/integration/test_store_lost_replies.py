@@ -8,6 +8,7 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.local import ReplicaSet
+from mtask.model.documents import runs_in
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.tasks import claims
@@ -50,5 +51,5 @@ def test_claim_sent_twice_is_one_run(store: SyncStore, proxy: LossyProxy) -> Non
     loss = proxy.lose_next("findAndModify")
     [document] = store.run(claims.claim(["task:a"], "w", "token"))
     assert loss.is_lost.is_set()
-    assert [run["run_id"] for run in claims.runs_in(document)] == ["token-0"]
+    assert [run["run_id"] for run in runs_in(document)] == ["token-0"]
     assert [run.run_id for run in parsed(store, "a").runs] == ["token-0"]

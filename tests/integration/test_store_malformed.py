@@ -14,7 +14,7 @@ from mtask.errors import OperationFailed
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import claims, queries
+from mtask.store.tasks import claims, finding, queries
 from tests.integration.stores import claim, parsed, publish
 
 Document = dict[str, Any]
@@ -74,7 +74,7 @@ def insert(store: SyncStore, document: Document) -> None:
 
 
 def scanned(store: SyncStore, worker_id: str = "w") -> list[Any]:
-    found = store.run(claims.scan(["default"], ["task"], worker_id, 10_000, 100))
+    found = store.run(finding.scan(["default"], ["task"], worker_id, 10_000, 100))
     return sorted(document["_id"] for document in found.documents)
 
 
@@ -177,7 +177,7 @@ def test_the_batch_query_finds_it_and_what_is_beside_it(store: SyncStore, name: 
 def test_looking_for_lapsed_runs_and_lost_tasks_goes_on_beside_it(store: SyncStore, name: str) -> None:
     insert(store, ALL[name])
     assert store.run(claims.settle_lapsed(0, 100)) in (0, 1)
-    assert store.run(claims.undiscoverable(100)) == []
+    assert store.run(finding.undiscoverable(100)) == []
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -237,7 +237,7 @@ def test_it_is_marked_fail_with_the_reason_once_and_met_no_more(store: SyncStore
     assert (state["status"], last["fail_reason"], last["worker_id"]) == ("FAIL", "it has no $key", "$w")
     assert "next_preempt_time" not in state
     assert scanned(store) == []
-    assert store.run(claims.undiscoverable(10)) == []
+    assert store.run(finding.undiscoverable(10)) == []
     assert claim(store, "w", "bad") == []
 
 
@@ -245,7 +245,7 @@ def test_it_is_marked_fail_with_the_reason_once_and_met_no_more(store: SyncStore
 def test_what_no_batch_query_finds_is_looked_for_apart(store: SyncStore, name: str) -> None:
     publish(store, "a")
     insert(store, LOST[name])
-    assert store.run(claims.undiscoverable(10)) == [{"_id": "task:bad"}]
+    assert store.run(finding.undiscoverable(10)) == [{"_id": "task:bad"}]
 
 
 def test_an_id_of_another_type_is_marked_too(store: SyncStore) -> None:
@@ -270,5 +270,5 @@ def test_well_formed_tasks_are_never_taken_for_lost(store: SyncStore) -> None:
     publish(store, "done")
     claim(store, "w", "running", "done")
     store.run(queries.cancel("task:waiting"))
-    assert store.run(claims.undiscoverable(10)) == []
+    assert store.run(finding.undiscoverable(10)) == []
     assert parsed(store, "waiting").status == "CANCELED"

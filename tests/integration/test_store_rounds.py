@@ -12,7 +12,7 @@ from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound, UnknownOp
 from mtask.model.documents import Task
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries
 from mtask.store.tasks.publishing import Policy
 from tests.integration.stores import claim, lapse, make_due, parsed, publish, ready_store, stored

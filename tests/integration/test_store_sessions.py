@@ -13,7 +13,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.driver.types import SyncSession
 from mtask.store.statements import filters
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
 from tests.integration import stores
 from tests.mongo import Client

@@ -16,7 +16,7 @@ from pymongo.write_concern import WriteConcern
 from mtask.model.rules import HORIZON
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import wakeups
 from mtask.store.streams.traffic import Density
 from mtask.store.streams.wakeups import Stream

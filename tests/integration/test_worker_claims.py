@@ -12,10 +12,11 @@ import pytest
 
 from mtask import App, Context, RunStatus, TaskSpec
 from mtask.errors import DatabaseUnavailable
+from mtask.model.documents import runs_in
 from mtask.model.options import DEFAULT_OPTION
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
-from mtask.store.tasks import claims
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding
 from mtask.worker.state.peers import Peers
 from tests.clients import open_store
 from tests.integration.worker_harness import Bench, between, register, until, working
@@ -177,13 +178,13 @@ def test_document_marked_as_malformed_between_its_claim_and_the_reading_of_it_is
                 insert(bench, foreign("1", task_state__failed_cnt=-1))
                 await bench.client.publish("work", {}, key="2")
                 await until(lambda: len(bench.worker.parts.queue) == 2)
-                bench.worker.parts.adoption.are_plain = False  # the long statement takes no offence at it
+                bench.worker.parts.adoption.are_simple = False  # the long statement takes no offence at it
                 stepped = between(bench.worker.parts.sender, "claim", amid=mark)
             bench.worker.parts.claimer.wake()
             await bench.status("work:2", "SUCCESS")
             await until(lambda: stepped.seen_cnt)
             await bench.at_rest()
-            runs = claims.runs_in(bench.tasks.find_one({"_id": "work:1"}) or {})
+            runs = runs_in(bench.tasks.find_one({"_id": "work:1"}) or {})
             assert [run["status"] for run in runs] == ["CANCELED", "FAIL"]
 
     asyncio.run(scenario())
@@ -270,7 +271,7 @@ def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
     asyncio.run(scenario())
 
 
-def test_task_that_only_looks_plain_is_claimed_as_any_other(
+def test_task_that_only_looks_simple_is_claimed_as_any_other(
     mongo_uri: str, database_name: str, mongo: Client, app: App
 ) -> None:
     """Its event shows no failure; the guard of the short claim does, and a look says what to do."""
@@ -314,7 +315,7 @@ def test_hint_heard_while_a_look_is_under_way_is_kept(
                     assert store.run(claims.finish([outcome]))
                     await bench.heard(heard)
                     await until(lambda: not bench.worker.parts.questions.suspects, message="the hint is looked at")
-                    await bench.worker.parts.scans._store.run(claims.look([task_id]))  # later than its own look
+                    await bench.worker.parts.scans._store.run(finding.look([task_id]))  # later than its own look
 
             looks = between(bench.worker.parts.sender, "still_due", before=be_held, after=be_handed_back)
             await bench.client.publish("work", {}, key=key)

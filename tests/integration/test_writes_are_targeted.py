@@ -24,7 +24,7 @@ from mtask.model.options import TaskOption
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.queues.permits import Place
+from mtask.store.queues.permits import PermitPool
 from mtask.store.tasks import claims
 from tests.clients import claim
 from tests.integration.stores import lapse, publish
@@ -240,7 +240,7 @@ async def changes(bench: Bench, client: Client) -> None:
 async def limits(bench: Bench) -> None:
     """Places of a queue and of keys: taken one by one and several at once, settled and given back."""
     places = bench.mongo[bench.database]["places"]
-    handed_back = {"running": [], "_id": {"$in": [Place("default").id, Place("default", "k1").id]}}
+    handed_back = {"running": [], "_id": {"$in": [PermitPool("default").id, PermitPool("default", "k1").id]}}
     await bench.client.limit("default", concurrency=5)
     await bench.client.publish("quick", key="limited")
     await bench.status("quick:limited", "SUCCESS")

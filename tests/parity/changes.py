@@ -12,7 +12,8 @@ from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
-from mtask.store.statements.pipelines import LAPSED_REASON, Outcome
+from mtask.store.statements.derive import LAPSED_REASON
+from mtask.store.statements.outcome import Outcome
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]

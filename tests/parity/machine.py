@@ -15,8 +15,8 @@ from mtask.model.status import RunStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
-from mtask.store.tasks import claims, publishing, queries, transactions
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding, publishing, queries, transactions
 from mtask.store.tasks.publishing import NewTask, Policy, Published
 from tests.parity import machine_model as model
 from tests.parity.cases import WORKERS, Document, parsed
@@ -137,11 +137,11 @@ class World:
         run_ids = claims.run_ids_of(task_ids, token)
         act = Act("claim", worker_id, frozenset(run_ids.values()))
         prediction = model.claimed(worker_id, run_ids)
-        are_plain = (
+        are_simple = (
             len(task_ids) > 1 and self.token_cnt % 2 == 0
         )  # first by the short statement; what the model says does not depend on it
-        operation = claims.claim(task_ids, worker_id, token, are_plain=are_plain)
-        found = self.step(act, operation, dict.fromkeys(task_ids, prediction), is_one_update=not are_plain)
+        operation = claims.claim(task_ids, worker_id, token, are_simple=are_simple)
+        found = self.step(act, operation, dict.fromkeys(task_ids, prediction), is_one_update=not are_simple)
         got = {task_id for task_id, run_id in run_ids.items() if self.run_of(task_id, run_id)}
         assert {document["_id"]: document for document in found} == {task_id: self.stored[task_id] for task_id in got}
         self.given += [(task_id, run_id, worker_id) for task_id, run_id in run_ids.items() if task_id in got]
@@ -158,7 +158,7 @@ class World:
     def discover(self, worker_id: str, horizon_ms: int) -> None:
         """The batch query finds what this worker can take, whatever was last written."""
         expected = self.can_be_taken(worker_id)
-        found = self.store.run(claims.scan(QUEUES, ["task"], worker_id, horizon_ms, 10))
+        found = self.store.run(finding.scan(QUEUES, ["task"], worker_id, horizon_ms, 10))
         self.now = self.server_time()
         # A lease that lapsed meanwhile may have used up the limit.
         assert expected & self.can_be_taken(worker_id) <= {document["_id"] for document in found.documents}
@@ -167,10 +167,10 @@ class World:
         made = [replace(end, task_id=t, run_id=r) for end, (t, r, _) in zip(ends, held, strict=False)]
         by_task = {end.task_id: end for end in made}
         act = Act("finish", run_ids=frozenset(end.run_id for end in made))
-        is_plain = self.token_cnt % 2 == 0 and all(end.status is RunStatus.SUCCESS for end in made)
-        operation = claims.finish(made, is_plain=is_plain)
+        is_simple = self.token_cnt % 2 == 0 and all(end.status is RunStatus.SUCCESS for end in made)
+        operation = claims.finish(made, is_simple=is_simple)
         predictions = dict.fromkeys(by_task, model.finished(by_task))
-        stands = self.step(act, operation, predictions, is_one_update=not is_plain)
+        stands = self.step(act, operation, predictions, is_one_update=not is_simple)
         runs = [(end, self.run_of(end.task_id, end.run_id)) for end in made]
         expected = {end.run_id for end, run in runs if run is not None and run["status"] == end.status}
         assert stands == expected, "a worker was told wrongly whether its outcome stands"

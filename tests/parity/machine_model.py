@@ -13,7 +13,7 @@ from typing import Any
 from mtask.errors import TaskExists, TaskNotFinished, TaskNotFound, TaskRunning
 from mtask.model import rules
 from mtask.model.options import TaskOption, build_option
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks.publishing import NewTask, Policy
 from tests.parity import changes
 from tests.parity.cases import Document, parsed

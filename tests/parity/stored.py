@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Pipeline
+from mtask.store.statements.derive import Pipeline
 from tests.parity.cases import Document
 
 

@@ -13,9 +13,9 @@ from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements import pipelines
-from mtask.store.statements.pipelines import Outcome
-from mtask.store.tasks import claims
+from mtask.store.statements import derive, pipelines, requests
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import finding
 from tests.parity import changes
 from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, progress, tasks
 from tests.parity.stored import stored_after
@@ -29,7 +29,7 @@ _values = st.sampled_from([None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key",
 def check(
     store: SyncStore,
     documents: list[Document],
-    pipeline: pipelines.Pipeline,
+    pipeline: derive.Pipeline,
     change: changes.Change,
     *,
     closes_lapsed: bool = True,
@@ -145,7 +145,7 @@ def test_a_finish_closes_its_own_run_with_its_own_outcome(
 def test_a_cancel_ends_what_nobody_holds_and_asks_the_holders_of_the_rest(
     store: SyncStore, documents: list[Document]
 ) -> None:
-    check(store, documents, pipelines.cancel(NOW), changes.cancel)
+    check(store, documents, requests.cancel(NOW), changes.cancel)
 
 
 @_properties
@@ -154,7 +154,7 @@ def test_running_again_opens_a_finished_task_for_a_new_round(
     store: SyncStore, documents: list[Document], everything: bool
 ) -> None:
     final = [document for document in documents if document["task_state"]["status"] in FINAL_STATUSES]
-    pipeline = pipelines.run_again(everything=everything, now=NOW)
+    pipeline = requests.run_again(everything=everything, now=NOW)
     check(store, final, pipeline, changes.run_again(everything=everything), reopens=True)
 
 
@@ -164,7 +164,7 @@ def test_changed_options_take_effect_on_all_that_is_derived(
     store: SyncStore, documents: list[Document], option: Document
 ) -> None:
     parsed_option = TaskOption.model_validate(option)
-    check(store, documents, pipelines.update_option(parsed_option, NOW), changes.update_option(parsed_option))
+    check(store, documents, requests.update_option(parsed_option, NOW), changes.update_option(parsed_option))
 
 
 @_properties
@@ -180,7 +180,7 @@ def test_publishing_again_replaces_and_drops_what_was_asked_and_derives(
     clean_success: bool,
 ) -> None:
     replacement = {"queue": "$other", "params": params, "task_option": option} if replaces else None
-    pipeline = pipelines.republish(
+    pipeline = requests.republish(
         replacement=replacement, start=start, clean_failed=clean_failed, clean_success=clean_success, now=NOW
     )
     change = changes.republish(replacement, start, clean_failed=clean_failed, clean_success=clean_success)
@@ -223,7 +223,7 @@ def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_hori
     try:
         store.tasks.update_many({}, pipelines.settle())
         settled = [parsed(document) for document in store.tasks.find()]
-        found = store.run(claims.scan(["default"], ["task"], worker, horizon_ms, 1000))
+        found = store.run(finding.scan(["default"], ["task"], worker, horizon_ms, 1000))
     finally:
         store.tasks.delete_many({})
     until = now + timedelta(milliseconds=horizon_ms)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mtask.model import backoff, rules
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
-from mtask.store.statements import expressions as x
+from mtask.store.statements import rules as twins
 from tests.mongo import Client
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, instants, options, parsed, tasks
 
@@ -26,22 +26,22 @@ def _run_ids(runs: Any) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    "succeeded_workers": (lambda t, w, now: sorted(rules.succeeded_workers(t)), x.succeeded_workers()),
-    "live_runs": (lambda t, w, now: [r.run_id for r in rules.live_runs(t, now)], _run_ids(x.live_runs(_NOW))),
-    "failures": (lambda t, w, now: rules.failures(t, now), x.failures(_NOW)),
-    "worker_failures": (rules.worker_failures, x.worker_failures(_WORKER, _NOW)),
-    "is_worker_exhausted": (rules.is_worker_exhausted, x.is_worker_exhausted(_WORKER, _NOW)),
-    "is_exhausted": (lambda t, w, now: rules.is_exhausted(t, now), x.is_exhausted(_NOW)),
-    "status": (lambda t, w, now: rules.status(t, now).value, x.status(_NOW)),
-    "has_free_place": (lambda t, w, now: rules.has_free_place(t, now), x.has_free_place(_NOW)),
-    "is_admitted": (lambda t, w, now: rules.is_admitted(t, w), x.is_admitted(_WORKER)),
-    "due_time": (lambda t, w, now: rules.due_time(t), x.due_time()),
-    "retry_time": (lambda t, w, now: rules.retry_time(t, w), x.retry_time(_WORKER)),
-    "is_candidate": (rules.is_candidate, x.is_candidate(_WORKER, _NOW)),
-    "may_take": (rules.may_take, x.may_take(_WORKER, _NOW)),
-    "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), x.next_preempt_time(_NOW)),
-    "free_place_times": (lambda t, w, now: rules.free_place_times(t, now), x.free_place_times(_NOW)),
-    "kept_runs": (lambda t, w, now: rules.kept_runs(t), x.kept_runs()),
+    "succeeded_workers": (lambda t, w, now: sorted(rules.succeeded_workers(t)), twins.succeeded_workers()),
+    "live_runs": (lambda t, w, now: [r.run_id for r in rules.live_runs(t, now)], _run_ids(twins.live_runs(_NOW))),
+    "failures": (lambda t, w, now: rules.failures(t, now), twins.failures(_NOW)),
+    "worker_failures": (rules.worker_failures, twins.worker_failures(_WORKER, _NOW)),
+    "is_worker_exhausted": (rules.is_worker_exhausted, twins.is_worker_exhausted(_WORKER, _NOW)),
+    "is_exhausted": (lambda t, w, now: rules.is_exhausted(t, now), twins.is_exhausted(_NOW)),
+    "status": (lambda t, w, now: rules.status(t, now).value, twins.status(_NOW)),
+    "has_free_seat": (lambda t, w, now: rules.has_free_seat(t, now), twins.has_free_seat(_NOW)),
+    "is_admitted": (lambda t, w, now: rules.is_admitted(t, w), twins.is_admitted(_WORKER)),
+    "due_time": (lambda t, w, now: rules.due_time(t), twins.due_time()),
+    "retry_time": (lambda t, w, now: rules.retry_time(t, w), twins.retry_time(_WORKER)),
+    "is_candidate": (rules.is_candidate, twins.is_candidate(_WORKER, _NOW)),
+    "may_take": (rules.may_take, twins.may_take(_WORKER, _NOW)),
+    "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
+    "free_seat_times": (lambda t, w, now: rules.free_seat_times(t, now), twins.free_seat_times(_NOW)),
+    "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
 }
 
 _batches = settings(max_examples=250 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
@@ -81,7 +81,7 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
     mongo_session_client: Client, cases: list[tuple[Document, int, float]]
 ) -> None:
     probes = [{"task_option": option, "probe": {"failures": f, "jitter": j}} for option, f, j in cases]
-    twin = x.retry_delay_ms("$probe.failures", "$probe.jitter")
+    twin = twins.retry_delay_ms("$probe.failures", "$probe.jitter")
     answers = evaluated(mongo_session_client, probes, {"delay": twin})
     for (option, failures, jitter), answer in zip(cases, answers, strict=True):
         expected = backoff.retry_delay_ms(TaskOption.model_validate(option), failures, jitter)

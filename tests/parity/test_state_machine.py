@@ -21,7 +21,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.layout.schema import EXPIRY_INDEX
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks.publishing import NewTask, Policy
 from tests.mongo import Client
 from tests.parity.cases import SCALE, WORKERS, Document, options

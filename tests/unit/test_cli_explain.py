@@ -14,11 +14,11 @@ from mtask.client.diagnosis.findings import Level, rough
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import build_option
+from mtask.store.driver import rights
 from mtask.store.driver.operation import Operation
-from mtask.store.layout import roles
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-EVERYTHING = sorted({action for allowed in roles.PRIVILEGES.values() for each in allowed.values() for action in each})
+EVERYTHING = sorted({action for allowed in rights.PRIVILEGES.values() for each in allowed.values() for action in each})
 
 
 def after(seconds: float) -> datetime:
@@ -248,18 +248,18 @@ def test_a_clock_that_is_off_is_worth_knowing(offset: float, level: Level) -> No
 @pytest.mark.parametrize(
     ("granted", "may", "lacking"),
     [
-        ([{"resource": {"anyResource": True}, "actions": EVERYTHING}], list(roles.ROLES), None),
-        (roles.privileges("shop", "publisher"), ["publisher"], None),
-        (roles.privileges("shop", "worker"), ["publisher", "worker"], None),
-        (roles.privileges("shop", "operator"), ["publisher", "operator"], None),
-        (roles.privileges("shop", "deployer"), ["deployer"], None),
-        (roles.privileges("shop", "publisher")[:2], [], ["listIndexes on workers"]),
+        ([{"resource": {"anyResource": True}, "actions": EVERYTHING}], list(rights.ROLES), None),
+        (rights.privileges("shop", "publisher"), ["publisher"], None),
+        (rights.privileges("shop", "worker"), ["publisher", "worker"], None),
+        (rights.privileges("shop", "operator"), ["publisher", "operator"], None),
+        (rights.privileges("shop", "deployer"), ["deployer"], None),
+        (rights.privileges("shop", "publisher")[:2], [], ["listIndexes on workers"]),
         (
             [{"resource": {"db": "", "collection": ""}, "actions": EVERYTHING}],
             ["publisher", "worker", "deployer"],
             None,
         ),
-        (roles.privileges("another", "worker"), [], roles.lacking("publisher", "shop", [])),
+        (rights.privileges("another", "worker"), [], rights.lacking("publisher", "shop", [])),
     ],
 )
 def test_the_roles_that_a_user_has_the_rights_of_are_told_and_for_one_without_any_what_is_lacking(

@@ -15,11 +15,11 @@ from mtask.model.status import RunStatus, WorkerStatus
 from mtask.store import schedules, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.queues import permits
-from mtask.store.queues.permits import Held, Place, Wish
+from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest
 from mtask.store.statements.filters import LAST_TIME
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import wakeups
-from mtask.store.tasks import claims, publishing, queries, retention
+from mtask.store.tasks import claims, finding, publishing, queries, retention
 from mtask.store.tasks.publishing import NewTask, Policy
 
 _ME = workers.Registration(
@@ -37,19 +37,19 @@ _ME = workers.Registration(
 _TASK = NewTask("task:k", "task", "k", "default", {}, TaskOption().stored(), timedelta(minutes=1))
 _LIMIT = Limit(concurrency=1, starts=1, window_ms=1_000)
 _REQUESTS: dict[str, Operation[Any]] = {
-    "scan": claims.scan(["default"], ["task"], "w", 10_000, 100),
+    "scan": finding.scan(["default"], ["task"], "w", 10_000, 100),
     "claim": claims.claim(["task:k"], "w", "token"),
     "claim of a group": claims.claim(["task:k", "task:l"], "w", "token"),
-    "claim of a plain task": claims.claim(["task:k"], "w", "token", are_plain=True),
-    "claim of plain tasks": claims.claim(["task:k", "task:l"], "w", "token", are_plain=True),
+    "claim of a simple task": claims.claim(["task:k"], "w", "token", are_simple=True),
+    "claim of simple tasks": claims.claim(["task:k", "task:l"], "w", "token", are_simple=True),
     "ping": claims.ping({"run": "task:k"}, 60_000),
     "finish": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)]),
     "finish with progress": claims.finish(
-        [Outcome("task:k", "run", RunStatus.SUCCESS, progress={"fraction": 1.0})], is_plain=True
+        [Outcome("task:k", "run", RunStatus.SUCCESS, progress={"fraction": 1.0})], is_simple=True
     ),
-    "finish of a plain task": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True),
+    "finish of a simple task": claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_simple=True),
     "failure": claims.finish([Outcome("task:k", "run", RunStatus.FAIL, reason="no luck")]),
-    "lapsed": claims.lapsed(2_000, 10),
+    "lapsed": finding.lapsed(2_000, 10),
     "settle": claims.settle(["task:k"]),
     "quarantine": claims.quarantine("task:k", "w", "malformed"),
     "publish": publishing.publish(_TASK, Policy()),
@@ -58,9 +58,11 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "register": workers.register(_ME),
     "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
     "live workers": workers.live(),
-    "take of a place": permits.take([Wish(Place("default"), _LIMIT, ["task:k"])], "token"),
-    "take of places": permits.take([Wish(Place("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"),
-    "places given back": permits.give_back([Held(Place("default"), "task:k", "token")]),
+    "take of a permit": permits.take([PermitRequest(PermitPool("default"), _LIMIT, ["task:k"])], "token"),
+    "take of permits": permits.take(
+        [PermitRequest(PermitPool("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"
+    ),
+    "permits given back": permits.give_back([HeldPermit(PermitPool("default"), "task:k", "token")]),
     "coming schedules": schedules.coming(60_000, 10),
     "purge": retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10),
 }
@@ -87,9 +89,9 @@ def test_request_of_the_engine_holds_no_instant_of_this_process(name: str) -> No
     assert "$$NOW" in repr(call)
 
 
-def test_requests_for_one_plain_task_are_short() -> None:
-    claim = claims.claim(["task:k"], "w", "token", are_plain=True)
-    finish = claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_plain=True)
+def test_requests_for_one_simple_task_are_short() -> None:
+    claim = claims.claim(["task:k"], "w", "token", are_simple=True)
+    finish = claims.finish([Outcome("task:k", "run", RunStatus.SUCCESS)], is_simple=True)
     for guard, pipeline in (next(claim).args, next(finish).args):
         assert len(bson.encode({"guard": guard, "pipeline": pipeline})) < 2_000
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mtask.model.documents import StoredTask
 from mtask.model.options import DEFAULT_OPTION
-from mtask.store.statements.pipelines import task_document
+from mtask.store.statements.requests import task_document
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

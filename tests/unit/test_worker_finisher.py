@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.finisher import Finisher
 from mtask.worker.state.scope import Scope, Vitals
 from mtask.worker.state.tempo import Tempo
@@ -44,7 +44,7 @@ def _scope() -> Scope:
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
-        run_id=name, task_id=name, trusted_until=float("inf"), is_finishing=False, is_plain=True, progress=None
+        run_id=name, task_id=name, trusted_until=float("inf"), is_finishing=False, is_simple=True, progress=None
     )
     reason = {} if status is RunStatus.SUCCESS else {"reason": "for a reason"}
     return run, Outcome(name, name, status, **cast(Any, reason))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mtask.model.slots import SLOT_CNT, slot_of
+from mtask.model.buckets import BUCKET_CNT, bucket_of
 from mtask.worker.state.peers import Peers
 
 IDS = [f"work:{number}" for number in range(3_000)]
@@ -34,11 +34,12 @@ def plain_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
     """Return the worker's rank for each slot, by the rule as it reads, slot by slot."""
     workers = sorted(worker_ids)
     scored = {
-        name: struct.unpack(f"<{SLOT_CNT}I", hashlib.shake_128(name.encode()).digest(4 * SLOT_CNT)) for name in workers
+        name: struct.unpack(f"<{BUCKET_CNT}I", hashlib.shake_128(name.encode()).digest(4 * BUCKET_CNT))
+        for name in workers
     }
-    room = dict.fromkeys(workers, -(-SLOT_CNT // len(workers)))
+    room = dict.fromkeys(workers, -(-BUCKET_CNT // len(workers)))
     ranks = []
-    for slot in range(SLOT_CNT):
+    for slot in range(BUCKET_CNT):
         order = sorted(workers, key=lambda name: -scored[name][slot])
         first = next(name for name in order if room[name])
         room[first] -= 1
@@ -52,9 +53,9 @@ def test_ranks_are_those_of_the_rule_slot_by_slot(size: int) -> None:
     worker_ids = [f"host-{number}" for number in range(size)]
     for name in (worker_ids[0], worker_ids[-1]):
         peers = peers_of(name, *(worker(worker_id) for worker_id in worker_ids))
-        of_slot = {slot_of(task_id): peers.rank(task_id, "work") for task_id in IDS}
+        of_slot = {bucket_of(task_id): peers.rank(task_id, "work") for task_id in IDS}
         ranks = plain_ranks(name, worker_ids)
-        assert len(of_slot) > SLOT_CNT / 2
+        assert len(of_slot) > BUCKET_CNT / 2
         assert of_slot == {slot: ranks[slot] for slot in of_slot}
 
 
@@ -86,15 +87,15 @@ def test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_pa
         assert marked == [[]]
         return
     slots = [slots for [(names, slots)] in marked if names == ["work"]]
-    assert [len(digits) for digits in slots] == [SLOT_CNT] * size
-    assert all([digits[slot] for digits in slots].count("1") == 1 for slot in range(SLOT_CNT))
-    assert max(digits.count("1") for digits in slots) <= -(-SLOT_CNT // size)
+    assert [len(digits) for digits in slots] == [BUCKET_CNT] * size
+    assert all([digits[slot] for digits in slots].count("1") == 1 for slot in range(BUCKET_CNT))
+    assert max(digits.count("1") for digits in slots) <= -(-BUCKET_CNT // size)
 
 
 def test_share_is_what_the_worker_ranks_first_for() -> None:
     peers = fleet(3)["w1"]
     [(_, slots)] = peers.shares(["work"])
-    assert all((slots[slot_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
+    assert all((slots[bucket_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
 
 
 def test_what_ranks_second_is_spread_over_all_others() -> None:
@@ -132,11 +133,11 @@ def test_names_that_others_serve_are_shared_and_the_rest_is_all_its_own() -> Non
     peers = peers_of("me", worker("one", "work", "mail"), worker("two", "mail", "import"))
     shares = {tuple(names): slots for names, slots in peers.shares(["work", "mail", "import", "alone"])}
     assert set(shares) == {("work",), ("mail",), ("import",), ("alone",)}
-    assert shares["alone",] == "1" * SLOT_CNT
-    assert [round(SLOT_CNT / shares[name,].count("1")) for name in ("work", "mail", "import")] == [2, 3, 2]
+    assert shares["alone",] == "1" * BUCKET_CNT
+    assert [round(BUCKET_CNT / shares[name,].count("1")) for name in ("work", "mail", "import")] == [2, 3, 2]
     same = peers_of("me", worker("one", "work", "mail"))
     [(names, slots)] = same.shares(["work", "mail"])
-    assert (names, slots.count("1")) == (["work", "mail"], SLOT_CNT // 2)
+    assert (names, slots.count("1")) == (["work", "mail"], BUCKET_CNT // 2)
 
 
 def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
@@ -149,7 +150,7 @@ def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
         ]
     )
     shares = {name: slots for names, slots in peers.shares(["work", "mail", "import"]) for name in names}
-    assert {name: round(SLOT_CNT / slots.count("1")) for name, slots in shares.items()} == {
+    assert {name: round(BUCKET_CNT / slots.count("1")) for name, slots in shares.items()} == {
         "work": 2,
         "mail": 1,
         "import": 1,

@@ -11,8 +11,8 @@ from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.store.driver import rights
 from mtask.store.driver.operation import Collection
-from mtask.store.layout import roles
 from mtask.store.layout.schema import LAYOUTS
 
 PANEL = "Database"
@@ -40,7 +40,7 @@ def init(
     """
     client = cli.client()
     client.init(roles=with_roles)
-    made = [roles.role_name(client.database_name, role) for role in roles.ROLES] if with_roles else []
+    made = [rights.role_name(client.database_name, role) for role in rights.ROLES] if with_roles else []
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,
@@ -73,12 +73,12 @@ def list_roles(
     document: list[dict[str, Any]] = [
         {
             "role": role,
-            "name": roles.role_name(database, role),
+            "name": rights.role_name(database, role),
             "db": "admin",
-            "purpose": roles.PURPOSES[role],
-            "privileges": roles.privileges(database, role),
+            "purpose": rights.PURPOSES[role],
+            "privileges": rights.privileges(database, role),
         }
-        for role in roles.ROLES
+        for role in rights.ROLES
     ]
     if shell and not cli.is_json:
         cli.say(*_shell_lines(document))

@@ -17,7 +17,7 @@ from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
-from mtask.store.tasks import claims, queries
+from mtask.store.tasks import finding, queries
 
 #: Any live worker settles a lapsed run long before.
 LAPSED_GRACE = timedelta(minutes=2)
@@ -134,7 +134,7 @@ def _not_taken(
     found = []
     tasks: dict[str, Task] = {}
     for group in groups[:_EXAMPLES]:
-        example = yield from claims.read(group.task_id)
+        example = yield from finding.read(group.task_id)
         tasks |= {task.id: task for task in views.tasks_of([] if example is None else [example])}
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)

@@ -16,8 +16,8 @@ from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.model.status import FINAL_STATUSES
 from mtask.store import diagnosis, schedules
 from mtask.store.driver.operation import Operation
+from mtask.store.driver.rights import role_name
 from mtask.store.layout import setup
-from mtask.store.layout.roles import role_name
 from mtask.store.layout.schema import schema_title
 from mtask.store.queues import controls
 

@@ -67,7 +67,7 @@ def waits_for(
     reasons = [*_runs(task, live, now), *_times(task, now)]
     if task.task_state.cancel_requested:
         return reasons
-    if rules.has_free_place(task, now):
+    if rules.has_free_seat(task, now):
         reasons += _controlled(task, holds)
         reasons += _workers(task, live, now)
     elif task.task_option.concurrent_worker_cnt > 1:

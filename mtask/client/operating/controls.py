@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mtask.client.asking import requests
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
-from mtask.model.controls import MAX_KEPT, MAX_PLACES, MENDING, Control, Kind, Limit, check_target
+from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
@@ -142,9 +142,9 @@ def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str,
     except ValidationError as error:
         if error.errors()[0]["loc"][:1] == ("concurrency",):
             field = f"{prefix}concurrency"
-            raise InvalidInput(f"{field} {shown(concurrency)}: use 1 to {MAX_PLACES:,}.", field=field) from None
+            raise InvalidInput(f"{field} {shown(concurrency)}: use 1 to {MAX_PERMITS:,}.", field=field) from None
         field = f"{prefix}rate"
-        raise InvalidInput(f"{field}: use 1 to {MAX_PLACES:,} starts in 100 ms to a day.", field=field) from None
+        raise InvalidInput(f"{field}: use 1 to {MAX_PERMITS:,} starts in 100 ms to a day.", field=field) from None
 
 
 def every() -> Operation[list[Control]]:

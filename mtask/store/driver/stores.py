@@ -34,9 +34,9 @@ from pymongo.synchronous.database import Database
 from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
-from mtask.store.driver.operation import Call, Operation
+from mtask.store.driver import rights
+from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
-from mtask.store.layout import roles
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -45,8 +45,6 @@ TASKS = "tasks"
 WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
-PLACES = "places"
-COLLECTIONS = (TASKS, WORKERS, SCHEDULES, CONTROLS, PLACES)
 
 #: How long one operation may take, server selection and retries included.
 OPERATION_TIMEOUT = timedelta(seconds=10)
@@ -54,7 +52,7 @@ OPERATION_TIMEOUT = timedelta(seconds=10)
 _LOOK_FOR_PRIMARY = 0.5
 
 
-class _PlainReference(TypeDecoder):
+class _ReferenceAsWritten(TypeDecoder):
     """Reads an object with `$ref` and `$id` as the object that was written, and not as a reference of the driver's."""
 
     bson_type = DBRef
@@ -70,7 +68,7 @@ CODEC: CodecOptions[Document] = CodecOptions(
     # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
-    type_registry=TypeRegistry([_PlainReference()]),
+    type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
 #: Reads whatever BSON there is, and cannot write all of it. UUIDs stay bytes: what is marked as one need not be one,
 #: and with `CODEC` a single such value makes the whole reply unreadable.
@@ -179,7 +177,7 @@ class SyncStore:
                     with bounded(call.timeout or self.timeout, session is not None):
                         answer = self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
+                    call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -256,7 +254,7 @@ class AsyncStore:
                         else:  # only its owner can say what becomes of a transaction
                             answer = await self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(roles.explained(error, roles.need_of(call), self.database.name))
+                    call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
-from mtask.model.controls import Control, PlaceDocument
+from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.identity import MAX_KEY_BYTES
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -204,7 +204,7 @@ def control_validator() -> dict[str, Any]:
 
 def place_validator() -> dict[str, Any]:
     """Return the validator of `places`."""
-    return {"$jsonSchema": _model_schema(PlaceDocument, "places", {"": ["_id", "schema_version"]})}
+    return {"$jsonSchema": _model_schema(PermitPoolDocument, "places", {"": ["_id", "schema_version"]})}
 
 
 def task_indexes() -> list[IndexModel]:
@@ -310,5 +310,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "workers": Layout(WorkerDocument, worker_validator, worker_indexes, "incarnation"),
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),
-    "places": Layout(PlaceDocument, place_validator, place_indexes, "schema_version"),
+    "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
 }

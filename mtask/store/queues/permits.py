@@ -21,7 +21,7 @@ from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DuplicateKey
 from mtask.model.controls import MAX_WINDOW_MS, Limit
-from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.documents import SCHEMA_VERSION, runs_in
 from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.statements import expressions as x
@@ -45,7 +45,7 @@ _RACES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PermitPool:
     """A queue, or one key in it."""
 
     queue: str
@@ -58,10 +58,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PermitRequest:
     """The tasks that want a place each, the most urgent first."""
 
-    place: Place
+    pool: PermitPool
     limit: Limit
     task_ids: Sequence[str]
 
@@ -82,7 +82,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PermitGrant:
     """Which tasks got a place; where not all did: when the next start is free, if it is that which they wait for."""
 
     task_ids: frozenset[str]
@@ -99,7 +99,7 @@ class Taken:
         return min(self.starts) + self.window
 
 
-NONE = Taken(frozenset(), None)
+NONE = PermitGrant(frozenset(), None)
 
 
 def _sound(path: str, instant: str) -> x.Expression:
@@ -121,24 +121,24 @@ def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expres
     return {"$cond": [unused, {"$add": [x.NOW, _KEPT_MS, window_ms]}, "$$REMOVE"]}
 
 
-def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
+def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, Any]]:
     """Return the update that gives as many of the wished places as are free, in all these documents at once."""
-    ids = x.literal([wish.place.id for wish in wishes])
-    mine = {"$arrayElemAt": [x.literal([wish.document() for wish in wishes]), {"$indexOfArray": [ids, "$_id"]}]}
+    ids = x.literal([request.pool.id for request in requests])
+    mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
     in_window = {
         "$filter": {
             "input": _STARTS,
             "as": "start",
-            "cond": {"$gt": ["$$start.time", {"$subtract": [x.NOW, "$_wish.window_ms"]}]},
+            "cond": {"$gt": ["$$start.time", {"$subtract": [x.NOW, "$_request.window_ms"]}]},
         }
     }
 
     def left(limit: str, used: x.Expression) -> x.Expression:
         return {"$subtract": [{"$ifNull": [limit, {"$add": [{"$size": used}, 1_000_000]}]}, {"$size": used}]}
 
-    free = {"$max": [0, {"$min": [left("$_wish.concurrency", "$running"), left("$_wish.starts", "$starts")]}]}
-    got = {"$cond": [{"$gt": ["$_free", 0]}, {"$slice": ["$_wish.task_ids", {"$max": ["$_free", 1]}]}, []]}
+    free = {"$max": [0, {"$min": [left("$_request.concurrency", "$running"), left("$_request.starts", "$starts")]}]}
+    got = {"$cond": [{"$gt": ["$_free", 0]}, {"$slice": ["$_request.task_ids", {"$max": ["$_free", 1]}]}, []]}
 
     def more(counted: str, name: str) -> x.Expression:
         entry = {"task_id": "$$taskId", "token": token, name: claim_by}
@@ -146,21 +146,21 @@ def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
         return {"$cond": [{"$gt": [counted, None]}, entries, []]}
 
     return [
-        {"$set": {"_wish": mine}},
+        {"$set": {"_request": mine}},
         {"$set": {"starts": in_window, "running": _RUNNING}},
         {"$set": {"_free": free}},
         {"$set": {"_got": got}},
         {
             "$set": {
-                "starts": {"$concatArrays": ["$starts", more("$_wish.starts", "time")]},
-                "running": {"$concatArrays": ["$running", more("$_wish.concurrency", "claim_by")]},
+                "starts": {"$concatArrays": ["$starts", more("$_request.starts", "time")]},
+                "running": {"$concatArrays": ["$running", more("$_request.concurrency", "claim_by")]},
             }
         },
         {
             "$set": {
-                "expire_time": _kept_while_used("$running", "$_wish.window_ms"),
+                "expire_time": _kept_while_used("$running", "$_request.window_ms"),
                 "schema_version": SCHEMA_VERSION,
-                "_wish": "$$REMOVE",
+                "_request": "$$REMOVE",
                 "_free": "$$REMOVE",
                 "_got": "$$REMOVE",
             }
@@ -168,32 +168,36 @@ def _take(wishes: Sequence[Wish], token: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def take(wishes: Sequence[Wish], token: str) -> Operation[dict[Place, Taken]]:
+def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[PermitPool, PermitGrant]]:
     """Give as many of the wished places as are free; `token` is fresh random text, the claim's.
 
     One place is one round trip, several are two, and two more for those that are used for the first time.
     """
-    pipeline = _take(wishes, token)
-    ids = [wish.place.id for wish in wishes]
+    pipeline = _take(requests, token)
+    ids = [request.pool.id for request in requests]
     view = {"starts": 1, "running": 1}
     if len(ids) == 1:
         found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
     else:
         found = yield from _take_several(ids, pipeline, view)
-        absent = [place_id for place_id in ids if place_id not in found]
+        absent = [pool_id for pool_id in ids if pool_id not in found]
         if absent:
             new = [{"_id": i, "starts": [], "running": [], "schema_version": SCHEMA_VERSION} for i in absent]
             yield places("insert_new", new)
             found |= yield from _take_several(absent, pipeline, view)
-    return {wish.place: _taken(wish, found[wish.place.id], token) for wish in wishes if wish.place.id in found}
+    return {
+        request.pool: _granted(request, found[request.pool.id], token)
+        for request in requests
+        if request.pool.id in found
+    }
 
 
-def _take_one(place_id: str, pipeline: Any, view: Document) -> Operation[Document]:
+def _take_one(pool_id: str, pipeline: Any, view: Document) -> Operation[Document]:
     for _ in range(_RACES):
         try:
             document: Document = yield places(
                 "find_one_and_update",
-                {"_id": place_id},
+                {"_id": pool_id},
                 pipeline,
                 upsert=True,
                 projection=view,
@@ -202,7 +206,7 @@ def _take_one(place_id: str, pipeline: Any, view: Document) -> Operation[Documen
         except DuplicateKey:
             continue  # another made it at the same time
         return document
-    raise DuplicateKey(f"places {place_id} is made by many at once")
+    raise DuplicateKey(f"places {pool_id} is made by many at once")
 
 
 def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operation[dict[str, Document]]:
@@ -211,22 +215,24 @@ def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operatio
     return {document["_id"]: document for document in documents}
 
 
-def _taken(wish: Wish, document: Document, token: str) -> Taken:
-    counted, name = ("starts", "time") if wish.limit.concurrency is None else ("running", "claim_by")
+def _granted(request: PermitRequest, document: Document, token: str) -> PermitGrant:
+    counted, name = ("starts", "time") if request.limit.concurrency is None else ("running", "claim_by")
     mine = [entry for entry in document[counted] if entry.get("token") == token]
     task_ids = frozenset(entry["task_id"] for entry in mine)
     claim_by = min((entry[name] for entry in mine), default=None)
-    if len(task_ids) >= len(wish.task_ids):
-        return Taken(task_ids, claim_by)
-    limit = wish.limit
+    if len(task_ids) >= len(request.task_ids):
+        return PermitGrant(task_ids, claim_by)
+    limit = request.limit
     is_crowded = limit.concurrency is not None and len(document["running"]) >= limit.concurrency
     starts: list[datetime] = []
     if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
         starts = [entry["time"] for entry in document["starts"]]
-    return Taken(task_ids, claim_by, is_crowded, starts, timedelta(milliseconds=wish.window_ms))
+    return PermitGrant(task_ids, claim_by, is_crowded, starts, timedelta(milliseconds=request.window_ms))
 
 
-def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]) -> Operation[None]:
+def settle(
+    taken: Iterable[PermitPool], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
+) -> Operation[None]:
     """Say when the tasks of a claim were claimed, and give back the places of those that it did not get."""
     ids, given_back = list(claimed), x.literal(list(lost))
     is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
@@ -246,7 +252,7 @@ def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], 
     }
     yield places(
         "update_many",
-        {"_id": {"$in": [place.id for place in taken]}},
+        {"_id": {"$in": [pool.id for pool in taken]}},
         [
             {"$set": {"starts": starts, "running": kept(_RUNNING)}},
             {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
@@ -255,32 +261,32 @@ def settle(taken: Iterable[Place], token: str, claimed: Mapping[str, datetime], 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPermit:
     """A place that a run takes up."""
 
-    place: Place
+    pool: PermitPool
     task_id: str
     token: str
 
 
-def give_back(held: Sequence[Held]) -> Operation[None]:
+def give_back(held: Sequence[HeldPermit]) -> Operation[None]:
     """Give places back whose runs are closed."""
-    yield from _give_back([entry.place.id for entry in held], [(entry.task_id, entry.token) for entry in held])
+    yield from _give_back([entry.pool.id for entry in held], [(entry.task_id, entry.token) for entry in held])
 
 
-def _give_back(place_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Operation[None]:
+def _give_back(pool_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Operation[None]:
     gone = x.literal([f"{token} {task_id}" for task_id, token in runs])
     name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
     running = {"$filter": {"input": _RUNNING, "as": "entry", "cond": {"$not": [{"$in": [name, gone]}]}}}
     yield places(
         "update_many",
-        {"_id": {"$in": sorted(set(place_ids))}},
+        {"_id": {"$in": sorted(set(pool_ids))}},
         [{"$set": {"running": running}}, {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}}],
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
+class Reclaimed:
     """What came of a look for the dead."""
 
     has_found: bool
@@ -288,16 +294,16 @@ class Burial:
     next_lapse: timedelta | None
 
 
-def give_back_dead(crowded: Sequence[Place]) -> Operation[Burial]:
+def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
     """Give back the places of runs that are over and whose worker did not say so.
 
     A lapsed run is closed first, so that no ping that is under way can revive it.
     """
     view = {"running": _RUNNING, "now": x.NOW}
-    found = yield places("find", {"_id": {"$in": [place.id for place in crowded]}}, view)
+    found = yield places("find", {"_id": {"$in": [pool.id for pool in crowded]}}, view)
     entries = [(document["_id"], entry) for document in found for entry in document["running"]]
     if not entries:
-        return Burial(has_found=False, next_lapse=None)
+        return Reclaimed(has_found=False, next_lapse=None)
     now: datetime = found[0]["now"]
     runs = yield from _runs_of({entry["task_id"] for _, entry in entries})
     held = [run for _, entry in entries if (run := runs.get((entry["task_id"], entry["token"]))) is not None]
@@ -306,14 +312,14 @@ def give_back_dead(crowded: Sequence[Place]) -> Operation[Burial]:
         yield from _settle_each(lapsed)
         runs |= yield from _runs_of(lapsed)
     dead = []
-    for place_id, entry in entries:
+    for pool_id, entry in entries:
         run = runs.get((entry["task_id"], entry["token"]))
         if entry["claim_by"] + _LATEST < now if run is None else run.is_over:
-            dead.append((place_id, (entry["task_id"], entry["token"])))
+            dead.append((pool_id, (entry["task_id"], entry["token"])))
     if dead:
-        yield from _give_back([place_id for place_id, _ in dead], [run for _, run in dead])
+        yield from _give_back([pool_id for pool_id, _ in dead], [run for _, run in dead])
     later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
-    return Burial(bool(dead), min(later, default=None))
+    return Reclaimed(bool(dead), min(later, default=None))
 
 
 def _settle_each(task_ids: Collection[str]) -> Operation[None]:
@@ -355,7 +361,7 @@ def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]
     for document in found:
         state = document.get("task_state")
         is_final = isinstance(state, dict) and state.get("status") in _FINAL
-        for run in claims.runs_in(document):
+        for run in runs_in(document):
             lapses = run.get("ping_expire_time")
             runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(
                 document["_id"],

@@ -10,6 +10,7 @@ from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import MAX_COUNT
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
+from mtask.store.statements import rules
 
 Filter = dict[str, Any]
 
@@ -98,7 +99,7 @@ def fence_of(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
 
 def held_runs(task_ids: Sequence[str], run_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     """Match the unfinished runs that this worker holds under a live lease: the fence of ping and finish."""
-    held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, x.is_run_live(now)]})
+    held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]})
     return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}
 
 
@@ -117,7 +118,7 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
     mine = {"worker_id": worker_id, "status": {"$in": [RunStatus.RUNNING.value, RunStatus.SUCCESS.value]}}
     until = x.add_ms(x.NOW, horizon_ms)
     me = x.literal(worker_id)
-    is_mine_to_take = {"$and": [x.is_candidate(me, until), {"$lte": [x.ready_time(me), until]}]}
+    is_mine_to_take = {"$and": [rules.is_candidate(me, until), {"$lte": [rules.ready_time(me), until]}]}
     return {
         # None: a malformed task without the field must be met by somebody.
         "queue": {"$in": [*queues, None]},
@@ -148,7 +149,7 @@ def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
     """Match the tasks of these names in the slots beside them: a text with "1" for each that is meant, and "0"."""
     return {
         "$or": [
-            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.slot(), 1]}, "1"]}}
+            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.bucket(), 1]}, "1"]}}
             for names, slots in shares
         ]
     }
@@ -164,7 +165,7 @@ def lapsed(grace_ms: int) -> Filter:
             "$and": [
                 {"$lte": [f"${NEXT}", before]},
                 _HAS_ARRAYS,
-                {"$gt": [{"$size": x.runs_where(x.is_run_lapsed(before))}, 0]},
+                {"$gt": [{"$size": x.runs_where(rules.is_run_lapsed(before))}, 0]},
             ]
         },
     }
@@ -196,7 +197,7 @@ def not_quarantined(document_id: Any) -> Filter:
 
 def not_running(task_id: str) -> Filter:
     """Match the task unless a live run holds it."""
-    return {"_id": task_id, "$expr": {"$eq": [{"$size": x.live_runs(x.NOW)}, 0]}}
+    return {"_id": task_id, "$expr": {"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}}
 
 
 def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:

@@ -13,8 +13,11 @@ from typing import Any
 
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
+from mtask.store.statements import rules
+from mtask.store.statements.derive import NEAR_MS, Pipeline, finish_time
 from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
-from mtask.store.statements.pipelines import NEAR_MS, Outcome, Pipeline, finish_time, new_run, progress_told
+from mtask.store.statements.outcome import Outcome, progress_told
+from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
@@ -22,7 +25,7 @@ _WANTS_ONE = [
 ]
 
 
-def looks_plain(document: str) -> x.Expression:
+def looks_simple(document: str) -> x.Expression:
     """Whether a document that was just inserted, at this path, is plain: only a guess, the guards decide."""
     return {
         "$and": [
@@ -38,7 +41,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     # Compared as expressions: a match by field would look into arrays.
     conditions = [
         {"$lte": [f"${NEXT}", now]},
-        {"$lte": [x.due_time(), now]},
+        {"$lte": [rules.due_time(), now]},
         {"$eq": [x.STATUS, TaskStatus.INIT.value]},
         {"$eq": [x.RUNS, []]},
         {"$eq": [f"{x.OPTION}.specific_worker_ids", []]},
@@ -102,5 +105,5 @@ def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
     """Return the value that belongs to the task at hand: there is one for each outcome."""
     if len(values) == 1:
         return x.literal(values[0])
-    place = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
-    return {"$arrayElemAt": [x.literal(values), place]}
+    index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
+    return {"$arrayElemAt": [x.literal(values), index]}

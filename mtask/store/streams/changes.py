@@ -1,7 +1,7 @@
 """Which runs of a task a change of its document touched, and what it made of them; pure.
 
-A change names by their places the runs that differ from those that stood there before. Most of the time these are the
-same runs. Where old ones were left out, others stand in their places.
+A change names by their indexes the runs that differ from those that stood there before. Most of the time these are the
+same runs. Where old ones were left out, others stand in their indexes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Runs:
         self._runs = runs
         self._found: dict[tuple[str, ...], dict[Any, list[Document]]] = {}
 
-    def at(self, place: int) -> Document:
+    def at(self, index: int) -> Document:
         """Return the run that stands there, empty where there is none."""
-        return self._runs[place] if place < len(self._runs) else {}
+        return self._runs[index] if index < len(self._runs) else {}
 
     def having(self, fields: Mapping[str, Any]) -> Sequence[Document]:
         """Return the runs that have these values, texts or instants."""
@@ -79,43 +79,43 @@ def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tu
     removed = dict.fromkeys(description.get("removedFields") or ())
     updated: Document = {**removed, **updated_fields(description)}  # None: taken out
     is_cut = any(array.get("field") == RUNS for array in description.get("truncatedArrays") or ())
-    changed, written = by_place(updated)
+    changed, written = by_index(updated)
     stored = Runs(runs)
-    named = {place: changed[place] for place in sorted(changed) if "run_id" in changed[place]}
+    named = {index: changed[index] for index in sorted(changed) if "run_id" in changed[index]}
     if named.keys() <= written and len(named) == 1 and not is_cut and RUNS not in updated:
         named = {}  # it was added, and the others stand where they did
-    in_place = [place for place in sorted(changed) if place not in named]
+    in_order = [index for index in sorted(changed) if index not in named]
     ends = _ends(changed)
-    for place in in_place:
-        yield _run_at(place, changed[place], stored, ends.get(place)), changed[place]
+    for index in in_order:
+        yield _run_at(index, changed[index], stored, ends.get(index)), changed[index]
     if named:
-        has_closed = any(changed[place].get("status") == _TIMEOUT for place in in_place)
+        has_closed = any(changed[index].get("status") == _TIMEOUT for index in in_order)
         yield from _just_claimed(named, updated, stored, has_closed=has_closed)
 
 
-def by_place(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
-    """Return what was changed of the run in each place, and the places of those that were written whole."""
+def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    """Return what was changed of the run in each index, and the indexes of those that were written whole."""
     values, whole = dict(updated), updated.get(RUNS)
     if isinstance(whole, list):
-        runs = ((place, run) for place, run in enumerate(whole) if isinstance(run, Mapping) and "run_id" in run)
-        values |= {f"{RUNS}.{place}": run for place, run in runs}
+        runs = ((index, run) for index, run in enumerate(whole) if isinstance(run, Mapping) and "run_id" in run)
+        values |= {f"{RUNS}.{index}": run for index, run in runs}
     changed: dict[int, dict[str, Any]] = {}
     written: set[int] = set()
     for path, value in values.items():
         matched = _RUN_FIELD.match(path)
         if matched is None:
             continue
-        place, field, part = int(matched[1]), matched[2], matched[3]
+        index, field, part = int(matched[1]), matched[2], matched[3]
         if field is None and isinstance(value, Mapping):
-            changed.setdefault(place, {}).update(value)
-            written.add(place)
+            changed.setdefault(index, {}).update(value)
+            written.add(index)
         elif field == "progress" and part is not None:
-            changed.setdefault(place, {}).setdefault(field, {})[part] = value
+            changed.setdefault(index, {}).setdefault(field, {})[part] = value
         elif field == "progress":
             given = value if isinstance(value, Mapping) else {}
-            changed.setdefault(place, {})[field] = {"fraction": None, "message": None, **given}
+            changed.setdefault(index, {})[field] = {"fraction": None, "message": None, **given}
         elif field is not None:
-            changed.setdefault(place, {})[field] = value
+            changed.setdefault(index, {})[field] = value
     return changed, written
 
 
@@ -130,31 +130,31 @@ class _End:
 
 def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
     fields = {
-        place: {name: changed[place][name], "status": changed[place].get("status")}
-        for place in sorted(changed)
+        index: {name: changed[index][name], "status": changed[index].get("status")}
+        for index in sorted(changed)
         for name in reversed(END_TIMES)
-        if changed[place].get(name) is not None
+        if changed[index].get(name) is not None
     }
     alike: dict[Any, list[int]] = {}
-    for place, end in fields.items():
+    for index, end in fields.items():
         if all(map(_can_be_found, end.values())):
-            alike.setdefault(tuple(end.items()), []).append(place)
-    ranked = ((place, rank, len(places)) for places in alike.values() for rank, place in enumerate(places))
-    ends = {place: _End(fields[place], rank, count) for place, rank, count in ranked}
-    return {place: ends.get(place, _End(end, 0, 1)) for place, end in fields.items()}
+            alike.setdefault(tuple(end.items()), []).append(index)
+    ranked = ((index, rank, len(indexes)) for indexes in alike.values() for rank, index in enumerate(indexes))
+    ends = {index: _End(fields[index], rank, count) for index, rank, count in ranked}
+    return {index: ends.get(index, _End(end, 0, 1)) for index, end in fields.items()}
 
 
-def _run_at(place: int, fields: Document, runs: Runs, end: _End | None) -> Document:
+def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Document:
     """Return the run that stood there when it was changed, if it is still there: others may stand there by now."""
     if "run_id" in fields:
         return fields
-    at_place = runs.at(place)
+    at_index = runs.at(index)
     if end is None:
-        return at_place if has_told(at_place, fields.get("progress")) else {}
+        return at_index if has_told(at_index, fields.get("progress")) else {}
     same = runs.having(end.fields)
     if len(same) == end.count:
         return same[end.rank]
-    return at_place if same and all(at_place.get(name) == end.fields[name] for name in end.fields) else {}
+    return at_index if same and all(at_index.get(name) == end.fields[name] for name in end.fields) else {}
 
 
 def has_told(run: Document, progress: Any) -> bool:
@@ -172,12 +172,12 @@ def _just_claimed(
 ) -> Iterator[tuple[Document, Document]]:
     """Yield the run that a claim has added where it left old ones out, after those that it closed.
 
-    The others stand in other places since, told whole or by the fields in which they differ from who stood there
+    The others stand in other indexes since, told whole or by the fields in which they differ from who stood there
     before: a status that is the same is not among these. `has_closed`: it was told of one that stands where it did.
     """
-    place = max(named)
-    newest = named[place]
-    if not _is_claim(place, newest, updated):
+    index = max(named)
+    newest = named[index]
+    if not _is_claim(index, newest, updated):
         return
 
     def known(run: Document) -> Document:
@@ -192,7 +192,7 @@ def _just_claimed(
     yield known(newest), {"status": _RUNNING}
 
 
-def _is_claim(place: int, run: Document, updated: Document) -> bool:
+def _is_claim(index: int, run: Document, updated: Document) -> bool:
     """Whether the change that moved the runs, or wrote them all, has added this one, which is the last."""
     has_ended = any(run.get(name) is not None for name in END_TIMES)
     if has_ended or run.get("status", _RUNNING) != _RUNNING:
@@ -202,7 +202,7 @@ def _is_claim(place: int, run: Document, updated: Document) -> bool:
             False  # published again, and cleaned, or a new round; the count is missing where an older version cleaned
         )
     # A claim leaves old ones out beyond these; it writes them all where there was none.
-    return place >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
+    return index >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
 
 
 def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, Self
 
 from mtask.errors import EventsLost, OperationFailed
+from mtask.store.driver import rights
 from mtask.store.driver.stores import TASKS, AsyncStore, SyncStore, bounded
-from mtask.store.layout import roles
 from mtask.store.streams import readers
 from mtask.store.streams.readers import Opening
 
@@ -117,4 +117,4 @@ def _told(error: Exception, store: AsyncStore | SyncStore | None = None) -> Exce
     """Return the error; as one that says what to do where the token is too old, or the right to open is lacking."""
     if isinstance(error, OperationFailed) and error.code in _LOST:
         return EventsLost(error.reason)
-    return error if store is None else roles.explained(error, roles.FOLLOWING, store.database.name)
+    return error if store is None else rights.explained(error, rights.FOLLOWING, store.database.name)

@@ -13,10 +13,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from mtask.model.documents import runs_in
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.streams import lookup
 from mtask.store.streams.changes import END_TIMES, changed_runs, updated_fields
-from mtask.store.tasks.claims import runs_in
 
 Document = Mapping[str, Any]
 _STATUS = "task_state.status"
@@ -107,7 +107,7 @@ def events_of(change: Document) -> list[TaskEvent]:
     description = change.get("updateDescription")
     if kind != "update" or description is None:
         return []
-    found = list(_of_runs(changed_runs(description, runs_in(dict(document))), task_id, time, queue))
+    found = list(_of_runs(changed_runs(description, runs_in(document)), task_id, time, queue))
     return _with_status(found, updated_fields(description), task_id, time, queue)
 
 

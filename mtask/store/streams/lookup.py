@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.store.streams.changes import Runs, by_place, has_told, updated_fields
-from mtask.store.tasks.claims import runs_in
+from mtask.model.documents import runs_in
+from mtask.store.streams.changes import Runs, by_index, has_told, updated_fields
 
 Document = Mapping[str, Any]
 #: Marks a change whose document is as it was right after the change.
@@ -56,13 +56,13 @@ def _is_same(described: Document, document: Document) -> bool:
         return True
     if isinstance(state, Mapping) and _has_instant(updated, "task_state.finish_time", state):
         return True
-    runs = Runs(runs_in(dict(document)))
-    for place, fields in by_place(updated)[0].items():
+    runs = Runs(runs_in(document))
+    for index, fields in by_index(updated)[0].items():
         written = {name: fields[name] for name in _LASTING if fields.get(name) is not None}
         is_telling = any(isinstance(value, datetime) for value in written.values())
         if is_telling and runs.having(written):
             return True
-        if has_told(runs.at(place), fields.get("progress")):
+        if has_told(runs.at(index), fields.get("progress")):
             return True
     return False
 

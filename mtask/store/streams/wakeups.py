@@ -44,10 +44,10 @@ class EventKind(Enum):
 
     TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or malformed
     TASK_CHANGED = "changed"  #: a task's preemption time moved inside the horizon, or a holder must look
-    CONTROL_CHANGED = "control"  #: something is asked of this worker
+    WORKER_ORDER = "control"  #: something is asked of this worker
     PEERS_CHANGED = "peers"  #: a worker came or went
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; that one has fired is no news
-    RULES_CHANGED = "rules"  #: what holds for a queue or a task name
+    CONTROLS_CHANGED = "rules"  #: what holds for a queue or a task name
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
@@ -60,7 +60,7 @@ class Event:
     #: name, queue, priority, status and preempt_time of an inserted task, as far as it has them.
     document: Document | None = None
     #: Whether an inserted task looks as if the short statements would do for it.
-    is_plain: bool = False
+    is_simple: bool = False
     #: The new preemption time of a changed task, if that is what changed.
     preempt_time: datetime | None = None
     #: Whether some worker holds it now; None where that did not change.
@@ -180,7 +180,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.task_option.priority": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
-                "is_plain": short.looks_plain("$fullDocument"),
+                "is_simple": short.looks_simple("$fullDocument"),
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {
@@ -268,15 +268,15 @@ def _event(change: Any) -> Event:
         return Event(EventKind.COLLECTION_LOST)
     document_id = change.get("documentKey", {}).get("_id")
     if change["ns"]["coll"] == CONTROLS:
-        return Event(EventKind.RULES_CHANGED)
+        return Event(EventKind.CONTROLS_CHANGED)
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:
         is_control = kind == "update"
-        return Event(EventKind.CONTROL_CHANGED if is_control else EventKind.PEERS_CHANGED, document_id)
+        return Event(EventKind.WORKER_ORDER if is_control else EventKind.PEERS_CHANGED, document_id)
     if kind == "insert":
         inserted = change.get("fullDocument", {})
-        return Event(EventKind.TASK_INSERTED, document_id, inserted, is_plain=change.get("is_plain") is True)
+        return Event(EventKind.TASK_INSERTED, document_id, inserted, is_simple=change.get("is_simple") is True)
     return Event(
         EventKind.TASK_CHANGED,
         document_id,

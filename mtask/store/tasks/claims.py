@@ -1,24 +1,24 @@
-"""The engine's operations on tasks: find, claim, ping, finish, and read back what became of them."""
+"""The engine's changes of tasks: claim, ping, finish, settle, quarantine; and reading back what became of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DocumentTooLarge
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.model.documents import runs_in
+from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, pipelines, short
-from mtask.store.statements.pipelines import Kept, Outcome
-from mtask.store.tasks import sessions
-from mtask.store.tasks.stored_runs import runs_in as runs_in
+from mtask.store.statements.derive import Pipeline
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.pipelines import Kept
+from mtask.store.tasks import finding, sessions
 
 Document = dict[str, Any]
 
@@ -28,124 +28,6 @@ BY_ID = "_id_"
 #: A reason of so many letters fits where there is little room.
 _SHORT = 80
 
-_RUN_RULES = (
-    "run_id",
-    "worker_id",
-    "attempt",
-    "status",
-    "claim_time",
-    "ping_expire_time",
-    "retry_time",
-    "final",
-    "past",
-)
-
-#: What the rules need of a task, nothing that can be large, and the server's time.
-RULE_VIEW: Mapping[str, Any] = {
-    "name": 1,
-    "key": 1,
-    "queue": 1,
-    "task_option": 1,
-    "task_state.status": 1,
-    "task_state.create_time": 1,
-    "task_state.start_time": 1,
-    "task_state.finish_time": 1,
-    "task_state.next_preempt_time": 1,
-    "task_state.failed_cnt": 1,
-    "task_state.cancel_requested": 1,
-    **{f"task_state.worker_states.{field}": 1 for field in _RUN_RULES},
-    "schema_version": 1,
-    "now": x.NOW,
-}
-
-
-SCAN_VIEW: Mapping[str, Any] = {
-    "name": 1,
-    "queue": 1,
-    "task_option.priority": 1,
-    "task_state.next_preempt_time": 1,
-    "task_state.status": 1,
-    "now": x.NOW,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What one batch query found."""
-
-    documents: list[Document]
-    server_time: datetime | None
-    is_complete: bool
-    #: Some of it is not yet due.
-    has_future: bool
-
-
-def scan(
-    queues: Sequence[str],
-    names: Sequence[str],
-    worker_id: str,
-    horizon_ms: int,
-    limit: int,
-    left_out: Sequence[str] = (),
-    also: Sequence[filters.Filter] = (),
-    timeout: timedelta | None = None,
-) -> Operation[Scan]:
-    """Return what this worker could take within the horizon, highest priority first, then longest due.
-
-    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside. `timeout`: None = as long as
-    an operation may take.
-    """
-    by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
-    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
-    claimable = filters.with_guards(claimable, also)
-    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout))
-
-
-def scan_begun(
-    queues: Sequence[str],
-    names: Sequence[str],
-    worker_id: str,
-    horizon_ms: int,
-    limit: int,
-    left_out: Sequence[str] = (),
-    also: Sequence[filters.Filter] = (),
-) -> Operation[Scan]:
-    """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
-    begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
-    begun = filters.with_guards(begun | filters.without_keys(left_out), also)
-    return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
-
-
-def _scan(
-    criteria: filters.Filter,
-    order: list[tuple[str, int]],
-    limit: int,
-    index: str,
-    timeout: timedelta | None = None,
-) -> Operation[Scan]:
-    call = tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
-    found = yield call.within(timeout)
-    now = found[0]["now"] if found else None
-    return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
-
-
-def _is_future(document: Document, now: datetime | None) -> bool:
-    state = document.get("task_state")
-    moment = state.get("next_preempt_time") if isinstance(state, dict) else None
-    return isinstance(moment, datetime) and now is not None and moment > now
-
-
-def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
-    """Return these tasks as the rules need them, each with the server's time as `now`."""
-    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), RULE_VIEW)
-    return found
-
-
-def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Document]]:
-    """Do as `look` for those of these tasks that someone may take within the horizon; the others are left out."""
-    found: list[Document] = yield tasks("find", filters.due_tasks_within(task_ids, horizon_ms), RULE_VIEW)
-    return found
-
 
 def claim(
     task_ids: Sequence[str],
@@ -154,17 +36,17 @@ def claim(
     timeout: timedelta | None = None,
     also: Sequence[filters.Filter] = (),
     *,
-    are_plain: bool = False,
+    are_simple: bool = False,
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
 
     One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `also`: what they must match beside. `are_plain`: they look it, so what
+    None = as long as an operation may take. `also`: what they must match beside. `are_simple`: they look it, so what
     does for plain tasks is sent first. Of several the rest is claimed as ever; one that is not plain is left as if
     another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
-    if are_plain:
+    if are_simple:
         guard, pipeline = filters.with_guards(short.unbegun(task_ids), also), short.claim(worker_id, run_id)
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
@@ -173,7 +55,7 @@ def claim(
         document = yield one.within(timeout)
         return [document] if document and run_of(document, f"{token}-0") else []
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
-    if are_plain and claimed_cnt < len(task_ids):
+    if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
         # What the short one took may be due again: this process may have stood still for longer than a lease.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
@@ -185,7 +67,7 @@ def claim(
 
 def _claim_by_all_rules(
     task_ids: Sequence[str], worker_id: str, run_id: x.Expression, also: Sequence[filters.Filter]
-) -> tuple[filters.Filter, pipelines.Pipeline]:
+) -> tuple[filters.Filter, Pipeline]:
     return filters.with_guards(filters.due_tasks(task_ids), also), pipelines.claim(worker_id, run_id)
 
 
@@ -207,17 +89,17 @@ def run_of(document: Document, run_id: str) -> Document | None:
 
 
 def finish(
-    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_plain: bool = False
+    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_simple: bool = False
 ) -> Operation[set[str]]:
     """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
 
-    `timeout`: None = as long as an operation may take. `is_plain`: try first what does for the successes of plain
+    `timeout`: None = as long as an operation may take. `is_simple`: try first what does for the successes of plain
     tasks. Call it again after an error: what was finished stays finished, and is told so.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_plain and outcomes[0].status is RunStatus.SUCCESS:
+    if is_simple and outcomes[0].status is RunStatus.SUCCESS:
         update = tasks("update_many", short.held_alone(outcomes), short.succeed(outcomes), hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):
@@ -315,12 +197,6 @@ def held(task_ids: Sequence[str], timeout: timedelta | None = None) -> Operation
     return found
 
 
-def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
-    """Return the tasks with runs that lapsed at least `grace_ms` ago and that nobody preempted."""
-    found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
-    return [document["_id"] for document in found]
-
-
 def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
     with suppress(DatabaseError):  # it is tried again with the next settlement
@@ -331,38 +207,13 @@ def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operati
 
 def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
     """Mark runs TIMEOUT that lapsed at least `grace_ms` ago and that nobody preempted; return how many tasks."""
-    task_ids = yield from lapsed(grace_ms, limit)
+    task_ids = yield from finding.lapsed(grace_ms, limit)
     return (yield from settle(task_ids)) if task_ids else 0
-
-
-def undiscoverable(limit: int) -> Operation[list[Document]]:
-    """Return malformed tasks that no batch query finds."""
-    found: list[Document] = yield tasks("find", filters.undiscoverable(), {"_id": 1}, limit=limit)
-    return found
-
-
-def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
-    """Return at most so many names of waiting tasks in these queues that are not among `names`."""
-    unserved: list[str] = []
-    while len(unserved) < limit:
-        found = yield tasks(
-            "find", filters.unserved(queues, [*names, *unserved]), {"_id": 0, "name": 1}, limit=1, hint=DISCOVERY_INDEX
-        )
-        if not found:
-            break
-        unserved.append(found[0]["name"])
-    return unserved
 
 
 def shortened(text: str, limit: int) -> str:
     """Return the text, cut to so many letters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def read(document_id: Any) -> Operation[Document | None]:
-    """Return a whole document, whatever its `_id` is, or None: one at a time, as each may have 16 MB."""
-    found: Document | None = yield tasks("find_one", {"_id": {"$eq": document_id}})
-    return found
 
 
 def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:

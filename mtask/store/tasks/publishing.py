@@ -12,7 +12,7 @@ from pymongo import UpdateOne
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
-from mtask.store.statements import filters, pipelines
+from mtask.store.statements import filters, requests
 
 IfExists = Literal["keep", "update", "reject"]
 _RACES = 5
@@ -98,7 +98,7 @@ def publish(task: NewTask, policy: Policy) -> Operation[Published]:
 
 
 def _insert(task: NewTask) -> Operation[bool]:
-    pipeline = pipelines.publish(task.fixed(), task.start_expression())
+    pipeline = requests.publish(task.fixed(), task.start_expression())
     for _ in range(_RACES):
         try:
             result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
@@ -116,7 +116,7 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
         return False
     fixed = task.fixed()
     replacement = {name: fixed[name] for name in _REPLACED} if policy.if_exists == "update" else None
-    pipeline = pipelines.republish(
+    pipeline = requests.republish(
         replacement=replacement,
         start=task.start_expression(),
         clean_failed=policy.clean_failed,
@@ -142,25 +142,25 @@ def publish_many(
     duplicate must not raise, so there it is one bulk upsert.
     """
     first: dict[str, int] = {}
-    for place, task in enumerate(batch):
-        first.setdefault(task.task_id, place)
-    unique = [batch[place] for place in first.values()]
+    for index, task in enumerate(batch):
+        first.setdefault(task.task_id, index)
+    unique = [batch[index] for index in first.values()]
     if in_session:
         upserts = [
-            UpdateOne({"_id": t.task_id}, pipelines.publish(t.fixed(), t.start_expression()), upsert=True)
+            UpdateOne({"_id": t.task_id}, requests.publish(t.fixed(), t.start_expression()), upsert=True)
             for t in unique
         ]
         inserted = yield tasks("upserted", upserts)
-        created = {unique[place].task_id for place in inserted}
+        created = {unique[index].task_id for index in inserted}
     else:
         hello = yield command("hello")
         now: datetime = hello["localTime"]
-        documents = [pipelines.task_document(t.fixed(), t.start_at(now), now) for t in unique]
+        documents = [requests.task_document(t.fixed(), t.start_at(now), now) for t in unique]
         existing = yield tasks("insert_new", documents)
-        created = {task.task_id for place, task in enumerate(unique) if place not in existing}
+        created = {task.task_id for index, task in enumerate(unique) if index not in existing}
     results: list[Published | Exception] = []
-    for place, task in enumerate(batch):
-        if task.task_id in created and first[task.task_id] == place:
+    for index, task in enumerate(batch):
+        if task.task_id in created and first[task.task_id] == index:
             results.append(Published(task.task_id, created=True, updated=False))
             continue
         try:

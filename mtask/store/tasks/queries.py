@@ -11,7 +11,8 @@ from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound
 from mtask.model.options import TaskOption, build_option, check_option_names
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.statements import filters, pipelines
+from mtask.store.statements import filters, requests
+from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
 _RACES = 10
@@ -41,7 +42,7 @@ def count(criteria: Mapping[str, Any]) -> Operation[int]:
 
 def cancel(task_id: str) -> Operation[Document]:
     """Cancel, or ask the holding worker to stop; return the task after it. A finished task stays as it is."""
-    return (yield from _change({"_id": task_id}, pipelines.cancel(), task_id))
+    return (yield from _change({"_id": task_id}, requests.cancel(), task_id))
 
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
@@ -49,7 +50,7 @@ def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = filters.final(task_id, allowed)
     document: Document | None = yield tasks(
-        "find_one_and_update", guard, pipelines.run_again(everything=everything), return_document=ReturnDocument.AFTER
+        "find_one_and_update", guard, requests.run_again(everything=everything), return_document=ReturnDocument.AFTER
     )
     if document is None:
         existing = yield from get(task_id)
@@ -67,7 +68,7 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
         option = build_option(known, changes)
         guard = {"_id": task_id, "task_option": current}
         changed: Document | None = yield tasks(
-            "find_one_and_update", guard, pipelines.update_option(option), return_document=ReturnDocument.AFTER
+            "find_one_and_update", guard, requests.update_option(option), return_document=ReturnDocument.AFTER
         )
         if changed is not None:
             return changed
@@ -94,7 +95,7 @@ def statistics() -> Operation[list[Document]]:
     return found
 
 
-def _change(guard: Mapping[str, Any], pipeline: pipelines.Pipeline, task_id: str) -> Operation[Document]:
+def _change(guard: Mapping[str, Any], pipeline: Pipeline, task_id: str) -> Operation[Document]:
     document: Document | None = yield tasks(
         "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
     )

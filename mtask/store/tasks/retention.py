@@ -13,7 +13,7 @@ from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
-from mtask.store.statements import filters
+from mtask.store.statements import filters, rules
 
 #: Tasks that are removed by one command.
 BATCH = 500
@@ -22,7 +22,7 @@ BATCH = 500
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
     """Match the tasks that are to be purged: those of the criteria that no live run holds and that are old enough."""
     matched = filters.search(criteria)
-    conditions: list[x.Expression] = [{"$eq": [{"$size": x.live_runs(x.NOW)}, 0]}]
+    conditions: list[x.Expression] = [{"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}]
     if older_than_ms is not None:
         ended = {"$ifNull": [f"{x.STATE}.finish_time", f"{x.STATE}.create_time"]}
         conditions.append({"$lte": [ended, {"$subtract": [x.NOW, older_than_ms]}]})

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from bson.binary import UUID_SUBTYPE, Binary
 
+from mtask.model.documents import runs_in
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
-from mtask.store.tasks.stored_runs import runs_in
 
 #: How long the read, and the command, may take: a rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.store.driver.stores import COLLECTIONS, bounded
+from mtask.store.driver.operation import COLLECTIONS
+from mtask.store.driver.stores import bounded
 from mtask.store.driver.types import SyncCollection
 from mtask.store.statements.filters import RUNS
 

@@ -15,7 +15,7 @@ from mtask.errors import DatabaseError, LeaseLost
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.translate import first_line
 from mtask.store.driver.types import AsyncSession, SyncSession
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 
 _OPTIONS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from mtask.errors import DatabaseError
 from mtask.model.controls import Limit
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import Held, Place, Taken, Wish
+from mtask.store.queues.permits import HeldPermit, PermitGrant, PermitPool, PermitRequest
 from mtask.store.statements.filters import Filter, in_time, of_other_queues, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.parking import Rank, Waiting
@@ -57,9 +57,9 @@ class Admitted:
     task_ids: list[str]
     token: str
     #: By task, the places that its run takes up, and all that it was granted; and all places that were asked.
-    held: Mapping[str, Sequence[Held]]
-    granted: Mapping[str, Sequence[Place]]
-    asked: frozenset[Place]
+    held: Mapping[str, Sequence[HeldPermit]]
+    granted: Mapping[str, Sequence[PermitPool]]
+    asked: frozenset[PermitPool]
     #: The tasks that got a place, and lacked another.
     refused: Sequence[str]
     #: Until when they may be claimed, by the server's clock; None: no place was asked for.
@@ -82,13 +82,13 @@ class Limits:
         self._clock = scope.clock
         self._signals = scope.signals
         self._controls = controls
-        self._waiting: dict[Place, Waiting] = {}
+        self._waiting: dict[PermitPool, Waiting] = {}
         #: Places granted since the last scan for more, when that was, and the next.
         self._granted_cnt = 0
         self._more_at = 0.0
         self._more: asyncio.TimerHandle | None = None
-        self._held: dict[tuple[str, str], Sequence[Held]] = {}
-        self._to_give_back: list[Held] = []
+        self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
+        self._to_give_back: list[HeldPermit] = []
         self._wake = asyncio.Event()
         self._giving = asyncio.Event()
         self._tries_no_more = self._is_stopping = False
@@ -108,7 +108,7 @@ class Limits:
 
     def park(self, entry: Entry) -> bool:
         """Have a task wait where nothing of its queue can be claimed now; return whether it does."""
-        waiting = None if entry.queue is None else self._blocked(Place(entry.queue))
+        waiting = None if entry.queue is None else self._blocked(PermitPool(entry.queue))
         if waiting is not None:
             waiting.park(entry.task_id, (-entry.priority, entry.due))
         return waiting is not None
@@ -122,7 +122,7 @@ class Limits:
         if any(one.has_more for one in waiting.values()):
             self._ask_for_more()
 
-    def _blocked(self, place: Place) -> Waiting | None:
+    def _blocked(self, place: PermitPool) -> Waiting | None:
         waiting = self._waiting.get(place)
         return waiting if waiting is not None and waiting.is_blocked else None
 
@@ -162,26 +162,26 @@ class Limits:
     async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
         """Take places for these tasks, the most urgent first; what gets none waits here."""
         wanted = {task.id: task for task in tasks if not self._has_to_wait(task)}
-        asked: set[Place] = set()
-        held: dict[str, list[Held]] = {}
-        granted: dict[str, list[Place]] = {}
+        asked: set[PermitPool] = set()
+        held: dict[str, list[HeldPermit]] = {}
+        granted: dict[str, list[PermitPool]] = {}
         claim_by: datetime | None = None
         try:
             # Keys first: they are the narrower, and what they refuse takes up no place of the queue.
             for of_key in (True, False):
-                wishes = self._wishes(wanted.values(), of_key=of_key)
-                if not wishes:
+                requests = self._requests(wanted.values(), of_key=of_key)
+                if not requests:
                     continue
-                asked.update(wish.place for wish in wishes)
-                answers = await self._store.run(permits.take(wishes, token))
-                for wish in wishes:
-                    answer = answers.get(wish.place, permits.NONE)
+                asked.update(request.pool for request in requests)
+                answers = await self._store.run(permits.take(requests, token))
+                for request in requests:
+                    answer = answers.get(request.pool, permits.NONE)
                     claim_by = min(filter(None, (claim_by, answer.claim_by)), default=None)
                     for task_id in answer.task_ids:
-                        granted.setdefault(task_id, []).append(wish.place)
-                        if wish.limit.concurrency is not None:
-                            held.setdefault(task_id, []).append(Held(wish.place, task_id, token))
-                    self._take(wish, answer, [wanted.pop(t) for t in wish.task_ids if t not in answer.task_ids])
+                        granted.setdefault(task_id, []).append(request.pool)
+                        if request.limit.concurrency is not None:
+                            held.setdefault(task_id, []).append(HeldPermit(request.pool, task_id, token))
+                    self._take(request, answer, [wanted.pop(t) for t in request.task_ids if t not in answer.task_ids])
         except DatabaseError:
             await self.settle(Admitted([], token, {}, granted, frozenset(asked), [], None, frozenset()), {}, [*granted])
             raise
@@ -195,7 +195,7 @@ class Limits:
     def _has_to_wait(self, task: StoredTask) -> bool:
         """Whether a place that this task needs is known to be blocked: then it waits, and nobody is asked."""
         key = task.task_option.limit_key
-        for place in (Place(task.queue), *(() if key is None else (Place(task.queue, key),))):
+        for place in (PermitPool(task.queue), *(() if key is None else (PermitPool(task.queue, key),))):
             waiting = self._blocked(place)
             if waiting is not None:
                 waiting.park(task.id, self._rank(task))
@@ -206,30 +206,30 @@ class Limits:
         moment = task.task_state.next_preempt_time
         return (-task.task_option.priority, 0.0 if moment is None else self._clock.monotonic_of(moment))
 
-    def _wishes(self, tasks: Iterable[StoredTask], *, of_key: bool) -> list[Wish]:
-        found: dict[Place, tuple[Limit, list[str]]] = {}
+    def _requests(self, tasks: Iterable[StoredTask], *, of_key: bool) -> list[PermitRequest]:
+        found: dict[PermitPool, tuple[Limit, list[str]]] = {}
         for task in tasks:
             key = task.task_option.limit_key
             limit = self._controls.limit_of(task.queue, of_key=of_key)
             if limit is not None and not (of_key and key is None):
-                place = Place(task.queue, key if of_key else None)
+                place = PermitPool(task.queue, key if of_key else None)
                 found.setdefault(place, (limit, []))[1].append(task.id)
-        return [Wish(place, limit, task_ids) for place, (limit, task_ids) in found.items()]
+        return [PermitRequest(place, limit, task_ids) for place, (limit, task_ids) in found.items()]
 
-    def _take(self, wish: Wish, answer: Taken, refused: Sequence[StoredTask]) -> None:
+    def _take(self, request: PermitRequest, answer: PermitGrant, refused: Sequence[StoredTask]) -> None:
         """Take the answer of one place: have what got none wait, or let more of what waits go."""
-        waiting = self._waiting.get(wish.place)
+        waiting = self._waiting.get(request.pool)
         self._granted_cnt += len(answer.task_ids)
         if not refused:
             if waiting is not None:
                 waiting.refusals = 0
-                self._open([wish.place])
+                self._open([request.pool])
             return
         now = monotonic()
-        width = max(filter(None, (wish.limit.concurrency, wish.limit.starts)))
-        most = max(_PARKED if wish.place.key is None else _PARKED_OF_KEY, 2 * width)
+        width = max(filter(None, (request.limit.concurrency, request.limit.starts)))
+        most = max(_PARKED if request.pool.key is None else _PARKED_OF_KEY, 2 * width)
         if waiting is None:
-            waiting = self._waiting[wish.place] = Waiting(width, most)
+            waiting = self._waiting[request.pool] = Waiting(width, most)
         waiting.width, waiting.most = width, most
         waiting.is_blocked = True
         waiting.refusals = 0 if answer.task_ids else waiting.refusals + 1
@@ -305,7 +305,7 @@ class Limits:
             except DatabaseError as error:
                 # Whoever finds the places crowded sees that their runs are closed.
                 logger.warning("places not given back", extra=fields(runs=len(held), reason=str(error)))
-            self._open({entry.place for entry in held})
+            self._open({entry.pool for entry in held})
 
     def stop_trying(self) -> None:
         """End `run`."""
@@ -318,7 +318,7 @@ class Limits:
         self._is_stopping = True
         self._giving.set()
 
-    def _open(self, asked: Iterable[Place]) -> None:
+    def _open(self, asked: Iterable[PermitPool]) -> None:
         """Let some go of what waits for these places: there may be free ones."""
         gone: list[str] = []
         for place in asked:
@@ -357,11 +357,11 @@ class Limits:
             crowded[place].dead_at = now + _DEAD
         if not asked:
             return
-        burial = await self._store.run(permits.give_back_dead(asked))
-        if burial.has_found:
+        reclaimed = await self._store.run(permits.reclaim(asked))
+        if reclaimed.has_found:
             self._open(asked)
             return
         # A live run cannot be over before its lease is; whose worker died after it ended is found later.
-        lapse = _MAX_DEAD if burial.next_lapse is None else burial.next_lapse.total_seconds()
+        lapse = _MAX_DEAD if reclaimed.next_lapse is None else reclaimed.next_lapse.total_seconds()
         for place in asked:
             crowded[place].dead_at = now + min(max(_DEAD, lapse), _MAX_DEAD)

@@ -15,8 +15,8 @@ from mtask.model.documents import StoredTask, describe_validation
 from mtask.model.status import RunStatus
 from mtask.store.driver.encoding import is_code
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.statements.pipelines import Outcome
-from mtask.store.tasks import claims
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, finding
 from mtask.worker.log import fields, logger
 
 #: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
@@ -106,7 +106,7 @@ class Quarantine:
                 self.leave_alone(task_id, _UNMARKABLE_PAUSE)
 
     async def _examine(self, task_id: Any, refusal: Exception | str | None) -> None:
-        document = await self._store.run(claims.read(task_id))
+        document = await self._store.run(finding.read(task_id))
         if document is None:
             return
         reason = malformation(document)

@@ -8,10 +8,9 @@ from time import monotonic
 from typing import Any
 
 from mtask.model import rules
-from mtask.model.documents import StoredTask
+from mtask.model.documents import StoredTask, runs_in
 from mtask.model.handlers import Handler
 from mtask.model.status import RunStatus
-from mtask.store.tasks import claims
 from mtask.worker.admission.admission import Admission
 from mtask.worker.claiming.attempt import Attempt
 from mtask.worker.claiming.slots import Slots
@@ -44,7 +43,7 @@ class Adoption:
         self._runner = runner
         self._slots = slots
         #: Whether the tasks of the last group were simple: the next one's may be, too.
-        self.are_plain = True
+        self.are_simple = True
         self.won_cnt = 0
 
     async def adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
@@ -53,7 +52,7 @@ class Adoption:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
-        are_plain = True
+        are_simple = True
         now = monotonic()
         self.won_cnt += len(documents)
         for document in documents:
@@ -66,7 +65,7 @@ class Adoption:
             except Exception as error:  # whatever it is about this one, the others begin
                 refused.append((document, error))
                 continue
-            are_plain &= run.is_plain and not task.task_option.specific_worker_ids
+            are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
                 if task.task_state.status.is_final:  # marked as malformed since, by whoever looked at it
@@ -80,7 +79,7 @@ class Adoption:
         self._slots.start_waiting()
         self._ledger.forget_old_claims(now)
         if len(attempt.task_ids) > 1 and documents:
-            self.are_plain = are_plain
+            self.are_simple = are_simple
         for document, problem in refused:
             run_id, is_closed = run_ids[document["_id"]], False
             try:
@@ -105,6 +104,6 @@ def claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, da
     return {
         document["_id"]: run["claim_time"]
         for document in documents
-        for run in claims.runs_in(document)
+        for run in runs_in(document)
         if str(run.get("run_id")).startswith(f"{token}-")
     }

@@ -126,12 +126,12 @@ class Claimer:
         self._ledger.claiming.update(task_ids)
         is_rescue = entries[0].is_begun  # and looked at just now
         look_first = entries[0].rank > 0 and not is_rescue
-        is_plain = len(entries) == 1 and entries[0].is_plain
+        is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender
         claim = (
             partial(sender.claim_limited, task_ids, is_rescue=is_rescue)
             if is_limited
-            else partial(sender.claim_free, task_ids, look_first=look_first, is_rescue=is_rescue, is_plain=is_plain)
+            else partial(sender.claim_free, task_ids, look_first=look_first, is_rescue=is_rescue, is_simple=is_simple)
         )
         job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
         self._in_flight.add(job)

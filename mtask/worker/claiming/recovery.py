@@ -10,7 +10,7 @@ from typing import Any
 from mtask.errors import DatabaseUnavailable, MtaskError
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import OPERATION_TIMEOUT
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.claiming.adoption import Adoption
 from mtask.worker.claiming.attempt import Attempt

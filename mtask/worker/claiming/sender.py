@@ -90,7 +90,7 @@ class Sender:
         self._scope.signals.room_made.send()
 
     async def claim_free(
-        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_plain: bool
+        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
         """Claim these tasks, which need no places; return those that are claimed apart from now on."""
         if is_rescue:
@@ -98,7 +98,7 @@ class Sender:
         wanted = task_ids
         if look_first:
             wanted = [task.id for task in await self._store.run(self._lookups.still_due(task_ids))]
-        return await self._claim_group(wanted, is_rescue=is_rescue, is_plain=is_plain) if wanted else ()
+        return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
         """Claim those of these tasks that get their places; the others wait for theirs.
@@ -164,13 +164,13 @@ class Sender:
         task_ids: list[str],
         *,
         is_rescue: bool = False,
-        is_plain: bool = False,
+        is_simple: bool = False,
         admitted: Admitted | None = None,
         part: str = "",
     ) -> Collection[str]:
         """Claim these tasks and start the runs won; return those that are claimed apart from now on.
 
-        `is_plain`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
+        `is_simple`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
         """
         if not task_ids:
             return ()
@@ -180,10 +180,10 @@ class Sender:
             self._admission.controls.guard(),
             *(self._limits.guard_of_free() if admitted is None else admitted.guard),
         ]
-        are_plain = is_plain or (len(task_ids) > 1 and self._adoption.are_plain and not is_rescue)
+        are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
         timeout = timedelta(seconds=self._wait)
         try:
-            claim = claims.claim(task_ids, self._scope.worker_id, token, timeout, guard, are_plain=are_plain)
+            claim = claims.claim(task_ids, self._scope.worker_id, token, timeout, guard, are_simple=are_simple)
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))

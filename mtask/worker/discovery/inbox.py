@@ -46,7 +46,7 @@ class Inbox:
         self._questions = questions
         self._ranks = ranks
 
-    def push(self, task_id: Any, document: Mapping[str, Any], *, is_plain: bool = False) -> None:
+    def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
         """Take a task as its document says; where that cannot be read, look at the whole of it."""
         try:
             name, queue = document["name"], document.get("queue")
@@ -69,7 +69,7 @@ class Inbox:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_plain=is_plain)
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
@@ -163,7 +163,7 @@ class Inbox:
         due: float,
         *,
         is_begun: bool,
-        is_plain: bool = False,
+        is_simple: bool = False,
     ) -> None:
         if task_id in self._ledger.claiming:
             self._questions.missed(task_id)  # the claim under way may be older than this hint
@@ -172,7 +172,7 @@ class Inbox:
         else:
             self._questions.due.discard(task_id)
             rank = self._ranks.rank(task_id, name)
-            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_plain=is_plain, queue=queue)
+            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_simple=is_simple, queue=queue)
             self._scope.signals.task_queued.send()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:

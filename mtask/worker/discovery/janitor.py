@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
 from mtask.worker.discovery.questions import Questions
@@ -39,17 +39,17 @@ class Janitor:
     async def note_unserved(self) -> None:
         """Note the names that wait in queues served here, without a handler here."""
         scope = self._scope
-        for name in await self._store.run(claims.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
+        for name in await self._store.run(finding.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
             self._inbox.note_unserved(str(name))
 
     async def look_for_malformed(self) -> None:
         """Have documents examined that no scan can find."""
-        found = await self._store.run(claims.undiscoverable(_MALFORMED_LIMIT))
+        found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
         self._questions.suspect_all(document["_id"] for document in found)
 
     async def settle_lapsed(self) -> None:
         """Close runs whose leases have lapsed, of tasks that nobody takes up."""
-        lapsed = await self._store.run(claims.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return

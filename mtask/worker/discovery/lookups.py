@@ -16,7 +16,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.model.rules import HORIZON
 from mtask.store.driver.operation import Operation
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.questions import Questions
@@ -95,7 +95,7 @@ class Lookups:
         ]
         if task_ids:
             try:
-                await self._take_looks(await self._store.run(claims.look_at_due(task_ids, _HORIZON_MS)), sent)
+                await self._take_looks(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self._questions.suspect_all(task_ids)
             except Exception:
@@ -123,7 +123,7 @@ class Lookups:
     async def _look(self, suspects: dict[str, Any]) -> None:
         sent = monotonic()
         try:
-            documents = await self._store.run(claims.look(list(suspects.values())))
+            documents = await self._store.run(finding.look(list(suspects.values())))
         except DatabaseUnavailable:
             self._questions.suspects = {**suspects, **self._questions.suspects}
             raise
@@ -182,7 +182,7 @@ class Lookups:
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
         """Return those of these tasks that this worker could take now; the others are queued for when it can."""
         sent = monotonic()
-        documents = yield from claims.look_at_due(task_ids, _HORIZON_MS)
+        documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []
         for document in documents:
             try:

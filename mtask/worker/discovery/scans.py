@@ -12,7 +12,7 @@ from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.layout import setup
 from mtask.store.statements.filters import Filter, other_than
-from mtask.store.tasks import claims
+from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import Part
 from mtask.worker.discovery.inbox import Inbox
@@ -197,7 +197,7 @@ class Scans:
         if not share or began > self._scanned_all_at + _ALL:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
-        scan = claims.scan(
+        scan = finding.scan(
             self._controls.queues,
             self._controls.names,
             self._scope.worker_id,
@@ -229,7 +229,7 @@ class Scans:
                 # What is not yet due fills the batch: it must not stand before what is.
                 await self._scan_within(timedelta(0))
 
-    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> claims.Scan:
+    async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
         """Scan, apart for queues of which some has to wait for the limits' places."""
         is_complete, has_future = True, False
         for part in self._limits.parts(self._controls.queues):
@@ -240,16 +240,16 @@ class Scans:
                 self._limits.note_more(part)
                 if found.has_future:
                     await self._scan_part(part, timedelta(0), begun_only=begun_only)
-        return claims.Scan([], None, is_complete, has_future)
+        return finding.Scan([], None, is_complete, has_future)
 
-    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> claims.Scan:
-        scan = claims.scan_begun if begun_only else claims.scan
+    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> finding.Scan:
+        scan = finding.scan_begun if begun_only else finding.scan
         limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._scope.worker_id
         also = self._not_left_alone()
         return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out, also))
 
-    async def _take_scan(self, scan: Operation[claims.Scan]) -> claims.Scan:
+    async def _take_scan(self, scan: Operation[finding.Scan]) -> finding.Scan:
         sent = monotonic()
         found = await self._store.run(scan)
         self.scan_cnt += 1

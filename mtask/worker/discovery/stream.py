@@ -99,16 +99,16 @@ class StreamLoop:
 
     def _take_event(self, event: Event) -> bool:
         if event.kind is EventKind.TASK_INSERTED:
-            self._inbox.push(event.task_id, event.document or {}, is_plain=event.is_plain)
+            self._inbox.push(event.task_id, event.document or {}, is_simple=event.is_simple)
         elif event.kind is EventKind.TASK_CHANGED:
             self._inbox.push_changed(
                 event.task_id, event.preempt_time, is_begun=event.is_begun, concerns_holder=event.concerns_holder
             )
-        elif event.kind is EventKind.CONTROL_CHANGED and event.task_id == self._scope.worker_id:
+        elif event.kind is EventKind.WORKER_ORDER and event.task_id == self._scope.worker_id:
             self._scope.signals.heartbeat_wanted.send()
-        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.CONTROL_CHANGED):
+        elif event.kind in (EventKind.PEERS_CHANGED, EventKind.WORKER_ORDER):
             self._scans.ask_peers()
-        elif event.kind is EventKind.RULES_CHANGED:
+        elif event.kind is EventKind.CONTROLS_CHANGED:
             self._controls.wake()
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._scope.signals.schedules_changed.send()

@@ -18,7 +18,7 @@ from typing import Any
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.leases import replies
 from mtask.worker.leases.registrar import heartbeat

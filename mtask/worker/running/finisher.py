@@ -27,7 +27,7 @@ from mtask.errors import (
 from mtask.model.middleware import Around, Begun, leave, watch
 from mtask.model.status import RunStatus
 from mtask.store.driver.translate import VALIDATION
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
@@ -208,9 +208,9 @@ class Finisher:
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
         """Send these outcomes in one statement; return the run_ids of those that stand."""
         sent = monotonic()
-        is_plain = may_be_short and all(ending.is_success and ending.run.is_plain for ending in group)
+        is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
         timeout = timedelta(seconds=self._wait)
-        finish = claims.finish([ending.outcome for ending in group], timeout, is_plain=is_plain)
+        finish = claims.finish([ending.outcome for ending in group], timeout, is_simple=is_simple)
         accepted = await self._store.run(finish)
         self._tempo.took(monotonic() - sent)
         return accepted

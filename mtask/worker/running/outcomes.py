@@ -21,7 +21,7 @@ from mtask.model.documents import Run
 from mtask.model.status import RunStatus
 from mtask.model.values import storable
 from mtask.store.driver.encoding import stored_size
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import transactions
 from mtask.store.tasks.publishing import milliseconds
 from mtask.worker.log import fields, logger

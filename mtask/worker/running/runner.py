@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.errors import LeaseLost, MtaskError
 from mtask.model.status import RunStatus
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger

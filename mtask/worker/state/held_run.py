@@ -113,7 +113,7 @@ class HeldRun:
             self.deadline = monotonic() + limit_ms / 1000
 
     @property
-    def is_plain(self) -> bool:
+    def is_simple(self) -> bool:
         """Whether the task wants one worker, and this is its first run: as far as is known here."""
         state = self.task.task_state
         return (

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any
 
-from mtask.model.slots import SLOT_CNT, slot_of
+from mtask.model.buckets import BUCKET_CNT, bucket_of
 
 #: The rank that waits longest, however few the workers are: see `mtask.worker.state.queue.MAX_STAGGER`.
 _BEHIND = 3
 #: Four bytes, as an array's kind.
 _SCORE = "I"
-_ONES = int.from_bytes(b"\1\0\0\0\0\0\0\0" * (SLOT_CNT // 2), "little")
+_ONES = int.from_bytes(b"\1\0\0\0\0\0\0\0" * (BUCKET_CNT // 2), "little")
 _ABOVE, _SCORES = _ONES << 63, _ONES * 0xFFFFFFFF
 _PLACE_BITS = 20
 _MAX_PLACE = 2**_PLACE_BITS - 1
@@ -72,7 +72,7 @@ class Peers:
     def rank(self, task_id: str, name: str) -> int:
         """Return how many live workers that serve this name come before this one for the task."""
         others = self._others.get(name)
-        return self._ranks_among(others)[slot_of(task_id)] if others else 0
+        return self._ranks_among(others)[bucket_of(task_id)] if others else 0
 
     def last(self, name: str) -> int:
         """Return the rank behind every other live worker that serves this name; 0 where there is none."""
@@ -102,7 +102,7 @@ class Peers:
 
     def _ranks_of(self, others: tuple[str, ...]) -> bytes:
         if not others:
-            return bytes(SLOT_CNT)
+            return bytes(BUCKET_CNT)
         workers = (self._worker_id, *others)
         digests = {worker: self._digests.get(worker) or _digest(worker) for worker in workers}
         self._digests |= digests
@@ -120,7 +120,7 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
     its part of a backlog before the others. Those that stay keep nearly all of their slots when one comes or goes.
     """
     workers = sorted([worker_id, *others])
-    me, room = workers.index(worker_id), [-(-SLOT_CNT // len(workers))] * len(workers)
+    me, room = workers.index(worker_id), [-(-BUCKET_CNT // len(workers))] * len(workers)
     table = array(_SCORE, b"".join([digests[worker] for worker in workers]))
     if sys.byteorder == "big":
         table.byteswap()
@@ -128,12 +128,12 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
     for slot, (first, before) in enumerate(_firsts(workers, me, digests)):
         chosen = first
         if not room[first]:
-            scores = table[slot::SLOT_CNT].tolist()
+            scores = table[slot::BUCKET_CNT].tolist()
             chosen = scores.index(max(compress(scores, room)))
             if not room[chosen]:  # another has the same score, and its part of the slots already
                 chosen = max((place for place, left in enumerate(room) if left), key=scores.__getitem__)
         room[chosen] -= 1
-        is_passed_over = chosen != first and table[chosen * SLOT_CNT + slot] <= table[me * SLOT_CNT + slot]
+        is_passed_over = chosen != first and table[chosen * BUCKET_CNT + slot] <= table[me * BUCKET_CNT + slot]
         ranks.append(0 if chosen == me else min(before + is_passed_over, _LAST))
     return bytes(ranks)
 
@@ -166,9 +166,9 @@ def _halves(digest: bytes, place: int) -> tuple[int, int]:
 
 
 def _lanes(number: int) -> tuple[int, ...]:
-    return struct.unpack(f"<{SLOT_CNT // 2}Q", number.to_bytes(4 * SLOT_CNT, "little"))
+    return struct.unpack(f"<{BUCKET_CNT // 2}Q", number.to_bytes(4 * BUCKET_CNT, "little"))
 
 
 def _digest(worker_id: str) -> bytes:
     """Return for each slot four bytes, its score, that look random and are the same in every process."""
-    return hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(4 * SLOT_CNT)
+    return hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(4 * BUCKET_CNT)

@@ -34,7 +34,7 @@ class Entry:
     #: Some worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
     #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
-    is_plain: bool = False
+    is_simple: bool = False
     queue: str | None = None  #: where it is known
     is_ready: bool = False  #: its time has come, and it is counted so
     is_dropped: bool = False
@@ -102,7 +102,7 @@ class PreemptionQueue:
         rank: int,
         *,
         is_begun: bool = False,
-        is_plain: bool = False,
+        is_simple: bool = False,
         queue: str | None = None,
     ) -> None:
         """Add a task, or move the one that is there."""
@@ -112,7 +112,7 @@ class PreemptionQueue:
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun, is_plain, queue)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue)
         self._entries[task_id] = entry
         self._sequence += 1
         heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
@@ -193,7 +193,7 @@ class PreemptionQueue:
                     entry.due,
                     rank,
                     is_begun=entry.is_begun,
-                    is_plain=entry.is_plain,
+                    is_simple=entry.is_simple,
                     queue=entry.queue,
                 )
 

@@ -24,7 +24,7 @@ from mtask.model import triggers
 from mtask.model.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.schedules import Firing, Place
+from mtask.store.schedules import Firing, PageEnd
 from mtask.worker.state.timing import wake_or_wait
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Scheduler:
         self._told_cnt = self._untold_cnt = 0
         left_out = [name for name in self._left_alone if len(name) <= MAX_ID_BYTES][-_MAX_LEFT_OUT:]
         wake_at, is_any_due = began + _LOOK_AGAIN, False
-        page: Place | None = None
+        page: PageEnd | None = None
         while not self._stopped.is_set():
             coming = await self._store.run(
                 schedules.coming(int(_HORIZON * 1000), _PAGE, list(self._declared), left_out, page)

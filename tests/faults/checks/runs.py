@@ -82,7 +82,7 @@ class RunJudge:
         is_over_tried = self._is_over_tried(change, run, log)
         live = rules.live_runs(before, now)
         reasons = {
-            "claimed while somebody held it": not rules.has_free_place(before, now),
+            "claimed while somebody held it": not rules.has_free_seat(before, now),
             "claimed twice by one worker": any(other.worker_id == worker_id for other in live),
             "claimed by a worker that it does not admit": not rules.is_admitted(before, worker_id),
             "claimed before its start_time": rules.due_time(before) > now,

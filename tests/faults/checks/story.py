@@ -16,9 +16,10 @@ from pymongo.collection import Collection
 
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
+from mtask.store.statements import derive, pipelines, requests
 from mtask.store.statements import expressions as x
-from mtask.store.statements import pipelines
-from mtask.store.statements.pipelines import Outcome, Pipeline
+from mtask.store.statements.derive import Pipeline
+from mtask.store.statements.outcome import Outcome
 from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
 
 Document = dict[str, Any]
@@ -96,7 +97,7 @@ class Story:
             "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
         }
         start = None if delay is None else instant(self.now + delay)
-        document = pipelines.task_document(fixed, start, instant(self.now))
+        document = requests.task_document(fixed, start, instant(self.now))
         self.tasks.insert_one(document)
         self.call("publish", task_id, answer)
         self._record(task_id, document)
@@ -109,20 +110,20 @@ class Story:
 
     def cancel(self, task_id: str) -> None:
         """Ask for the end."""
-        self.ask("cancel", task_id, pipelines.cancel(instant(self.now)))
+        self.ask("cancel", task_id, requests.cancel(instant(self.now)))
 
     def again(self, task_id: str, operation: Operation = "retry") -> None:
         """Retry or rerun."""
-        self.ask(operation, task_id, pipelines.run_again(everything=operation == "rerun", now=instant(self.now)))
+        self.ask(operation, task_id, requests.run_again(everything=operation == "rerun", now=instant(self.now)))
 
     def update_option(self, task_id: str, **changes: Any) -> None:
         """Change options."""
         option = TaskOption(**{**self.document(task_id)["task_option"], **changes})
-        self.ask("update", task_id, pipelines.update_option(option, instant(self.now)), "updated")
+        self.ask("update", task_id, requests.update_option(option, instant(self.now)), "updated")
 
     def clean(self, task_id: str, *, success: bool = False) -> None:
         """Drop the closed runs, so that the task runs again."""
-        pipeline = pipelines.republish(
+        pipeline = requests.republish(
             replacement=None, start=None, clean_failed=True, clean_success=success, now=instant(self.now)
         )
         self.ask("update", task_id, pipeline, "updated")
@@ -164,7 +165,7 @@ class Story:
         }
         added = {"$set": {"task_state.worker_states": {"$concatArrays": [x.RUNS, [x.literal(run)]]}}}
         now = instant(self.now)
-        self.apply(task_id, [*pipelines.close_lapsed(now), added, *pipelines.derive(now)])
+        self.apply(task_id, [*derive.close_lapsed(now), added, *derive.derive(now)])
         self.note("start", task_id, run_id, worker_id=worker_id)
         return run_id
 
@@ -226,7 +227,7 @@ class Story:
         """Replace the runs, and derive: an engine that follows the rules, and writes what it should not."""
         failed_cnt = {"$add": ["$task_state.failed_cnt", counted]}
         change = {"task_state.worker_states": x.literal(runs), "task_state.failed_cnt": failed_cnt}
-        self.apply(task_id, [{"$set": change}, *pipelines.derive(instant(self.now))])
+        self.apply(task_id, [{"$set": change}, *derive.derive(instant(self.now))])
 
     def runs(self, task_id: str) -> list[Document]:
         """Return a task's runs as they are now."""

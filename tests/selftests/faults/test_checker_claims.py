@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store.statements import pipelines
+from mtask.store.statements import requests
 from tests.faults.checks.scenes import Scene, Scenes
 from tests.faults.checks.story import Story, instant
 from tests.mongo import Client
@@ -155,7 +155,7 @@ def final_task_that_is_opened_again(story: Story) -> None:
     task_id = story.publish("doomed", max_unexpected_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(5.0)
-    story.apply(task_id, pipelines.run_again(everything=False, now=instant(story.now)))
+    story.apply(task_id, requests.run_again(everything=False, now=instant(story.now)))
     story.finish(task_id, story.claim(task_id))
 
 
@@ -163,7 +163,7 @@ def final_task_that_is_opened_again(story: Story) -> None:
 def final_task_that_is_opened_before_it_was_asked_for(story: Story) -> None:
     task_id = story.done()
     story.wait(5.0)
-    story.apply(task_id, pipelines.run_again(everything=True, now=instant(story.now)))
+    story.apply(task_id, requests.run_again(everything=True, now=instant(story.now)))
     story.finish(task_id, story.claim(task_id))
     story.wait(5.0)
     story.again(task_id, "rerun")
@@ -175,7 +175,7 @@ def final_task_that_is_opened_long_after_the_refusal(story: Story) -> None:
     task_id = story.done()
     story.call("rerun", task_id, "refused")
     story.wait(5.0)
-    story.apply(task_id, pipelines.run_again(everything=True, now=instant(story.now)))
+    story.apply(task_id, requests.run_again(everything=True, now=instant(story.now)))
     story.finish(task_id, story.claim(task_id))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtask.model.status import RunStatus
-from mtask.store.statements import pipelines
+from mtask.store.statements import requests
 from tests.faults.checks.scenes import Scene, Scenes
 from tests.faults.checks.story import Story, instant
 from tests.mongo import Client
@@ -208,7 +208,7 @@ def lease_that_is_moved_back(story: Story) -> None:
 @SCENES.violate("wrong_fields")
 def cancel_that_nobody_asked_for(story: Story) -> None:
     task_id = story.publish()
-    story.apply(task_id, pipelines.cancel(instant(story.now)))
+    story.apply(task_id, requests.cancel(instant(story.now)))
 
 
 @SCENES.violate("wrong_fields")

@@ -1,4 +1,4 @@
-"""What the short statements make of a plain task is what the rules make of it; what is not plain they leave alone."""
+"""What the short statements make of a simple task is what the rules make of it; what is not simple they leave alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtask.model import rules
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import pipelines, short
-from mtask.store.statements.pipelines import Outcome
+from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, progress, tasks
 from tests.parity.stored import inserted, stored_after
@@ -48,8 +48,8 @@ _SPOILED = (
 
 
 @st.composite
-def nearly_plain(draw: st.DrawFn, *, is_held: bool, spoiled: str | None = None) -> Document:
-    """Draw a task that is plain, but for one thing at most (None: any); with a run, if it is held."""
+def nearly_simple(draw: st.DrawFn, *, is_held: bool, spoiled: str | None = None) -> Document:
+    """Draw a task that is simple, but for one thing at most (None: any); with a run, if it is held."""
     document = draw(tasks(max_runs=0))
     option, state = document["task_option"], document["task_state"]
     option |= {"concurrent_worker_cnt": 1, "specific_worker_ids": []}
@@ -101,15 +101,17 @@ def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any
 
 
 @_properties
-@given(st.lists(nearly_plain(is_held=False) | tasks(), min_size=1, max_size=10).map(numbered), st.sampled_from(WORKERS))
+@given(
+    st.lists(nearly_simple(is_held=False) | tasks(), min_size=1, max_size=10).map(numbered), st.sampled_from(WORKERS)
+)
 def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], worker: str) -> None:
     ids = [document["_id"] for document in documents]
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
     guard = short.unbegun(ids, NOW)
-    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    simple_ids = [document["_id"] for document in matched(store, documents, guard)]
     made = stored_after(store, documents, short.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
     for document, after in zip(documents, made, strict=True):
-        if document["_id"] in plain_ids:
+        if document["_id"] in simple_ids:
             assert rules.may_take(parsed(document), worker, NOW)
             assert after == changes.changed(document, changes.claim(worker, run_ids), NOW)
         else:
@@ -117,7 +119,7 @@ def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], w
 
 
 @_properties
-@given(st.lists(nearly_plain(is_held=True), min_size=1, max_size=10).map(numbered), st.data())
+@given(st.lists(nearly_simple(is_held=True), min_size=1, max_size=10).map(numbered), st.data())
 def test_short_success_is_the_success(store: SyncStore, documents: list[Document], data: st.DataObject) -> None:
     ends = []
     for place, document in enumerate(documents):
@@ -127,10 +129,10 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
         returns, told = data.draw(_values), data.draw(progress)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
     guard = short.held_alone(ends, NOW)
-    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    simple_ids = [document["_id"] for document in matched(store, documents, guard)]
     made = stored_after(store, documents, short.succeed(ends, NOW), guard)
     for document, after, end in zip(documents, made, ends, strict=True):
-        if document["_id"] in plain_ids:
+        if document["_id"] in simple_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
             assert after["task_state"]["status"] == "SUCCESS"
         else:
@@ -138,7 +140,7 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
 
 
 @_properties
-@given(st.lists(nearly_plain(is_held=True, spoiled="nothing"), min_size=2, max_size=2).map(numbered))
+@given(st.lists(nearly_simple(is_held=True, spoiled="nothing"), min_size=2, max_size=2).map(numbered))
 def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStore, documents: list[Document]) -> None:
     for place, document in enumerate(documents):
         document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
@@ -150,11 +152,11 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
 
 @pytest.mark.parametrize("spoiled", _SPOILED)
 @pytest.mark.parametrize("is_held", [False, True])
-def test_plain_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: str) -> None:
+def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: str) -> None:
     """The two properties above would hold of guards that match nothing, too."""
 
     @settings(_properties, max_examples=15 * SCALE)
-    @given(nearly_plain(is_held=is_held, spoiled=spoiled))
+    @given(nearly_simple(is_held=is_held, spoiled=spoiled))
     def look(document: Document) -> None:
         option, state = document["task_option"], document["task_state"]
         runs = [{**held_run("own")}] if is_held else []

@@ -1,0 +1,122 @@
+"""What follows from the rest of a task document: the stages with which every update begins and ends.
+
+Status, failed_cnt, next_preempt_time, finish_time and expire_time are computed nowhere else, so they cannot drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from mtask.model.rules import HORIZON, KEPT_RUNS
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.driver.encoding import as_sent
+from mtask.store.statements import expressions as x
+from mtask.store.statements import rules
+
+Stage = Mapping[str, Any]
+Pipeline = list[Stage]
+
+#: Where a pipeline keeps what its last stage needs; it is gone when that is done.
+_DERIVED = "_derived"
+#: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
+NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
+LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
+
+
+@cache
+def _encoded_once(make: Callable[[x.Expression], Sequence[Stage]]) -> tuple[Stage, ...]:
+    return tuple(as_sent(stage) for stage in make(x.NOW))
+
+
+def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
+    """Mark lapsed runs TIMEOUT and count them."""
+    return [*_encoded_once(_close_lapsed)] if now == x.NOW else _close_lapsed(now)
+
+
+def _close_lapsed(now: x.Expression) -> Pipeline:
+    closed = {
+        "$mergeObjects": [
+            "$$run",
+            {"status": RunStatus.TIMEOUT.value, "fail_time": now, "fail_reason": LAPSED_REASON},
+        ]
+    }
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [rules.is_run_lapsed(now), closed, "$$run"]}}}
+    return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": rules.failures(now)}}]
+
+
+def derive(now: x.Expression = x.NOW) -> Pipeline:
+    """Compute what follows from the rest of the document."""
+    return [*_encoded_once(_derive)] if now == x.NOW else _derive(now)
+
+
+def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
+    """Derive after what workers do all the time: streams leave it out where it is no news to the others."""
+    return [*_encoded_once(_derive_quietly)] if now == x.NOW else _derive_quietly(now)
+
+
+def _derive_quietly(now: x.Expression) -> Pipeline:
+    # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
+    moment = f"${_DERIVED}.next"
+    has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
+    is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, NEAR_MS)]}]}
+    has_new_status = {"$ne": [f"${_DERIVED}.status", x.STATUS]}
+    is_quiet = {"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}
+    return _derive(now, {"quiet_time": {"$cond": [is_quiet, now, "$quiet_time"]}})
+
+
+def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -> Pipeline:
+    # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
+    derived = f"${_DERIVED}"
+    final = x.is_final(f"{derived}.status")
+    retain = {
+        "$cond": [
+            {"$eq": [f"{derived}.status", TaskStatus.SUCCESS.value]},
+            f"{x.OPTION}.retain_success_ms",
+            f"{x.OPTION}.retain_fail_ms",
+        ]
+    }
+    is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
+    return [
+        {"$set": {_DERIVED: rules.derived(now)}},
+        {
+            "$set": {
+                "task_state.status": f"{derived}.status",
+                "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
+                "task_state.finish_time": {"$cond": [final, finish_time(now), "$$REMOVE"]},
+                "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
+                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
+                _DERIVED: "$$REMOVE",
+                **(also or {}),
+            }
+        },
+    ]
+
+
+def finish_time(now: x.Expression) -> x.Expression:
+    """Return when a task that is finished now was finished first."""
+    return {"$ifNull": [f"{x.STATE}.finish_time", now]}
+
+
+def trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
+    """Drop the oldest closed runs beyond what the document keeps; successes of this round stay."""
+    current_failed = {"$and": [{"$in": ["$$run.status", ["FAIL", "TIMEOUT"]]}, {"$ne": ["$$run.past", True]}]}
+    current_canceled = {"$and": [{"$eq": ["$$run.status", "CANCELED"]}, {"$ne": ["$$run.past", True]}]}
+    past = {"$eq": ["$$run.past", True]}
+    groups = [(current_failed, rules.kept_runs()), (current_canceled, KEPT_RUNS), (past, KEPT_RUNS)]
+
+    def surplus(condition: x.Expression, keep: x.Expression) -> x.Expression:
+        ids = {"$map": {"input": x.runs_where(condition, runs), "as": "run", "in": "$$run.run_id"}}
+        count = {"$max": [0, {"$subtract": [{"$size": "$$ids"}, keep]}]}
+        return {"$let": {"vars": {"ids": ids}, "in": {"$slice": ["$$ids", count]}}}
+
+    dropped = {"$concatArrays": [surplus(condition, keep) for condition, keep in groups]}
+    kept = {
+        "$let": {
+            "vars": {"dropped": dropped},
+            "in": x.runs_where({"$not": [{"$in": ["$$run.run_id", "$$dropped"]}]}, runs),
+        }
+    }
+    return {"$cond": [{"$gt": [{"$size": runs}, KEPT_RUNS]}, kept, runs]}

@@ -1,0 +1,138 @@
+"""Update pipelines: every change that a client makes to a task document.
+
+Each is: close what has lapsed, make the one change, derive. A new task's document is made here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtask.model.documents import MAX_FORMER_QUEUES, SCHEMA_VERSION
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.statements import expressions as x
+from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
+
+
+def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
+    """Return a new task's document, or the expression that makes it.
+
+    `fixed` holds _id, name, key, queue, params and task_option; `start` is its start_time, None for at once.
+    """
+    state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
+    if start is not None:
+        state["start_time"] = start
+    state |= {
+        "next_preempt_time": now if start is None else start,
+        "failed_cnt": 0,
+        "cancel_requested": False,
+        "worker_states": [],
+    }
+    return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
+
+
+def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
+    """Insert the task if there is none; leave an existing one exactly as it is (an upsert by `_id`)."""
+    is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+    # One literal: the server would parse each value of it apart.
+    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
+    return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
+
+
+def republish(
+    *,
+    replacement: Mapping[str, Any] | None,
+    start: x.Expression,
+    clean_failed: bool,
+    clean_success: bool,
+    now: x.Expression = x.NOW,
+) -> Pipeline:
+    """Change an existing task: replace queue, params, task_option and start_time, drop closed runs, derive."""
+    pipeline = close_lapsed(now)
+    if replacement is not None:
+        pipeline.append(
+            {
+                "$set": {
+                    **{name: x.literal(value) for name, value in replacement.items()},
+                    "task_state.start_time": "$$REMOVE" if start is None else start,
+                    **_moved(replacement["queue"], now),
+                }
+            }
+        )
+    dropped = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value] if clean_failed else []
+    reopened = [TaskStatus.FAIL.value] if clean_failed else []
+    if clean_success:
+        dropped.append(RunStatus.SUCCESS.value)
+        reopened.append(TaskStatus.SUCCESS.value)
+    if dropped:
+        change: dict[str, Any] = {
+            "task_state.worker_states": x.runs_where({"$not": [{"$in": ["$$run.status", dropped]}]}),
+            "task_state.status": {"$cond": [{"$in": [x.STATUS, reopened]}, TaskStatus.INIT.value, x.STATUS]},
+        }
+        if clean_failed:
+            change["task_state.failed_cnt"] = 0
+        change["task_state.clean_cnt"] = _one_more_if_any(dropped)
+        pipeline.append({"$set": change})
+    return [*pipeline, *derive(now)]
+
+
+def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
+    """Return what says since when the task is in this queue, and where it was before; nothing where it stays."""
+    former = f"{x.STATE}.former_queues"
+    others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
+    before = {"$cond": [{"$isArray": [former]}, others, []]}
+    is_moved = {"$ne": ["$queue", x.literal(queue)]}
+
+    def if_moved(value: x.Expression, field: str) -> x.Expression:
+        return {"$cond": [is_moved, value, {"$ifNull": [f"{x.STATE}.{field}", "$$REMOVE"]}]}
+
+    newest_first = {"$slice": [{"$concatArrays": [["$queue"], before]}, MAX_FORMER_QUEUES]}
+    return {
+        "task_state.queue_time": if_moved(now, "queue_time"),
+        "task_state.former_queues": if_moved(newest_first, "former_queues"),
+    }
+
+
+def _one_more_if_any(dropped: list[str]) -> x.Expression:
+    """Return how many publishes have dropped runs, with this one if it drops any of these statuses."""
+    count = f"{x.STATE}.clean_cnt"
+    one_more = {"$add": [{"$ifNull": [count, 0]}, 1]}
+    has_any = {"$gt": [{"$size": x.runs_where({"$in": ["$$run.status", dropped]})}, 0]}
+    return {"$cond": [has_any, one_more, {"$ifNull": [count, "$$REMOVE"]}]}
+
+
+def cancel(now: x.Expression = x.NOW) -> Pipeline:
+    """Ask for the end: at once where nobody holds it, else through the worker that does."""
+    return [
+        *close_lapsed(now),
+        {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
+        *derive(now),
+    ]
+
+
+def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
+    """Open a finished task for a new round: closed runs become past; successes too if `everything`.
+
+    A finished task can have live runs, where concurrent_worker_cnt was lowered: they belong to the new round.
+    """
+    staying = [RunStatus.RUNNING.value, *([] if everything else [RunStatus.SUCCESS.value])]
+    aged = {"$cond": [{"$in": ["$$run.status", staying]}, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
+    return [
+        *close_lapsed(now),
+        {
+            "$set": {
+                "task_state.worker_states": {"$map": {"input": x.RUNS, "as": "run", "in": aged}},
+                "task_state.failed_cnt": 0,
+                "task_state.cancel_requested": False,
+                "task_state.status": TaskStatus.INIT.value,
+            }
+        },
+        {"$set": {"task_state.worker_states": trimmed()}},
+        *derive(now),
+    ]
+
+
+def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the options and derive."""
+    return [{"$set": {"task_option": x.literal(option.stored())}}, *close_lapsed(now), *derive(now)]

@@ -1,0 +1,277 @@
+"""Server-side twins of `mtask.model.rules` and `mtask.model.backoff`: aggregation expressions of the same names.
+
+Each is evaluated on a task document; `now` is an expression, `$$NOW` in the engine and a fixed date in the
+property test that holds both sides together.
+
+What an expression costs the server is its size, each time an update is parsed, and what is evaluated per document. So
+`$$succeeded` (S) and `$$live` (R) are computed once, by `_bound`, around whatever needs them, and the conditions that
+decide most often, and at the least cost, come first.
+"""
+
+from __future__ import annotations
+
+from mtask.model.backoff import JITTER
+from mtask.model.options import MAX_COUNTED_RUNS, MAX_DURATION_MS
+from mtask.model.rules import KEPT_RUNS
+from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.statements.expressions import (
+    OPTION,
+    RUNS,
+    STATE,
+    STATUS,
+    Expression,
+    by_worker,
+    current,
+    exists,
+    has_status,
+    is_final,
+    literal,
+    runs_where,
+)
+
+_COUNTED = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value]
+
+
+def is_run_live(now: Expression) -> Expression:
+    """Twin of Run.is_live, on `$$run`."""
+    return {"$and": [has_status(RunStatus.RUNNING), {"$gt": ["$$run.ping_expire_time", now]}]}
+
+
+def is_run_lapsed(now: Expression) -> Expression:
+    """Twin of Run.is_lapsed, on `$$run`."""
+    return {"$and": [has_status(RunStatus.RUNNING), {"$lte": ["$$run.ping_expire_time", now]}]}
+
+
+def succeeded_workers(runs: Expression = RUNS) -> Expression:
+    """S, as a set of worker_ids."""
+    succeeded = runs_where(current(has_status(RunStatus.SUCCESS)), runs)
+    return {"$setUnion": [{"$map": {"input": succeeded, "as": "run", "in": "$$run.worker_id"}}]}
+
+
+def live_runs(now: Expression) -> Expression:
+    """R, as an array of runs."""
+    return runs_where(current(is_run_live(now)))
+
+
+def _bound(now: Expression, body: Expression) -> Expression:
+    """Return `body`, in which S is `$$succeeded` and R is `$$live`."""
+    return {"$let": {"vars": {"succeeded": succeeded_workers(), "live": live_runs(now)}, "in": body}}
+
+
+def failures(now: Expression) -> Expression:
+    """F."""
+    return {"$add": [f"{STATE}.failed_cnt", {"$size": runs_where(current(is_run_lapsed(now)))}]}
+
+
+def worker_failures(worker_id: Expression, now: Expression) -> Expression:
+    """One worker's own failed and timed-out runs of this round."""
+    counted = {"$or": [{"$in": ["$$run.status", _COUNTED]}, is_run_lapsed(now)]}
+    return {"$size": runs_where(current(by_worker(worker_id), counted))}
+
+
+def _has_limit() -> Expression:
+    return {"$gte": [f"{OPTION}.max_unexpected_retries", 0]}
+
+
+def _is_worker_scope() -> Expression:
+    return {"$eq": [f"{OPTION}.retry_scope", "worker"]}
+
+
+def _is_final_failure() -> Expression:
+    return {"$eq": ["$$run.final", True]}
+
+
+def _names_workers() -> Expression:
+    return {"$gt": [{"$size": f"{OPTION}.specific_worker_ids"}, 0]}
+
+
+def is_worker_exhausted(worker_id: Expression, now: Expression) -> Expression:
+    """Whether this worker has used up its own limit, or ended in a final failure."""
+    over = {"$gt": [worker_failures(worker_id, now), f"{OPTION}.max_unexpected_retries"]}
+    failed_finally = exists(runs_where(current(_is_final_failure(), by_worker(worker_id))))
+    return {"$or": [failed_finally, {"$and": [_has_limit(), over]}]}
+
+
+def is_exhausted(now: Expression) -> Expression:
+    """Whether the limit is used up, or a run ended in a final failure."""
+    return _bound(now, _is_exhausted(now))
+
+
+def _is_exhausted(now: Expression) -> Expression:
+    done = {"$or": [{"$in": ["$$named", "$$succeeded"]}, is_worker_exhausted("$$named", now)]}
+    all_named_done = {
+        "$allElementsTrue": [{"$map": {"input": f"{OPTION}.specific_worker_ids", "as": "named", "in": done}}]
+    }
+    over = {"$gt": [failures(now), f"{OPTION}.max_unexpected_retries"]}
+    by_task = {
+        "$or": [
+            exists(runs_where(current(_is_final_failure()))),
+            {"$and": [{"$not": [_is_worker_scope()]}, _has_limit(), over]},
+        ]
+    }
+    return {"$cond": [{"$and": [_is_worker_scope(), _names_workers()]}, all_named_done, by_task]}
+
+
+def status(now: Expression) -> Expression:
+    """What the task is at `now`. A final status stays."""
+    return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.status"}}
+
+
+def next_preempt_time(now: Expression) -> Expression:
+    """The earliest moment at which someone could take the task or settle it; null if it is final."""
+    return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
+
+
+def derived(now: Expression) -> Expression:
+    """Return `status` and `next`, the next preemption time, null if the status is final."""
+    has_live = exists("$$live")
+    # Not asked for where no place is free beside live runs: nothing follows from it then.
+    matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
+    open_status = {
+        "$switch": {
+            "branches": [
+                {"case": has_live, "then": TaskStatus.RUNNING.value},
+                {"case": f"{STATE}.cancel_requested", "then": TaskStatus.CANCELED.value},
+                {"case": "$$exhausted", "then": TaskStatus.FAIL.value},
+            ],
+            "default": TaskStatus.INIT.value,
+        }
+    }
+    has_open_seat = {"$and": [_has_free_seat(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]}
+    leases = {"$map": {"input": "$$live", "as": "run", "in": "$$run.ping_expire_time"}}
+    moments = {"$concatArrays": [leases, {"$cond": [has_open_seat, free_seat_times(now), []]}]}
+    earliest = {"$ifNull": [{"$min": moments}, due_time()]}
+    unfinished = {
+        "$let": {
+            "vars": {"exhausted": {"$and": [matters, _is_exhausted(now)]}},
+            "in": {
+                "$let": {
+                    "vars": {"status": open_status},
+                    "in": {"status": "$$status", "next": {"$cond": [is_final("$$status"), None, earliest]}},
+                }
+            },
+        }
+    }
+    return _bound(
+        now,
+        {
+            "$switch": {
+                "branches": [
+                    {"case": is_final(), "then": {"status": STATUS, "next": None}},
+                    {"case": _is_success(), "then": {"status": TaskStatus.SUCCESS.value, "next": None}},
+                ],
+                "default": unfinished,
+            }
+        },
+    )
+
+
+def _seats() -> Expression:
+    # k; where a malformed task has none, 1: or it would count as a SUCCESS that nobody ran.
+    return {"$max": [f"{OPTION}.concurrent_worker_cnt", 1]}
+
+
+def _is_success() -> Expression:
+    return {"$gte": [{"$size": "$$succeeded"}, _seats()]}
+
+
+def has_free_seat(now: Expression) -> Expression:
+    """Whether S + R < k."""
+    return _bound(now, _has_free_seat())
+
+
+def _has_free_seat() -> Expression:
+    return {"$lt": [{"$add": [{"$size": "$$succeeded"}, {"$size": "$$live"}]}, _seats()]}
+
+
+def is_admitted(worker_id: Expression) -> Expression:
+    """Whether specific_worker_ids allows this worker."""
+    return {"$or": [{"$not": [_names_workers()]}, {"$in": [worker_id, f"{OPTION}.specific_worker_ids"]}]}
+
+
+def due_time() -> Expression:
+    """When the task itself is due: its start_time, else its creation."""
+    return {"$ifNull": [f"{STATE}.start_time", f"{STATE}.create_time"]}
+
+
+def retry_time(worker_id: Expression) -> Expression:
+    """The end of the retry delay that binds this worker, or null."""
+    binding = runs_where(current({"$or": [{"$not": [_is_worker_scope()]}, by_worker(worker_id)]}))
+    return {"$max": {"$map": {"input": binding, "as": "run", "in": "$$run.retry_time"}}}
+
+
+def ready_time(worker_id: Expression) -> Expression:
+    """From when on this worker may take the task, as far as start and retry delay go."""
+    # $max leaves null and missing values out.
+    return {"$max": [due_time(), retry_time(worker_id)]}
+
+
+def is_candidate(worker_id: Expression, now: Expression) -> Expression:
+    """Whether this worker could take the task if it is due: every condition but time and place."""
+    holds = {"$or": [is_run_live(now), has_status(RunStatus.SUCCESS)]}
+    return {
+        "$and": [
+            is_admitted(worker_id),
+            {"$not": [exists(runs_where(current(by_worker(worker_id), holds)))]},
+            {"$not": [{"$and": [_is_worker_scope(), is_worker_exhausted(worker_id, now)]}]},
+        ]
+    }
+
+
+def may_take(worker_id: Expression, now: Expression) -> Expression:
+    """Whether this worker may take the task at `now`."""
+    # That S does not reach k already follows from a free place.
+    return {
+        "$and": [
+            {"$not": [is_final()]},
+            {"$not": [f"{STATE}.cancel_requested"]},
+            _bound(now, {"$and": [_has_free_seat(), {"$not": [_is_exhausted(now)]}]}),
+            is_candidate(worker_id, now),
+            {"$lte": [ready_time(worker_id), now]},
+        ]
+    }
+
+
+def free_seat_times(now: Expression) -> Expression:
+    """For each worker that could take a free place, from when on; unnamed workers make one entry."""
+    named = {
+        "$map": {
+            "input": {
+                "$filter": {
+                    "input": f"{OPTION}.specific_worker_ids",
+                    "as": "named",
+                    "cond": is_candidate("$$named", now),
+                }
+            },
+            "as": "named",
+            "in": ready_time("$$named"),
+        }
+    }
+    unnamed = {"$cond": [_is_worker_scope(), due_time(), ready_time(literal(""))]}
+    return {"$cond": [_names_workers(), named, [unnamed]]}
+
+
+def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:
+    """The wait in ms after that many failed runs."""
+    base = f"{OPTION}.unexpected_retry_delay_ms"
+    limit = {"$ifNull": [f"{OPTION}.retry_max_delay_ms", MAX_DURATION_MS]}
+    exponent = {"$min": [{"$max": [{"$subtract": [failure_count, 1]}, 0]}, 64]}
+    grown = {"$multiply": [base, {"$pow": [{"$toDouble": f"{OPTION}.retry_backoff"}, exponent]}]}
+    jittered = {"$multiply": [{"$min": [grown, limit]}, {"$subtract": [1, {"$multiply": [JITTER, jitter]}]}]}
+    return {
+        "$cond": [
+            {"$lte": [f"{OPTION}.retry_backoff", 1]},
+            {"$min": [base, limit]},
+            {"$toLong": {"$trunc": [jittered]}},
+        ]
+    }
+
+
+def kept_runs() -> Expression:
+    """How many closed runs of this round stay in the document, successes aside."""
+    per_worker = {"$add": [f"{OPTION}.max_unexpected_retries", 1]}
+    named = {"$multiply": [per_worker, {"$size": f"{OPTION}.specific_worker_ids"}]}
+    over_workers = {"$cond": [_names_workers(), named, MAX_COUNTED_RUNS]}
+    wanted = {"$cond": [_is_worker_scope(), over_workers, per_worker]}
+    bounded = {"$min": [{"$max": [KEPT_RUNS, wanted]}, MAX_COUNTED_RUNS]}
+    return {"$cond": [_has_limit(), bounded, KEPT_RUNS]}

@@ -1,0 +1,164 @@
+"""What the engine reads of tasks: batch queries for what is due, and tasks as the rules need them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.model.status import TaskStatus
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters
+
+Document = dict[str, Any]
+
+_RUN_RULES = (
+    "run_id",
+    "worker_id",
+    "attempt",
+    "status",
+    "claim_time",
+    "ping_expire_time",
+    "retry_time",
+    "final",
+    "past",
+)
+
+#: What the rules need of a task, nothing that can be large, and the server's time.
+RULE_VIEW: Mapping[str, Any] = {
+    "name": 1,
+    "key": 1,
+    "queue": 1,
+    "task_option": 1,
+    "task_state.status": 1,
+    "task_state.create_time": 1,
+    "task_state.start_time": 1,
+    "task_state.finish_time": 1,
+    "task_state.next_preempt_time": 1,
+    "task_state.failed_cnt": 1,
+    "task_state.cancel_requested": 1,
+    **{f"task_state.worker_states.{field}": 1 for field in _RUN_RULES},
+    "schema_version": 1,
+    "now": x.NOW,
+}
+
+SCAN_VIEW: Mapping[str, Any] = {
+    "name": 1,
+    "queue": 1,
+    "task_option.priority": 1,
+    "task_state.next_preempt_time": 1,
+    "task_state.status": 1,
+    "now": x.NOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one batch query found."""
+
+    documents: list[Document]
+    server_time: datetime | None
+    is_complete: bool
+    #: Some of it is not yet due.
+    has_future: bool
+
+
+def scan(
+    queues: Sequence[str],
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    left_out: Sequence[str] = (),
+    also: Sequence[filters.Filter] = (),
+    timeout: timedelta | None = None,
+) -> Operation[Scan]:
+    """Return what this worker could take within the horizon, highest priority first, then longest due.
+
+    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside. `timeout`: None = as long as
+    an operation may take.
+    """
+    by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
+    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
+    claimable = filters.with_guards(claimable, also)
+    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout))
+
+
+def scan_begun(
+    queues: Sequence[str],
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    left_out: Sequence[str] = (),
+    also: Sequence[filters.Filter] = (),
+) -> Operation[Scan]:
+    """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
+    begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
+    begun = filters.with_guards(begun | filters.without_keys(left_out), also)
+    return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
+
+
+def _scan(
+    criteria: filters.Filter,
+    order: list[tuple[str, int]],
+    limit: int,
+    index: str,
+    timeout: timedelta | None = None,
+) -> Operation[Scan]:
+    call = tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
+    found = yield call.within(timeout)
+    now = found[0]["now"] if found else None
+    return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
+
+
+def _is_future(document: Document, now: datetime | None) -> bool:
+    state = document.get("task_state")
+    moment = state.get("next_preempt_time") if isinstance(state, dict) else None
+    return isinstance(moment, datetime) and now is not None and moment > now
+
+
+def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return these tasks as the rules need them, each with the server's time as `now`."""
+    found: list[Document] = yield tasks("find", filters.by_ids(task_ids), RULE_VIEW)
+    return found
+
+
+def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Document]]:
+    """Do as `look` for those of these tasks that someone may take within the horizon; the others are left out."""
+    found: list[Document] = yield tasks("find", filters.due_tasks_within(task_ids, horizon_ms), RULE_VIEW)
+    return found
+
+
+def read(document_id: Any) -> Operation[Document | None]:
+    """Return a whole document, whatever its `_id` is, or None: one at a time, as each may have 16 MB."""
+    found: Document | None = yield tasks("find_one", {"_id": {"$eq": document_id}})
+    return found
+
+
+def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
+    """Return the tasks with runs that lapsed at least `grace_ms` ago and that nobody preempted."""
+    found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
+    return [document["_id"] for document in found]
+
+
+def undiscoverable(limit: int) -> Operation[list[Document]]:
+    """Return malformed tasks that no batch query finds."""
+    found: list[Document] = yield tasks("find", filters.undiscoverable(), {"_id": 1}, limit=limit)
+    return found
+
+
+def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
+    """Return at most so many names of waiting tasks in these queues that are not among `names`."""
+    unserved: list[str] = []
+    while len(unserved) < limit:
+        found = yield tasks(
+            "find", filters.unserved(queues, [*names, *unserved]), {"_id": 0, "name": 1}, limit=1, hint=DISCOVERY_INDEX
+        )
+        if not found:
+            break
+        unserved.append(found[0]["name"])
+    return unserved
