@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from mtask.errors import HandlerError, LeaseLost, shown
+from mtask.errors import HandlerError, LeaseLost
 from mtask.model.documents import StoredTask, Task
 from mtask.model.identity import is_text
+from mtask.model.middleware import name_of
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncSession, SyncSession
@@ -172,7 +173,9 @@ class Context:
         try:
             return self._values[hook]
         except (KeyError, TypeError):
-            raise HandlerError(shown(hook), "it has no value here: register it with @app.on_start") from None
+            raise HandlerError(
+                getattr(hook, "__qualname__", shown(hook)), "it has no value here: register it with @app.on_start"
+            ) from None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Tell how far the run has come: a fraction from 0 to 1, a message, or both.

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
-from mtask.errors import HandlerError, MtaskError, shown
+from mtask.errors import HandlerError, MtaskError
 from mtask.model.middleware import name_of
 
 logger = logging.getLogger("mtask.app")
@@ -30,7 +30,7 @@ class Hooks:
     def add_stop(self, function: Hook) -> None:
         """Add a hook for the stop; raise HandlerError where it takes arguments, or is a generator function."""
         if _is_generator(function):
-            raise HandlerError(shown(function), "on_stop takes a function: yield only in a hook of on_start")
+            raise HandlerError(name_of(function), "on_stop takes a function: yield only in a hook of on_start")
         self._stop.append(_checked(function))
 
     def include(self, other: Hooks) -> None:
@@ -64,7 +64,7 @@ class Started:
                 self._values[hook] = await self._started(hook)
             except Exception as error:
                 reason = f"on_start failed: {type(error).__name__}: {error}"
-                raise error if isinstance(error, MtaskError) else HandlerError(shown(hook), reason) from error
+                raise error if isinstance(error, MtaskError) else HandlerError(name_of(hook), reason) from error
 
     async def _started(self, hook: Hook) -> Any:
         made = await _called(hook)
@@ -106,14 +106,14 @@ def _next(opened: Generator[Any, None, None], hook: Hook) -> Any:
     try:
         return next(opened)
     except StopIteration:
-        raise HandlerError(shown(hook), "it ended before its yield: a hook yields once") from None
+        raise HandlerError(name_of(hook), "it ended before its yield: a hook yields once") from None
 
 
 async def _anext(opened: AsyncGenerator[Any, None], hook: Hook) -> Any:
     try:
         return await anext(opened)
     except StopAsyncIteration:
-        raise HandlerError(shown(hook), "it ended before its yield: a hook yields once") from None
+        raise HandlerError(name_of(hook), "it ended before its yield: a hook yields once") from None
 
 
 def _is_generator(function: Hook) -> bool:
@@ -122,7 +122,7 @@ def _is_generator(function: Hook) -> bool:
 
 def _checked(function: Hook) -> Hook:
     if not callable(function):
-        raise HandlerError(shown(function), "a hook is a function")
+        raise HandlerError(name_of(function), "a hook is a function")
     try:
         needed = [
             parameter.name
@@ -133,5 +133,5 @@ def _checked(function: Hook) -> Hook:
     except (TypeError, ValueError):
         return function  # a builtin tells nothing of its parameters
     if needed:
-        raise HandlerError(shown(function), f"a hook takes no arguments, and this one needs {', '.join(needed)}")
+        raise HandlerError(name_of(function), f"a hook takes no arguments, and this one needs {', '.join(needed)}")
     return function

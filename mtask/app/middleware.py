@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mtask.client.asking.publication import TaskSpec
-from mtask.errors import HandlerError, shown
+from mtask.errors import HandlerError
 from mtask.model.documents import Task
-from mtask.model.middleware import Around, leave, tell_of_failure
+from mtask.model.middleware import Around, leave, name_of, tell_of_failure
 from mtask.model.status import RunStatus
 
 if TYPE_CHECKING:
@@ -108,14 +108,18 @@ class Middleware:
         "finish".
         """
         if kind not in KINDS:
-            raise HandlerError(shown(function), f"give a middleware's step as one of {', '.join(KINDS)}, not {kind!r}")
+            raise HandlerError(
+                name_of(function), f"give a middleware's step as one of {', '.join(KINDS)}, not {kind!r}"
+            )
         call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
         is_async = inspect.isasyncgenfunction(call)
         if not (is_async or inspect.isgeneratorfunction(call)):
-            raise HandlerError(shown(function), "a middleware is a generator function: yield once, where the step goes")
+            raise HandlerError(
+                name_of(function), "a middleware is a generator function: yield once, for the step"
+            )
         if is_async and kind != "run":
             raise HandlerError(
-                shown(function), f'around "{kind}" a middleware is a plain generator: write def, not async'
+                name_of(function), f'around "{kind}" a middleware is a sync generator: write def, not async'
             )
         self._by_kind[kind].append(function)
 

@@ -35,7 +35,8 @@ class AsyncClient(AsyncConnection):
     a `pymongo.AsyncMongoClient`, or a Motor client.
     Without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
     sure of the collections; `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by
-    default; `server_timeout` the first one, where the server may not be there at all.
+    default; `server_timeout` the first one, where the server may not be there at all. `middleware` is composed around
+    each publish: `app.around.publish`, see `mtask.app.middleware`.
     """
 
     async def publish(
@@ -72,7 +73,7 @@ class AsyncClient(AsyncConnection):
             clean_success=clean_success,
             not_update_running=not_update_running,
         )
-        return await self._run(requests.publish(spec, policy), session)
+        return await self._run(requests.publish(spec, policy, self._middleware), session)
 
     async def publish_many(
         self,
@@ -94,7 +95,9 @@ class AsyncClient(AsyncConnection):
             clean_success=clean_success,
             not_update_running=not_update_running,
         )
-        return await self._run(requests.publish_many(specs, policy, in_session=session is not None), session)
+        is_in_session = session is not None
+        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)
+        return await self._run(request, session)
 
     async def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from mtask.client.asking.within import PublishMiddleware
 from mtask.errors import InvalidInput
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
@@ -35,6 +36,7 @@ class AsyncConnection:
         check: bool = True,
         timeout: timedelta | None = None,
         server_timeout: timedelta | None = None,
+        middleware: PublishMiddleware = (),
     ) -> None:
         if source is None:
             settings = read_settings()
@@ -53,6 +55,7 @@ class AsyncConnection:
         if timeout is not None:
             store.timeout = timeout
         self._check = check
+        self._middleware = tuple(middleware)
         self._server_timeout = server_timeout
         self._is_ready = False
         self._setup = asyncio.Lock()

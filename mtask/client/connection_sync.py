@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from mtask.client.asking.within import PublishMiddleware
 from mtask.errors import InvalidInput
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
@@ -36,6 +37,7 @@ class SyncConnection:
         check: bool = True,
         timeout: timedelta | None = None,
         server_timeout: timedelta | None = None,
+        middleware: PublishMiddleware = (),
     ) -> None:
         if source is None:
             settings = read_settings()
@@ -52,6 +54,7 @@ class SyncConnection:
         if timeout is not None:
             store.timeout = timeout
         self._check = check
+        self._middleware = tuple(middleware)
         self._server_timeout = server_timeout
         self._is_ready = False
         self._setup = threading.Lock()

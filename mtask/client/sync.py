@@ -37,7 +37,8 @@ class Client(SyncConnection):
     a `pymongo.MongoClient`. This client is safe to share between threads.
     Without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
     sure of the collections; `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by
-    default; `server_timeout` the first one, where the server may not be there at all.
+    default; `server_timeout` the first one, where the server may not be there at all. `middleware` is composed around
+    each publish: `app.around.publish`, see `mtask.app.middleware`.
     """
 
     def publish(
@@ -73,7 +74,7 @@ class Client(SyncConnection):
             clean_success=clean_success,
             not_update_running=not_update_running,
         )
-        return self._run(requests.publish(spec, policy), session)
+        return self._run(requests.publish(spec, policy, self._middleware), session)
 
     def publish_many(
         self,
@@ -95,7 +96,9 @@ class Client(SyncConnection):
             clean_success=clean_success,
             not_update_running=not_update_running,
         )
-        return self._run(requests.publish_many(specs, policy, in_session=session is not None), session)
+        is_in_session = session is not None
+        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)
+        return self._run(request, session)
 
     def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from typing import Any
 
+from mtask.client.asking import within
 from mtask.client.asking.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
+from mtask.client.asking.within import PublishMiddleware
 from mtask.client.reading import views
 from mtask.errors import (
     DocumentTooLarge,
@@ -39,8 +42,10 @@ def identify(task: TaskRef, key: str) -> str:
     return task_id_of(handler.name if handler else check_name(task), check_key(key))
 
 
-def publish(spec: TaskSpec, policy: Policy) -> Operation[Published]:
+def publish(spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = ()) -> Operation[Published]:
     """Publish one task."""
+    if middleware:
+        return within.publish(spec, middleware, partial(publish, policy=policy))
     prepared = spec.prepare()
 
     def operation() -> Operation[Published]:
@@ -52,8 +57,12 @@ def publish(spec: TaskSpec, policy: Policy) -> Operation[Published]:
     return operation()
 
 
-def publish_many(specs: Iterable[TaskSpec], policy: Policy, *, in_session: bool) -> Operation[list[Any]]:
+def publish_many(
+    specs: Iterable[TaskSpec], policy: Policy, middleware: PublishMiddleware = (), *, in_session: bool
+) -> Operation[list[Any]]:
     """Publish many tasks."""
+    if middleware:
+        return within.publish_many(specs, middleware, partial(publish_many, policy=policy, in_session=in_session))
     prepared = prepare_many(specs)
 
     def operation() -> Operation[list[Any]]:

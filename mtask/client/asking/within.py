@@ -1,0 +1,56 @@
+"""Publishing within middleware: see `mtask.app.middleware`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mtask.client.asking.publication import TaskSpec
+from mtask.model.middleware import Around, Begun, enter, leave
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks.publishing import Published
+
+PublishMiddleware = Sequence[Around[TaskSpec]]
+
+
+def publish(
+    spec: TaskSpec, middleware: PublishMiddleware, then: Callable[[TaskSpec], Operation[Published]]
+) -> Operation[Published]:
+    """Publish one task within these; each may change the spec before its yield."""
+    begun = enter(middleware, spec)
+    try:
+        published = yield from then(spec)
+    except BaseException as error:
+        leave(begun, None, error)
+        raise
+    leave(begun, published)
+    return published
+
+
+def publish_many(
+    specs: Iterable[TaskSpec], middleware: PublishMiddleware, then: Callable[[list[TaskSpec]], Operation[list[Any]]]
+) -> Operation[list[Any]]:
+    """Publish many tasks, each within these: the caller's specs stay as they are. What one raises publishes nothing."""
+    own = [_copied(spec) for spec in specs]
+    all_begun: list[Begun] = []
+    try:
+        for spec in own:
+            # What is no TaskSpec is refused where it is published, in words.
+            all_begun.append(enter(middleware, spec) if isinstance(spec, TaskSpec) else [])  # noqa: PERF401 each as it is
+        results = yield from then(own)
+    except BaseException as error:
+        for begun in all_begun:
+            leave(begun, None, error)
+        raise
+    for begun, result in zip(all_begun, results, strict=True):
+        is_error = isinstance(result, Exception)
+        leave(begun, None if is_error else result, result if is_error else None)
+    return results
+
+
+def _copied(spec: TaskSpec) -> TaskSpec:
+    own = copy.copy(spec)
+    if isinstance(own, TaskSpec):
+        own.options = own.options.copy()
+    return own
