@@ -65,7 +65,7 @@ lint: $(VENV)/.dev-ready ## Run linters, types and import contracts
 .PHONY: docs
 docs: $(VENV)/.docs-ready ## Build the site of the documentation in build/site; fails on a broken link
 	tools/stage_site.sh $(VENV)
-	mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code and mend what the linter can

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import mtask
+from mtask import errors
 from mtask.model import rules
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +148,14 @@ def test_the_map_names_every_folder_of_the_package() -> None:
     told = set(re.findall(r"^\| `(mtask/[\w/]+/)` \|", page, re.MULTILINE))
     packages = {f"{init.parent.relative_to(ROOT).as_posix()}/" for init in (ROOT / "mtask").rglob("__init__.py")}
     assert told == packages - {"mtask/"}
+
+
+def test_the_reference_has_all_that_the_package_exports() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    shown = set(re.findall(r"^::: mtask\.(\w+)$", pages, re.MULTILINE))
+    exported = {name for name in mtask.__all__ if not hasattr(errors, name) and not name.startswith("__")}
+    assert exported <= shown
+    assert {"errors", "testing"} <= shown
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
