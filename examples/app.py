@@ -1,13 +1,14 @@
 """An app of two handlers, and a service that publishes to it and waits for what comes back.
 
-Run a worker: mtask-worker examples.app:app --uri URI
-Publish:      python -m examples.app URI
+Run a worker: mtask-worker examples.app:app
+Publish:      python -m examples.app
+
+Both find MongoDB by MTASK_URI.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from mtask import App, Client, Context
 
@@ -23,17 +24,17 @@ async def send_email(context: Context, to: str, subject: str) -> str:
 
 @app.task
 def resize_image(path: str, width: int = 800) -> dict[str, int | str]:
-    """Resize an image. Plain handlers run in threads."""
+    """Resize an image. Sync handlers run in threads."""
     return {"path": path, "width": width}
 
 
-def main(uri: str) -> None:
+def main() -> None:
     """Publish two tasks, wait for the email, and print what the handler returned."""
-    with Client(uri) as client:
+    with Client() as client:
         client.publish(send_email, {"to": "ada@example.com", "subject": "Welcome"}, key="welcome/42")
         client.publish("resize_image", {"path": "cat.png"}, key="cat.png/800", priority=5)
         print(client.wait(send_email, "welcome/42", timeout=30).returns)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "mongodb://127.0.0.1:27017/?directConnection=true")
+    main()

@@ -173,9 +173,7 @@ class Context:
         try:
             return self._values[hook]
         except (KeyError, TypeError):
-            raise HandlerError(
-                getattr(hook, "__qualname__", shown(hook)), "it has no value here: register it with @app.on_start"
-            ) from None
+            raise HandlerError(name_of(hook), "it has no value here: register it with @app.on_start") from None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Tell how far the run has come: a fraction from 0 to 1, a message, or both.
