@@ -142,7 +142,7 @@ def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
     return ends
 
 
-@settings(_properties, max_examples=40 * SCALE)
+@settings(_properties, max_examples=50 * SCALE)
 @given(_batches, _randoms)
 def test_a_finish_closes_its_own_run_with_its_own_outcome(
     store: SyncStore, documents: list[Document], random: Random
@@ -234,7 +234,7 @@ def around(document: Document, now: datetime) -> Document:
     return around_now
 
 
-@settings(_properties, max_examples=20 * SCALE)
+@settings(_properties, max_examples=25 * SCALE)
 @given(_batches, st.sampled_from([*WORKERS, "stranger"]), st.sampled_from([0, 10_000, 90_000_000]))
 def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_horizon(
     store: SyncStore, documents: list[Document], worker: str, horizon_ms: int

@@ -143,12 +143,13 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
 
 
 @_properties
-@given(made(lambda random: numbered([nearly_plain(random, is_held=True, spoiled="nothing") for _ in range(2)])))
+@given(made(lambda random: numbered([nearly_plain(random, is_held=True, spoiled="nothing") for _ in range(10)])))
 def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStore, documents: list[Document]) -> None:
+    ids = [document["_id"] for document in documents]
     for place, document in enumerate(documents):
         document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
-    ends = [Outcome(documents[place]["_id"], f"own-{place}", RunStatus.SUCCESS) for place in range(2)]
-    swapped = [Outcome(documents[place]["_id"], f"own-{1 - place}", RunStatus.SUCCESS) for place in range(2)]
+    ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
+    swapped = [Outcome(task_id, f"own-{place ^ 1}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
     assert matched(store, documents, short.held_alone(ends, NOW)) == documents
     assert matched(store, documents, short.held_alone(swapped, NOW)) == []
 
