@@ -27,6 +27,7 @@ SCALE = int(os.environ.get("MTASK_TEST_FUZZ", "1"))
 NOW = datetime(2100, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 WORKERS = ["w1", "w2", "$w3", "w4.5", "worker {6}"]
 _RETRIES = [-1, -1, 0, 1, 2, 3]
+_SHOWN = 3
 
 #: What a handler told of its progress; mostly nothing.
 PROGRESS: list[Document | None] = [
@@ -45,11 +46,18 @@ def made(make: Callable[[Random], T]) -> st.SearchStrategy[T]:
     return st.randoms(use_true_random=True).map(lambda drawn: make(Random(drawn.getrandbits(64))))
 
 
+class Batch(list[T]):
+    """Cases for one round trip. A property that fails says of which one; all of them would be hundreds of kilobytes."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if len(self) <= _SHOWN else f"<{len(self)} cases>"
+
+
 def many(make: Callable[[Random], T], size: int) -> st.SearchStrategy[list[T]]:
     """Draw up to this number of what the function makes; fewer where each choice is drawn, which is slow."""
     if SCALE > 1:
         return st.lists(made(make), min_size=1, max_size=min(size, 10))
-    return made(lambda random: [make(random) for _ in range(random.choice([1, 2, size, size, size]))])
+    return made(lambda random: Batch(make(random) for _ in range(random.choice([1, 2, size, size, size]))))
 
 
 def instant(random: Random) -> datetime:
@@ -171,10 +179,10 @@ def options() -> st.SearchStrategy[Document]:
 
 def numbered(documents: list[Document]) -> list[Document]:
     """Return the documents with keys that differ."""
-    return [
+    return Batch(
         document | {"key": f"{document['key']}/{place}", "_id": f"{document['_id']}/{place}"}
         for place, document in enumerate(documents)
-    ]
+    )
 
 
 def parsed(document: Document) -> Task:
