@@ -34,6 +34,10 @@ help: ## Show this list
 demo: $(VENV)/.demo-ready ## Run the demo on a real folder: make demo [FOLDER=path] [DEMO_ARGS=--keep]
 	mtask demo $(DEMO_ARGS) $(if $(FOLDER),"$(FOLDER)")
 
+.PHONY: check
+check: lint ## Run linters, types, import contracts, unit and parity tests: make check [PYTEST_ARGS=...]
+	pytest -n 2 --dist loadfile tests/unit tests/parity $(PYTEST_ARGS)
+
 .PHONY: test
 test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

@@ -114,9 +114,7 @@ class Middleware:
         call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
         is_async = inspect.isasyncgenfunction(call)
         if not (is_async or inspect.isgeneratorfunction(call)):
-            raise HandlerError(
-                name_of(function), "a middleware is a generator function: yield once, for the step"
-            )
+            raise HandlerError(name_of(function), "a middleware is a generator function: yield once, for the step")
         if is_async and kind != "run":
             raise HandlerError(
                 name_of(function), f'around "{kind}" a middleware is a sync generator: write def, not async'

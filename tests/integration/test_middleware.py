@@ -125,7 +125,7 @@ def test_run_and_finish_are_composed_around_sync_and_async_handlers(
         async with working(mongo_uri, database_name, mongo, app) as bench:
             await bench.client.publish("coming", {"value": 1}, key="1")
             await bench.status("coming:1", "SUCCESS")
-            await until(lambda: len(seen) == 4, message="its finish is told")
+            await until(lambda: len(seen) == 4, 10, f"its finish is told: {seen}")
             await bench.client.publish("going", key="1")
             await bench.status("going:1", "FAIL")
             await until(lambda: len(seen) == 8, message="its finish is told")

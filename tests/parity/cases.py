@@ -1,10 +1,16 @@
-"""Task documents for the parity properties: every option, every kind of run, around one fixed instant."""
+"""Task documents for the parity properties: every option, every kind of run, around one fixed instant.
+
+A document takes some hundred choices. They are made by a random number generator with one drawn seed: that is a hundred
+times as fast as to have hypothesis draw each of them, and properties compare many documents in a round trip.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -13,122 +19,170 @@ from mtask.model.options import MAX_DURATION_MS, STORED_OPTIONS
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
-#: MTASK_TEST_FUZZ=50 takes fifty times as many examples as a usual run.
+#: MTASK_TEST_FUZZ=50 takes fifty times as many examples as a usual run, and makes those that fail as small as it can.
 SCALE = int(os.environ.get("MTASK_TEST_FUZZ", "1"))
 #: Far ahead, so that the TTL index leaves alone what the properties write.
 NOW = datetime(2100, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 WORKERS = ["w1", "w2", "$w3", "w4.5", "worker {6}"]
 _RETRIES = [-1, -1, 0, 1, 2, 3]
+_SHOWN = 3
 
-#: Instants that meet in many cases, the present among them, and a few anywhere.
-instants = st.one_of(st.sampled_from([-60_000, -1000, -1, 0, 0, 1, 1000, 60_000]), st.integers(-100_000, 100_000)).map(
-    lambda offset: NOW + timedelta(milliseconds=offset)
-)
-earlier = st.sampled_from([1, 1000, 50_000]).map(lambda offset: NOW - timedelta(milliseconds=offset))
 #: What a handler told of its progress; mostly nothing.
-progress = st.sampled_from([None, None, {"fraction": 0.5}, {"message": "$name"}, {"fraction": 1.0, "message": "all"}])
+PROGRESS: list[Document | None] = [
+    None,
+    None,
+    {"fraction": 0.5},
+    {"message": "$name"},
+    {"fraction": 1.0, "message": "all"},
+]
 
 
-@st.composite
-def options(draw: st.DrawFn, *, is_ordinary: bool = True) -> Document:
-    """Draw a task_option; an ordinary one has durations with which dates stay dates."""
+def made(make: Callable[[Random], T]) -> st.SearchStrategy[T]:
+    """Draw what this function makes of a random number generator."""
+    if SCALE > 1:
+        return st.randoms(use_true_random=False).map(make)
+    return st.randoms(use_true_random=True).map(lambda drawn: make(Random(drawn.getrandbits(64))))
+
+
+class Batch(list[T]):
+    """Cases for one round trip. A property that fails says of which one; all of them would be hundreds of kilobytes."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if len(self) <= _SHOWN else f"<{len(self)} cases>"
+
+
+def many(make: Callable[[Random], T], size: int) -> st.SearchStrategy[list[T]]:
+    """Draw up to this number of what the function makes; fewer where each choice is drawn, which is slow."""
+    if SCALE > 1:
+        return st.lists(made(make), min_size=1, max_size=min(size, 10))
+    return made(lambda random: Batch(make(random) for _ in range(random.choice([1, 2, size, size, size]))))
+
+
+def instant(random: Random) -> datetime:
+    """Make an instant: one that meets others in many cases, the present among them, or any."""
+    common = [-60_000, -1000, -1, 0, 0, 1, 1000, 60_000]
+    offset = random.choice(common) if random.random() < 0.5 else random.randint(-100_000, 100_000)
+    return NOW + timedelta(milliseconds=offset)
+
+
+def earlier(random: Random) -> datetime:
+    return NOW - timedelta(milliseconds=random.choice([1, 1000, 50_000]))
+
+
+def whole(random: Random, low: int, high: int) -> int:
+    """Make a whole number: at an end of the range, near a power of two, or any."""
+    if random.random() < 0.7:
+        return random.randint(low, high)
+    near_power = (1 << random.randrange(high.bit_length())) + random.choice([-1, 0, 1])
+    return min(max(low, random.choice([low, low + 1, high - 1, high, near_power, near_power])), high)
+
+
+def option(random: Random, *, is_ordinary: bool = True) -> Document:
+    """Make a task_option; an ordinary one has durations with which dates stay dates."""
     longest = 600_000 if is_ordinary else MAX_DURATION_MS
-    duration = st.one_of(st.sampled_from([0, 1, 1000, 1000]), st.integers(0, longest))
-    ping = draw(st.integers(1, 60_000))
+
+    def duration() -> int:
+        return random.choice([0, 1, 1000, 1000]) if random.random() < 0.5 else whole(random, 0, longest)
+
+    ping = whole(random, 1, 60_000)
+    widest = 500_000 if is_ordinary else None
     drawn = {
-        "priority": draw(st.integers(-3, 3)),
-        "concurrent_worker_cnt": draw(st.sampled_from([1, 1, 2, 3, 4])),
+        "priority": random.randint(-3, 3),
+        "concurrent_worker_cnt": random.choice([1, 1, 2, 3, 4]),
         "ping_interval_ms": ping,
-        "worker_timeout_ms": ping + draw(st.integers(1, 60_000)),
-        "specific_worker_ids": draw(st.one_of(st.just([]), st.lists(st.sampled_from(WORKERS), unique=True))),
-        "max_unexpected_retries": draw(st.sampled_from(_RETRIES)),
-        "unexpected_retry_delay_ms": draw(duration),
-        "retry_backoff": draw(st.sampled_from([1, 1.0, 1.1, 1.5, 2, 2.0, 3.7, 1000])),
-        "retry_max_delay_ms": draw(st.one_of(st.just(500_000) if is_ordinary else st.none(), duration)),
-        "retry_scope": draw(st.sampled_from(["task", "worker"])),
-        "run_timeout_ms": draw(st.sampled_from([None, 1, 5000])),
-        "retain_success_ms": draw(st.sampled_from([None, 0, 1, 86_400_000])),
-        "retain_fail_ms": draw(st.sampled_from([None, 0, 1, 86_400_000])),
+        "worker_timeout_ms": ping + whole(random, 1, 60_000),
+        "specific_worker_ids": random.sample(WORKERS, random.randint(0, len(WORKERS))) if random.random() < 0.5 else [],
+        "max_unexpected_retries": random.choice(_RETRIES),
+        "unexpected_retry_delay_ms": duration(),
+        "retry_backoff": random.choice([1, 1.0, 1.1, 1.5, 2, 2.0, 3.7, 1000]),
+        "retry_max_delay_ms": widest if random.random() < 0.5 else duration(),
+        "retry_scope": random.choice(["task", "worker"]),
+        "run_timeout_ms": random.choice([None, 1, 5000]),
+        "retain_success_ms": random.choice([None, 0, 1, 86_400_000]),
+        "retain_fail_ms": random.choice([None, 0, 1, 86_400_000]),
     }
     assert drawn.keys() == set(STORED_OPTIONS)
     return drawn
 
 
-@st.composite
-def runs(draw: st.DrawFn, number: int) -> Document:
-    """Draw an entry of worker_states; fields that a run may lack are missing, null or there."""
-    status = draw(st.sampled_from(list(RunStatus)))
+def run(random: Random, number: int) -> Document:
+    """Make an entry of worker_states; fields that a run may lack are missing, null or there."""
+    status = random.choice(list(RunStatus))
     drawn: Document = {
         "run_id": f"run-{number}",
-        "worker_id": draw(st.sampled_from(WORKERS)),
-        "attempt": draw(st.integers(1, 5)),
+        "worker_id": random.choice(WORKERS),
+        "attempt": random.randint(1, 5),
         "status": status.value,
-        "claim_time": draw(earlier),
-        "ping_expire_time": draw(instants),
+        "claim_time": earlier(random),
+        "ping_expire_time": instant(random),
     }
     if status is RunStatus.SUCCESS:
-        drawn |= {"success_time": draw(earlier), "returns": draw(st.sampled_from([None, "$name", {"$add": [1, 2]}]))}
+        drawn |= {"success_time": earlier(random), "returns": random.choice([None, "$name", {"$add": [1, 2]}])}
     elif status is not RunStatus.RUNNING:
-        drawn |= {"fail_time": draw(earlier), "fail_reason": draw(st.sampled_from(["broken", "$key", None]))}
-        retry_time = draw(st.one_of(st.just("missing"), st.none(), instants))
-        if retry_time != "missing":
-            drawn["retry_time"] = retry_time
-        if status is not RunStatus.TIMEOUT and draw(st.sampled_from([False, False, False, True])):
+        drawn |= {"fail_time": earlier(random), "fail_reason": random.choice(["broken", "$key", None])}
+        retry = random.choice(["missing", "null", "there"])
+        if retry != "missing":
+            drawn["retry_time"] = instant(random) if retry == "there" else None
+        if status is not RunStatus.TIMEOUT and random.random() < 0.25:
             drawn["final"] = True
-    told = draw(progress)
+    told = random.choice(PROGRESS)
     if told is not None:
-        drawn["progress"] = {**told, "time": draw(earlier)}
-    if draw(st.sampled_from([False, False, True])):
-        drawn["session_id"] = draw(st.sampled_from(["6a3f", "$name"]))
+        drawn["progress"] = {**told, "time": earlier(random)}
+    if random.random() < 1 / 3:
+        drawn["session_id"] = random.choice(["6a3f", "$name"])
     # No live run is ever of an earlier round: run_again leaves it in the round.
-    past = draw(st.sampled_from([None, None, False, True]))
+    past = random.choice([None, None, False, True])
     if past is not None:
         drawn["past"] = past and status is not RunStatus.RUNNING
     return drawn
 
 
-@st.composite
-def tasks(draw: st.DrawFn, max_runs: int = 6) -> Document:
-    """Draw a document that the validator accepts. Its derived fields are anything: the rules must not lean on them."""
-    key = draw(st.sampled_from(["k", "a:b", "$key", "é", "{1}"]))
-    status = draw(st.sampled_from([*TaskStatus, TaskStatus.INIT, TaskStatus.RUNNING, TaskStatus.RUNNING]))
+def task(random: Random, max_runs: int = 6) -> Document:
+    """Make a document that the validator accepts. Its derived fields are anything: the rules must not lean on them."""
+    key = random.choice(["k", "a:b", "$key", "é", "{1}"])
+    status = random.choice([*TaskStatus, TaskStatus.INIT, TaskStatus.RUNNING, TaskStatus.RUNNING])
     state: Document = {
         "status": status.value,
-        "create_time": draw(earlier),
-        "failed_cnt": draw(st.integers(0, 4)),
-        "cancel_requested": draw(st.sampled_from([False, False, True])),
-        "worker_states": [draw(runs(number)) for number in range(draw(st.integers(0, max_runs)))],
+        "create_time": earlier(random),
+        "failed_cnt": random.randint(0, 4),
+        "cancel_requested": random.random() < 1 / 3,
+        "worker_states": [run(random, number) for number in range(random.randint(0, max_runs))],
     }
-    start_time = draw(st.one_of(st.just("missing"), st.none(), instants))
-    if start_time != "missing":
-        state["start_time"] = start_time
+    start = random.choice(["missing", "null", "there"])
+    if start != "missing":
+        state["start_time"] = instant(random) if start == "there" else None
     if status in FINAL_STATUSES:
-        if draw(st.booleans()):
-            state["finish_time"] = draw(earlier)
+        if random.random() < 0.5:
+            state["finish_time"] = earlier(random)
     else:
-        state["next_preempt_time"] = draw(instants)
-    if draw(st.booleans()):
-        state |= {"clean_cnt": draw(st.integers(0, 3)), "queue_time": draw(earlier)}
-        state["former_queues"] = draw(st.lists(st.sampled_from(["default", "$other", "third"]), unique=True))
+        state["next_preempt_time"] = instant(random)
+    if random.random() < 0.5:
+        state |= {"clean_cnt": random.randint(0, 3), "queue_time": earlier(random)}
+        state["former_queues"] = random.sample(["default", "$other", "third"], random.randint(0, 3))
     return {
         "_id": f"task:{key}",
         "name": "task",
         "key": key,
         "queue": "default",
-        "params": draw(st.sampled_from([None, {"$literal": 1}, ["$name"]])),
-        "task_option": draw(options()),
+        "params": random.choice([None, {"$literal": 1}, ["$name"]]),
+        "task_option": option(random),
         "task_state": state,
         "schema_version": 1,
     }
 
 
+def options() -> st.SearchStrategy[Document]:
+    return made(option)
+
+
 def numbered(documents: list[Document]) -> list[Document]:
     """Return the documents with keys that differ."""
-    return [
+    return Batch(
         document | {"key": f"{document['key']}/{place}", "_id": f"{document['_id']}/{place}"}
         for place, document in enumerate(documents)
-    ]
+    )
 
 
 def parsed(document: Document) -> Task:

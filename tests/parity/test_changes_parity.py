@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -17,13 +18,27 @@ from mtask.store.statements import derive, pipelines, requests
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import finding
 from tests.parity import changes
-from tests.parity.cases import NOW, WORKERS, Document, instants, numbered, options, parsed, progress, tasks
+from tests.parity.cases import (
+    NOW,
+    PROGRESS,
+    SCALE,
+    WORKERS,
+    Document,
+    instant,
+    made,
+    many,
+    numbered,
+    options,
+    parsed,
+    task,
+)
 from tests.parity.stored import stored_after
 
-_properties = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-_batches = st.lists(tasks(), min_size=1, max_size=10).map(numbered)
+_properties = settings(max_examples=15 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_batches = many(task, 40).map(numbered)
+_randoms = made(lambda random: random)
 #: Read as expressions, these would be something else.
-_values = st.sampled_from([None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}], {}])
+_VALUES = [None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}], {}]
 
 
 def check(
@@ -38,8 +53,8 @@ def check(
     """Apply the change on both sides, compare, and check what holds after every change."""
     if not documents:
         return []
-    made = stored_after(store, documents, pipeline)
-    for before, after in zip(documents, made, strict=True):
+    stored = stored_after(store, documents, pipeline)
+    for before, after in zip(documents, stored, strict=True):
         expected = changes.changed(before, change, NOW, closes_lapsed=closes_lapsed)
         assert after == expected
         state = after["task_state"]
@@ -50,7 +65,7 @@ def check(
         assert not (is_final and state["cancel_requested"])
         if before["task_state"]["status"] in FINAL_STATUSES and not reopens:
             assert state["status"] == before["task_state"]["status"]
-    return made
+    return stored
 
 
 def crowded(documents: list[Document]) -> list[Document]:
@@ -81,62 +96,61 @@ def test_a_claim_appends_a_run_exactly_if_the_worker_may_take_the_task(
     ids = [document["_id"] for document in documents]
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
     pipeline = pipelines.claim(worker, pipelines.run_id_in_group("token", ids), NOW)
-    made = check(store, documents, pipeline, changes.claim(worker, run_ids))
-    for before, after in zip(documents, made, strict=True):
+    stored = check(store, documents, pipeline, changes.claim(worker, run_ids))
+    for before, after in zip(documents, stored, strict=True):
         has_run = any(run["run_id"] == run_ids[after["_id"]] for run in after["task_state"]["worker_states"])
         assert has_run is rules.may_take(parsed(before), worker, NOW)
 
 
 @_properties
-@given(_batches, st.sampled_from([1, 1000, 70_000]), st.integers(0, 3), st.data())
+@given(_batches, st.sampled_from([1, 1000, 70_000]), st.integers(0, 3), _randoms)
 def test_a_ping_moves_live_leases_and_never_back(
-    store: SyncStore, documents: list[Document], lease_ms: int, skipped: int, data: st.DataObject
+    store: SyncStore, documents: list[Document], lease_ms: int, skipped: int, random: Random
 ) -> None:
     run_ids = sorted({run_id for document in documents for run_id in live_runs(document)})[skipped:] or ["none"]
-    told = {run_id: value for run_id in run_ids if (value := data.draw(progress)) is not None}
-    session_id = data.draw(st.sampled_from([None, "$name", "6a3f"]))
+    told = {run_id: value for run_id in run_ids if (value := random.choice(PROGRESS)) is not None}
+    session_id = random.choice([None, "$name", "6a3f"])
     pipeline = pipelines.ping(run_ids, lease_ms, NOW, told, session_id)
     check(store, documents, pipeline, changes.ping(run_ids, lease_ms, told, session_id), closes_lapsed=False)
 
 
-@st.composite
-def outcomes(draw: st.DrawFn, documents: list[Document]) -> list[Outcome]:
-    """Draw how a run of each document ends: all of them as successes, or none."""
-    is_success = draw(st.booleans())
-    drawn = []
-    told: dict[str, Any] = {}  # no two runs have one run_id, but for those drawn here
+def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
+    """Make how a run of each document ends: all of them as successes, or none."""
+    is_success = random.random() < 0.5
+    ends = []
+    told: dict[str, Any] = {}  # no two runs have one run_id, but for those made here
     for document in documents:
-        run_id = draw(st.sampled_from(live_runs(document)))
-        told.setdefault(run_id, draw(progress))
+        run_id = random.choice(live_runs(document))
+        progress = told.setdefault(run_id, random.choice(PROGRESS))
         if is_success:
-            returns = draw(_values)
-            drawn.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=returns, progress=told[run_id]))
+            returns = random.choice(_VALUES)
+            ends.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=returns, progress=progress))
             continue
-        status = draw(st.sampled_from([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED]))
-        drawn.append(
+        status = random.choice([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED])
+        ends.append(
             Outcome(
                 document["_id"],
                 run_id,
                 RunStatus.FAIL if status is RunStatus.FAIL else RunStatus.CANCELED,
-                reason=draw(st.sampled_from(["broken", "$name"])),
-                final=status is RunStatus.FAIL and draw(st.booleans()),
-                delay_ms=draw(st.sampled_from([None, None, 0, 5000])),
-                jitter=draw(st.sampled_from([0.0, 0.3, 1.0])),
-                progress=told[run_id],
+                reason=random.choice(["broken", "$name"]),
+                final=status is RunStatus.FAIL and random.random() < 0.5,
+                delay_ms=random.choice([None, None, 0, 5000]),
+                jitter=random.choice([0.0, 0.3, 1.0]),
+                progress=progress,
             )
         )
-    return drawn
+    return ends
 
 
-@settings(_properties, max_examples=200)
-@given(_batches, st.data())
+@settings(_properties, max_examples=50 * SCALE)
+@given(_batches, _randoms)
 def test_a_finish_closes_its_own_run_with_its_own_outcome(
-    store: SyncStore, documents: list[Document], data: st.DataObject
+    store: SyncStore, documents: list[Document], random: Random
 ) -> None:
     held = [document for document in documents if live_runs(document)]
     if not held:
         return
-    ends = data.draw(outcomes(held))
+    ends = outcomes(random, held)
     check(store, held, pipelines.finish(ends, NOW), changes.finish({end.task_id: end for end in ends}))
 
 
@@ -167,8 +181,16 @@ def test_changed_options_take_effect_on_all_that_is_derived(
     check(store, documents, requests.update_option(parsed_option, NOW), changes.update_option(parsed_option))
 
 
-@_properties
-@given(_batches, st.booleans(), options(), _values, st.one_of(st.none(), instants), st.booleans(), st.booleans())
+@settings(_properties, max_examples=30 * SCALE)
+@given(
+    _batches,
+    st.booleans(),
+    options(),
+    st.sampled_from(_VALUES),
+    st.one_of(st.none(), made(instant)),
+    st.booleans(),
+    st.booleans(),
+)
 def test_publishing_again_replaces_and_drops_what_was_asked_and_derives(
     store: SyncStore,
     documents: list[Document],
@@ -208,11 +230,11 @@ def around(document: Document, now: datetime) -> Document:
             return {name: moved(item) for name, item in value.items()}
         return [moved(item) for item in value] if isinstance(value, list) else value
 
-    made: Document = moved(document)
-    return made
+    around_now: Document = moved(document)
+    return around_now
 
 
-@settings(_properties, max_examples=100)
+@settings(_properties, max_examples=25 * SCALE)
 @given(_batches, st.sampled_from([*WORKERS, "stranger"]), st.sampled_from([0, 10_000, 90_000_000]))
 def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_horizon(
     store: SyncStore, documents: list[Document], worker: str, horizon_ms: int

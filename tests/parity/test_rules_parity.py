@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from mtask.model.documents import Task
 from mtask.model.options import TaskOption
 from mtask.store.statements import rules as twins
 from tests.mongo import Client
-from tests.parity.cases import NOW, SCALE, WORKERS, Document, instants, options, parsed, tasks
+from tests.parity.cases import NOW, SCALE, WORKERS, Document, instant, many, option, parsed, task, whole
 
 _WORKER, _NOW = "$probe.worker_id", "$probe.now"
 #: The same rules on both sides: (of the task, worker_id and now; as an expression).
@@ -44,7 +45,13 @@ RULES: dict[str, Rule] = {
     "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
 }
 
-_batches = settings(max_examples=250 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+#: A task, who looks at it, and when.
+Case = tuple[Document, str, datetime]
+
+
+def case(random: Random) -> Case:
+    return task(random), random.choice([*WORKERS, "stranger"]), instant(random)
 
 
 def evaluated(client: Client, documents: list[Document], expressions: dict[str, Any]) -> list[Document]:
@@ -54,80 +61,86 @@ def evaluated(client: Client, documents: list[Document], expressions: dict[str, 
         return cursor.to_list()
 
 
-@_batches
-@given(st.lists(st.tuples(tasks(), st.sampled_from([*WORKERS, "stranger"]), instants), min_size=1, max_size=12))
-def test_every_rule_and_its_twin_agree(mongo_session_client: Client, cases: list[tuple[Document, str, Any]]) -> None:
+@_properties
+@given(many(case, 150))
+def test_every_rule_and_its_twin_agree(mongo_session_client: Client, cases: list[Case]) -> None:
     probes = [document | {"probe": {"worker_id": worker, "now": now}} for document, worker, now in cases]
     answers = evaluated(mongo_session_client, probes, {name: twin for name, (_, twin) in RULES.items()})
     assert len(answers) == len(cases)
     for (document, worker, now), answer in zip(cases, answers, strict=True):
-        task = parsed(document)
+        parsed_task = parsed(document)
         for name, (rule, _) in RULES.items():
             said = answer[name].get("value")
             if name == "succeeded_workers":
                 said = sorted(said)
-            expected = rule(task, worker, now)
-            assert said == expected, f"{name}: the server says {said!r}, the rule {expected!r}"
-            assert type(said) is type(expected), f"{name}: {said!r} and {expected!r}"
+            expected = rule(parsed_task, worker, now)
+            told = f"{name}, for {worker} at {now}: the server says {said!r}, the rule {expected!r}, of {document}"
+            assert said == expected, told
+            assert type(said) is type(expected), told
 
 
-_jitters = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
-_failures = st.one_of(st.integers(0, 70), st.sampled_from([1000, 2**31, 2**40]))
+def delay_case(random: Random) -> tuple[Document, int, float]:
+    failures = random.choice([random.randint(0, 70), random.randint(0, 70), 1000, 2**31, 2**40])
+    jitter = random.choice([0.0, 0.5, 1.0, random.random(), random.random(), random.random()])
+    return option(random, is_ordinary=False), failures, jitter
 
 
-@settings(max_examples=150 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.tuples(options(is_ordinary=False), _failures, _jitters), min_size=1, max_size=20))
+@_properties
+@given(many(delay_case, 150))
 def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
     mongo_session_client: Client, cases: list[tuple[Document, int, float]]
 ) -> None:
-    probes = [{"task_option": option, "probe": {"failures": f, "jitter": j}} for option, f, j in cases]
+    probes = [{"task_option": given, "probe": {"failures": f, "jitter": j}} for given, f, j in cases]
     twin = twins.retry_delay_ms("$probe.failures", "$probe.jitter")
     answers = evaluated(mongo_session_client, probes, {"delay": twin})
-    for (option, failures, jitter), answer in zip(cases, answers, strict=True):
-        expected = backoff.retry_delay_ms(TaskOption.model_validate(option), failures, jitter)
-        assert answer["delay"]["value"] == expected
+    for (given_option, failures, jitter), answer in zip(cases, answers, strict=True):
+        expected = backoff.retry_delay_ms(TaskOption.model_validate(given_option), failures, jitter)
+        assert answer["delay"]["value"] == expected, f"after {failures} failures, jitter {jitter}, {given_option}"
 
 
 @settings(max_examples=600 * SCALE, deadline=None)
 @given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
 def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
-    option = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
-    delay = backoff.retry_delay_ms(option, failures, jitter)
+    bounded = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
+    delay = backoff.retry_delay_ms(bounded, failures, jitter)
     assert 0 <= delay <= 10**8
-    assert backoff.retry_delay_ms(option, failures + 1, jitter) >= delay
+    assert backoff.retry_delay_ms(bounded, failures + 1, jitter) >= delay
 
 
-_probes = st.lists(st.integers(0, 130_000).map(lambda ms: NOW + timedelta(milliseconds=ms)), max_size=5)
+def probed(random: Random) -> tuple[Document, str, list[datetime]]:
+    moments = [NOW + timedelta(milliseconds=whole(random, 0, 130_000)) for _ in range(random.randint(0, 5))]
+    return task(random), random.choice([*WORKERS, "stranger"]), moments
 
 
-@settings(max_examples=700 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tasks(), st.sampled_from([*WORKERS, "stranger"]), _probes)
+@_properties
+@given(many(probed, 60))
 def test_preemptable_at_is_the_first_moment_at_which_a_claim_succeeds(
-    document: Document, worker: str, moments: list[Any]
+    cases: list[tuple[Document, str, list[datetime]]],
 ) -> None:
-    task = parsed(document)
-    state = task.task_state
-    edges = [NOW, state.start_time or NOW, *(r.ping_expire_time for r in task.runs)]
-    edges += [r.retry_time for r in task.runs if r.retry_time is not None]
     millisecond = timedelta(milliseconds=1)
-    moments = [m for edge in [*edges, *moments] for m in (edge - millisecond, edge, edge + millisecond) if m >= NOW]
-    first = rules.preemptable_at(task, worker, NOW)
-    if first is not None:
-        assert first >= NOW
-        assert rules.may_take(task, worker, first)
-    for moment in moments:
-        if rules.may_take(task, worker, moment):
-            assert first is not None
-            assert first <= moment
+    for document, worker, moments in cases:
+        parsed_task = parsed(document)
+        state = parsed_task.task_state
+        edges = [NOW, state.start_time or NOW, *(r.ping_expire_time for r in parsed_task.runs)]
+        edges += [r.retry_time for r in parsed_task.runs if r.retry_time is not None]
+        around = [m for edge in [*edges, *moments] for m in (edge - millisecond, edge, edge + millisecond) if m >= NOW]
+        first = rules.preemptable_at(parsed_task, worker, NOW)
+        if first is not None:
+            assert first >= NOW, document
+            assert rules.may_take(parsed_task, worker, first), document
+        for moment in around:
+            if rules.may_take(parsed_task, worker, moment):
+                assert first is not None, document
+                assert first <= moment, document
 
 
-@settings(max_examples=700 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tasks(), st.sampled_from([*WORKERS, "stranger"]), instants.filter(lambda moment: moment >= NOW))
-def test_next_preempt_time_never_hides_a_task_that_someone_may_take(
-    document: Document, worker: str, later: Any
-) -> None:
-    task = parsed(document)
-    written = rules.next_preempt_time(task, NOW)
-    if rules.may_take(task, worker, later):
-        assert written is not None
-        assert written <= later
+@_properties
+@given(many(case, 60))
+def test_next_preempt_time_never_hides_a_task_that_someone_may_take(cases: list[Case]) -> None:
+    for document, worker, moment in cases:
+        later = max(moment, NOW + (NOW - moment))
+        parsed_task = parsed(document)
+        written = rules.next_preempt_time(parsed_task, NOW)
+        if rules.may_take(parsed_task, worker, later):
+            assert written is not None, document
+            assert written <= later, document

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import timedelta
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,15 +18,14 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import pipelines, short
 from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
-from tests.parity.cases import NOW, SCALE, WORKERS, Document, numbered, parsed, progress, tasks
+from tests.parity.cases import NOW, PROGRESS, SCALE, WORKERS, Document, made, many, numbered, parsed, task
 from tests.parity.stored import inserted, stored_after
 
-_properties = settings(max_examples=80 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-_values = st.sampled_from([None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]])
+_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_VALUES = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
 #: What is no run, and has no run_id to be told by.
-_junk: st.SearchStrategy[Any] = st.sampled_from(
-    [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
-)
+_JUNK: list[Any] = [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
+_randoms = made(lambda random: random)
 
 
 _SPOILED = (
@@ -47,10 +49,9 @@ _SPOILED = (
 )
 
 
-@st.composite
-def nearly_simple(draw: st.DrawFn, *, is_held: bool, spoiled: str | None = None) -> Document:
-    """Draw a task that is simple, but for one thing at most (None: any); with a run, if it is held."""
-    document = draw(tasks(max_runs=0))
+def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) -> Document:
+    """Make a task that is simple, but for one thing at most (None: any); with a run, if it is held."""
+    document = task(random, max_runs=0)
     option, state = document["task_option"], document["task_state"]
     option |= {"concurrent_worker_cnt": 1, "specific_worker_ids": []}
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
@@ -73,12 +74,12 @@ def nearly_simple(draw: st.DrawFn, *, is_held: bool, spoiled: str | None = None)
         "an earlier round": lambda: state["worker_states"].insert(0, {**held_run("earlier"), "past": True}),
         "of an earlier round": lambda: state.update(worker_states=[{**held_run("own"), "past": True}]),
         "no lease": lambda: is_held or option.update(worker_timeout_ms=0),
-        "junk before": lambda: state["worker_states"].insert(0, draw(_junk)),
-        "junk behind": lambda: state["worker_states"].append(draw(_junk)),
+        "junk before": lambda: state["worker_states"].insert(0, copy.copy(random.choice(_JUNK))),
+        "junk behind": lambda: state["worker_states"].append(copy.copy(random.choice(_JUNK))),
         "lapsed": lambda: state.update(worker_states=[{**held_run("own"), "ping_expire_time": NOW}]),
     }
     assert tuple(spoil) == _SPOILED
-    spoil[spoiled or draw(st.sampled_from(["nothing", "nothing", *_SPOILED]))]()
+    spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
     return document
 
 
@@ -100,18 +101,20 @@ def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any
     return [document for document in documents if document["_id"] in found]
 
 
+def plain_or_not(random: Random) -> Document:
+    return nearly_simple(random, is_held=False) if random.random() < 0.5 else task(random)
+
+
 @_properties
-@given(
-    st.lists(nearly_simple(is_held=False) | tasks(), min_size=1, max_size=10).map(numbered), st.sampled_from(WORKERS)
-)
+@given(many(plain_or_not, 40).map(numbered), st.sampled_from(WORKERS))
 def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], worker: str) -> None:
     ids = [document["_id"] for document in documents]
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
     guard = short.unbegun(ids, NOW)
-    simple_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = stored_after(store, documents, short.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
-    for document, after in zip(documents, made, strict=True):
-        if document["_id"] in simple_ids:
+    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    stored = stored_after(store, documents, short.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
+    for document, after in zip(documents, stored, strict=True):
+        if document["_id"] in plain_ids:
             assert rules.may_take(parsed(document), worker, NOW)
             assert after == changes.changed(document, changes.claim(worker, run_ids), NOW)
         else:
@@ -119,20 +122,20 @@ def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], w
 
 
 @_properties
-@given(st.lists(nearly_simple(is_held=True), min_size=1, max_size=10).map(numbered), st.data())
-def test_short_success_is_the_success(store: SyncStore, documents: list[Document], data: st.DataObject) -> None:
+@given(many(partial(nearly_simple, is_held=True), 40).map(numbered), _randoms)
+def test_short_success_is_the_success(store: SyncStore, documents: list[Document], random: Random) -> None:
     ends = []
     for place, document in enumerate(documents):
         for run in document["task_state"]["worker_states"]:
             if isinstance(run, dict) and "run_id" in run:
                 run["run_id"] += f"-{place}"
-        returns, told = data.draw(_values), data.draw(progress)
+        returns, told = random.choice(_VALUES), random.choice(PROGRESS)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
     guard = short.held_alone(ends, NOW)
-    simple_ids = [document["_id"] for document in matched(store, documents, guard)]
-    made = stored_after(store, documents, short.succeed(ends, NOW), guard)
-    for document, after, end in zip(documents, made, ends, strict=True):
-        if document["_id"] in simple_ids:
+    plain_ids = [document["_id"] for document in matched(store, documents, guard)]
+    stored = stored_after(store, documents, short.succeed(ends, NOW), guard)
+    for document, after, end in zip(documents, stored, ends, strict=True):
+        if document["_id"] in plain_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
             assert after["task_state"]["status"] == "SUCCESS"
         else:
@@ -140,12 +143,13 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
 
 
 @_properties
-@given(st.lists(nearly_simple(is_held=True, spoiled="nothing"), min_size=2, max_size=2).map(numbered))
+@given(made(lambda random: numbered([nearly_simple(random, is_held=True, spoiled="nothing") for _ in range(10)])))
 def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStore, documents: list[Document]) -> None:
+    ids = [document["_id"] for document in documents]
     for place, document in enumerate(documents):
         document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
-    ends = [Outcome(documents[place]["_id"], f"own-{place}", RunStatus.SUCCESS) for place in range(2)]
-    swapped = [Outcome(documents[place]["_id"], f"own-{1 - place}", RunStatus.SUCCESS) for place in range(2)]
+    ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
+    swapped = [Outcome(task_id, f"own-{place ^ 1}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
     assert matched(store, documents, short.held_alone(ends, NOW)) == documents
     assert matched(store, documents, short.held_alone(swapped, NOW)) == []
 
@@ -155,21 +159,32 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
 def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: str) -> None:
     """The two properties above would hold of guards that match nothing, too."""
 
-    @settings(_properties, max_examples=15 * SCALE)
-    @given(nearly_simple(is_held=is_held, spoiled=spoiled))
-    def look(document: Document) -> None:
-        option, state = document["task_option"], document["task_state"]
-        runs = [{**held_run("own")}] if is_held else []
-        is_due = is_held or (state["next_preempt_time"] <= NOW and (state["start_time"] or NOW) <= NOW)
-        is_as_is = state["status"] == ("RUNNING" if is_held else "INIT") and state["worker_states"] == runs
-        wants_one = option["concurrent_worker_cnt"] == 1 and (is_held or option["specific_worker_ids"] == [])
-        has_lease = is_held or option["worker_timeout_ms"] > 0
-        is_calm = state["failed_cnt"] == 0 and (is_held or not state["cancel_requested"])
-        guard = (
-            short.held_alone([Outcome(document["_id"], "own", RunStatus.SUCCESS)], NOW)
-            if is_held
-            else short.unbegun([document["_id"]], NOW)
-        )
-        assert bool(matched(store, [document], guard)) is (is_due and is_as_is and wants_one and has_lease and is_calm)
+    @settings(_properties, max_examples=3 * SCALE)
+    @given(many(partial(nearly_simple, is_held=is_held, spoiled=spoiled), 15).map(numbered))
+    def check(documents: list[Document]) -> None:
+        for place, document in enumerate(documents):
+            for run in document["task_state"]["worker_states"]:
+                if isinstance(run, dict) and "run_id" in run:
+                    run["run_id"] += f"-{place}"
+        ids = [document["_id"] for document in documents]
+        ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
+        guard = short.held_alone(ends, NOW) if is_held else short.unbegun(ids, NOW)
+        expected = [
+            document
+            for place, document in enumerate(documents)
+            if is_simple(document, held_run(f"own-{place}") if is_held else None)
+        ]
+        assert matched(store, documents, guard) == expected
 
-    look()
+    check()
+
+
+def is_simple(document: Document, held: Document | None) -> bool:
+    """Whether it is due or held by this one run, and needs none of the rules that the short statements leave out."""
+    option, state = document["task_option"], document["task_state"]
+    is_due = held is not None or (state["next_preempt_time"] <= NOW and (state["start_time"] or NOW) <= NOW)
+    is_as_is = (state["status"], state["worker_states"]) == (("RUNNING", [held]) if held else ("INIT", []))
+    wants_one = option["concurrent_worker_cnt"] == 1 and (held is not None or option["specific_worker_ids"] == [])
+    has_lease = held is not None or option["worker_timeout_ms"] > 0
+    is_calm = state["failed_cnt"] == 0 and (held is not None or not state["cancel_requested"])
+    return is_due and is_as_is and wants_one and has_lease and is_calm
