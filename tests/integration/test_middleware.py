@@ -123,10 +123,10 @@ def test_run_and_finish_are_composed_around_sync_and_async_handlers(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("coming", {"value": 1}, key="1")
+            await bench.client.publish(coming, {"value": 1}, key="1")
             await bench.status("coming:1", "SUCCESS")
-            await until(lambda: len(seen) == 4, 10, f"its finish is told: {seen}")
-            await bench.client.publish("going", key="1")
+            await until(lambda: len(seen) == 4, message="its finish is told")
+            await bench.client.publish(going, key="1")
             await bench.status("going:1", "FAIL")
             await until(lambda: len(seen) == 8, message="its finish is told")
 
@@ -177,7 +177,7 @@ def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             for key in ("refused", "failing", "fine"):
-                await bench.client.publish("work", key=key)
+                await bench.client.publish(work, key=key)
             refused = await bench.status("work:refused", "FAIL")
             failing = await bench.status("work:failing", "FAIL")
             fine = await bench.status("work:fine", "SUCCESS")
@@ -229,10 +229,10 @@ def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("work", key="1")
+            await bench.client.publish(work, key="1")
             state = await bench.status("work:1", "SUCCESS")
             assert state["worker_states"][0]["returns"] == "hello open 5"
-            await bench.client.publish("lost", key="1")
+            await bench.client.publish(lost, key="1")
             state = await bench.status("lost:1", "FAIL")
             assert "register it with @app.on_start" in state["worker_states"][0]["fail_reason"]
 
