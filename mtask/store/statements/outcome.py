@@ -47,17 +47,17 @@ def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> 
     return {"$cond": [is_fail, delay, None]}
 
 
-def progress_told(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
+def reported_progress(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
     """Return the expression that merges reported progress into `$$run`, in a list; empty if nothing was reported."""
-    told = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
-    return [progress_of(told, now)] if told else []
+    reported = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
+    return [progress_of(reported, now)] if reported else []
 
 
 def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
     """Return the progress to merge into `$$run`: none if it was not reported for this run or is already stored."""
     index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
-    told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
+    reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
     # Equal progress keeps its time: its writer may repeat it because the first reply was lost.
-    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", told))
+    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
     is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
     return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

@@ -15,7 +15,7 @@ from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive, derive_routinely, trimmed
-from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, progress_told
+from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, reported_progress
 
 _CLOSED_WITHOUT_RESULT = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value]
 
@@ -81,7 +81,9 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), failure_delay(outcomes, mine, now)]}
         times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
-    closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *progress_told(outcomes, now)]}
+    closed = {
+        "$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *reported_progress(outcomes, now)]
+    }
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
     change: dict[str, Any] = {
         "task_state.worker_states": {

@@ -16,7 +16,7 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 from mtask.store.statements.derive import NEAR_MS, Pipeline, finish_time
 from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
-from mtask.store.statements.outcome import Outcome, progress_told
+from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
@@ -88,7 +88,7 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
     merged = _of_task(outcomes, [outcome.fields() for outcome in outcomes])
-    closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *progress_told(outcomes, now)]}
+    closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *reported_progress(outcomes, now)]}
     changed = {
         RUNS: [{"$let": {"vars": {"run": {"$arrayElemAt": [x.RUNS, 0]}}, "in": closed}}],
         "task_state.status": TaskStatus.SUCCESS.value,

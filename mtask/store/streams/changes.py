@@ -150,20 +150,20 @@ def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Docum
         return fields
     at_index = runs.at(index)
     if end is None:
-        return at_index if has_told(at_index, fields.get("progress")) else {}
+        return at_index if has_reported(at_index, fields.get("progress")) else {}
     same = runs.having(end.fields)
     if len(same) == end.count:
         return same[end.rank]
     return at_index if same and all(at_index.get(name) == end.fields[name] for name in end.fields) else {}
 
 
-def has_told(run: Document, progress: Any) -> bool:
+def has_reported(run: Document, progress: Any) -> bool:
     """Whether this run reported that progress."""
     last = run.get("progress")
-    first, told = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
+    first, reported = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
     until = last.get("time") if isinstance(last, Mapping) else None
-    if isinstance(first, datetime) and isinstance(told, datetime) and isinstance(until, datetime):
-        return first <= told <= until
+    if isinstance(first, datetime) and isinstance(reported, datetime) and isinstance(until, datetime):
+        return first <= reported <= until
     return False
 
 

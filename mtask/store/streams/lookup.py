@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.documents import runs_in
-from mtask.store.streams.changes import Runs, by_index, has_told, updated_fields
+from mtask.store.streams.changes import Runs, by_index, has_reported, updated_fields
 
 Document = Mapping[str, Any]
 #: Marks a change whose document is the one right after the change.
@@ -62,7 +62,7 @@ def _is_same(described: Document, document: Document) -> bool:
         is_telling = any(isinstance(value, datetime) for value in written.values())
         if is_telling and runs.having(written):
             return True
-        if has_told(runs.at(index), fields.get("progress")):
+        if has_reported(runs.at(index), fields.get("progress")):
             return True
     return False
 
