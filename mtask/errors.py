@@ -109,7 +109,7 @@ class InvalidKey(InvalidInput):
 
     def __init__(self, key: object, reason: str) -> None:
         super().__init__(
-            f"{shown(key)} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash what is longer.",
+            f"{shown(key)} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash longer text.",
             field="key",
         )
         self.key = key
@@ -162,7 +162,7 @@ class InvalidURI(InvalidInput):
 
 
 class TaskError(MtaskError):
-    """Something about one task."""
+    """The base of errors about one task."""
 
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
@@ -177,7 +177,7 @@ class TaskExists(TaskError):
     def __init__(self, task_id: str) -> None:
         super().__init__(
             task_id,
-            f"task {task_id} exists already. Choose another key, or keep or update what is there (if_exists).",
+            f"task {task_id} exists already. Choose another key, or keep or update the existing task (if_exists).",
         )
 
 
@@ -249,7 +249,7 @@ class WaitTimeout(TaskError, TimeoutError):
 
 
 class ScheduleError(MtaskError):
-    """Something about one schedule."""
+    """The base of errors about one schedule."""
 
     def __init__(self, schedule_id: str, message: str) -> None:
         super().__init__(message)
@@ -281,7 +281,7 @@ class ScheduleNotFound(ScheduleError):
 
 
 class DatabaseError(MtaskError):
-    """Something about the database."""
+    """The base of errors about the database."""
 
     exit_code = 3
 
@@ -407,7 +407,7 @@ class EventsLost(OperationFailed):
 
 
 class WorkerError(MtaskError):
-    """Something about a worker process."""
+    """The base of errors about a worker process."""
 
 
 class WorkerIdInUse(WorkerError):
@@ -480,7 +480,7 @@ class AppNotFound(WorkerError):
 
 
 class RunError(MtaskError):
-    """Something about the run that a handler is in."""
+    """The base of errors about the run of a handler."""
 
     def __init__(self, task_id: str, run_id: str, message: str) -> None:
         super().__init__(message)
@@ -517,7 +517,7 @@ class TransactionConflict(RunError):
 
 
 class LocalError(MtaskError):
-    """Something about the embedded mongod."""
+    """The base of errors about the embedded mongod."""
 
     exit_code = 3
 

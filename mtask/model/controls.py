@@ -21,7 +21,7 @@ MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
 #: The remedy for a control that cannot be read.
 MENDING = (
-    "set the malformed part again (mtask pause, resume, limit or keep), or repair the document by hand, or remove it: "
+    "set the malformed part again (mtask pause, resume, limit or keep), or mend the document by hand, or remove it: "
     "then no control applies"
 )
 
@@ -75,7 +75,7 @@ class Control(BaseModel):
             raise ValueError(f"_id {self.id!r} is not kind:target")
         of_queues = (self.limit, self.key_limit, self.keep_success, self.keep_fail)
         if self.kind == "name" and any(value is not None for value in of_queues):
-            raise ValueError("limits and what is kept are for queues")
+            raise ValueError("limits and retention are for queues, not for task names")
         return self
 
 

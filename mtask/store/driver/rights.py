@@ -50,7 +50,7 @@ ROLES: tuple[Role, ...] = tuple(PRIVILEGES)
 #: The purpose of each role, in one line.
 PURPOSES: Mapping[Role, str] = {
     "publisher": "services that publish tasks, read them, wait for them and follow their events",
-    "worker": "mtask-worker: runs tasks, fires schedules, removes what is kept no longer",
+    "worker": "mtask-worker: runs tasks, fires schedules, removes finished tasks that are no longer kept",
     "operator": "people and tools that look after tasks, queues, schedules and workers; mtask doctor",
     "deployer": "mtask init: makes collections, validators and indexes",
 }

@@ -1,4 +1,4 @@
-"""Operations for tests of users' apps: check whether tasks are due, and let time pass for waiting tasks."""
+"""What only tests of users' apps do: see whether anything is due, and let time pass for what waits."""
 
 from __future__ import annotations
 
