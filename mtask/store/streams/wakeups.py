@@ -33,7 +33,7 @@ _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
 #: The time after which the server answers without an event, in ms. With some traffic it is short, so that the answers
-#: show the rate of writes. It is no even part of a second, so that answers fall into all parts of a second.
+#: show the rate of writes. A second is no multiple of 700 ms, so the answers fall into different parts of a second.
 MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
 #: The pause between two reads when writes are dense, in seconds.
 _REST = 0.02
