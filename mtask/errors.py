@@ -2,7 +2,7 @@
 
 ```
 MtaskError
-├── InvalidInput                 what the caller gave cannot be used (also a ValueError)
+├── InvalidInput                 the caller's input cannot be used (also a ValueError)
 │   ├── InvalidName              a task name outside the allowed letters
 │   ├── InvalidKey               a key that is empty, too long or not text
 │   ├── InvalidOption            an option's value is out of range or of the wrong type
@@ -11,46 +11,46 @@ MtaskError
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
-│   ├── TaskRunning              a live run holds it, and the caller asked not to disturb that
+│   ├── TaskRunning              a live run holds it, and the caller asked not to disturb that run
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          an operation that needs a finished task met one that is not
 │   ├── MalformedTask            its document breaks the schema and cannot be read as a task
-│   └── WaitTimeout              the task did not finish in the time given (also a TimeoutError)
+│   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      it cannot be reached, or did not answer in time
-│   │   └── DatabaseTimeout      it was reached, and did not answer in time
-│   ├── NotReplicaSet            a standalone server: it has no change streams
+│   │   └── DatabaseTimeout      it was reached, but did not answer in time
+│   ├── NotReplicaSet            the server is a standalone, which has no change streams
 │   ├── ServerTooOld             the server lacks what the engine needs
-│   ├── AccessDenied             the user may not do this
+│   ├── AccessDenied             the database user may not do this
 │   ├── SchemaMismatch           the collection holds foreign or newer documents
 │   └── OperationFailed          the server refused an operation for another reason
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
-│       ├── NotStorable          a value that BSON cannot hold
+│       ├── NotStorable          BSON cannot hold a value
 │       ├── DuplicateKey         a document with this `_id` exists
-│       ├── NotInStableApi       the client keeps to the Stable API, which has no command for this
-│       └── EventsLost           the oplog no longer reaches back to where events were to begin
+│       ├── NotInStableApi       the client is restricted to the Stable API, which lacks this command
+│       └── EventsLost           the oplog no longer holds the point where the events should begin
 ├── ScheduleError                about a schedule
-│   ├── ScheduleExists           one with this id exists
-│   └── ScheduleNotFound         none has this id
+│   ├── ScheduleExists           a schedule with this id exists
+│   └── ScheduleNotFound         no schedule has this id
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
-│   ├── ControlUnconfirmed       some worker does not go by a pause or limit yet
+│   ├── ControlUnconfirmed       a live worker has not yet applied a pause, a limit or retention
 │   ├── HandlerError             a handler cannot be registered
-│   └── AppNotFound              `package.module:app` leads nowhere
+│   └── AppNotFound              `package.module:app` names no App
 ├── RunError                     seen by a handler
 │   ├── LeaseLost                the run no longer holds its lease
-│   └── TransactionConflict      another write met the transaction: it left no trace
+│   └── TransactionConflict      the transaction conflicted with another write and was rolled back
 ├── LocalError                   about the embedded mongod
 │   ├── MongodNotFound           no mongod binary was found
-│   └── MongodFailed             it was found and would not start
+│   └── MongodFailed             mongod was found but did not start, serve or stop
 └── Verdict                      raised *by* a handler to end its run
-    ├── Fail                     final: not tried again
-    └── Retry                    goes back, not counted
+    ├── Fail                     the task fails and is not tried again
+    └── Retry                    the task is tried again; this run does not count
 ```
 
-Each class takes what went wrong as fields; the message is made from them and says what to do next.
-Passwords are never part of a field.
+Each class keeps the details as attributes. The message is built from them and says what to do next.
+No attribute holds a password.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
-#: The longest that a task waits for its start, or for its next try: ten years, as every duration.
+#: The longest delay before a task's start or its next attempt: ten years, like every duration.
 MAX_DELAY = timedelta(days=3650)
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Return a value for a message, on one line, abridged: whatever the value is, it can be told of."""
+    """Return a value's `repr` on one line, abridged to `limit` characters. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # an integer of many thousand digits, a `__repr__` that raises
+    except Exception:  # such as an integer of many thousand digits, or a `__repr__` that raises
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -79,11 +79,11 @@ class MtaskError(Exception):
     exit_code: ClassVar[int] = 1
 
 
-# --- what the caller gave ---------------------------------------------------------------------------------
+# --- the caller's input -----------------------------------------------------------------------------------
 
 
 class InvalidInput(MtaskError, ValueError):
-    """What the caller gave cannot be used."""
+    """The caller's input cannot be used."""
 
     exit_code = 2
 
@@ -109,7 +109,7 @@ class InvalidKey(InvalidInput):
 
     def __init__(self, key: object, reason: str) -> None:
         super().__init__(
-            f"{shown(key)} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash what is longer.",
+            f"{shown(key)} is not a key: {reason}. Use non-empty text of at most 512 bytes; hash longer text.",
             field="key",
         )
         self.key = key
@@ -162,7 +162,7 @@ class InvalidURI(InvalidInput):
 
 
 class TaskError(MtaskError):
-    """Something about one task."""
+    """The base of errors about one task."""
 
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
@@ -177,12 +177,12 @@ class TaskExists(TaskError):
     def __init__(self, task_id: str) -> None:
         super().__init__(
             task_id,
-            f"task {task_id} exists already. Choose another key, or keep or update what is there (if_exists).",
+            f"task {task_id} exists already. Choose another key, or keep or update the existing task (if_exists).",
         )
 
 
 class TaskRunning(TaskError):
-    """A live run holds the task, and the caller asked not to disturb that."""
+    """A live run holds the task, and the caller asked not to disturb that run."""
 
     exit_code = 5
 
@@ -207,7 +207,7 @@ class TaskNotFound(TaskError):
 
 
 class TaskNotFinished(TaskError):
-    """The operation is for finished tasks, and this one is not."""
+    """The operation needs a finished task, and this task has not finished."""
 
     exit_code = 5
 
@@ -218,7 +218,7 @@ class TaskNotFinished(TaskError):
 
 
 class MalformedTask(TaskError):
-    """Its document breaks the schema and cannot be read as a task."""
+    """The task's document breaks the schema and cannot be read as a task."""
 
     exit_code = 5
 
@@ -231,7 +231,7 @@ class MalformedTask(TaskError):
 
 
 class WaitTimeout(TaskError, TimeoutError):
-    """The task did not finish in the time given."""
+    """The task did not finish within the timeout."""
 
     exit_code = 6
 
@@ -249,7 +249,7 @@ class WaitTimeout(TaskError, TimeoutError):
 
 
 class ScheduleError(MtaskError):
-    """Something about one schedule."""
+    """The base of errors about one schedule."""
 
     def __init__(self, schedule_id: str, message: str) -> None:
         super().__init__(message)
@@ -257,7 +257,7 @@ class ScheduleError(MtaskError):
 
 
 class ScheduleExists(ScheduleError):
-    """A schedule with this id exists, and the caller asked not to touch it."""
+    """A schedule with this id exists, and the caller asked not to change it."""
 
     exit_code = 5
 
@@ -281,13 +281,13 @@ class ScheduleNotFound(ScheduleError):
 
 
 class DatabaseError(MtaskError):
-    """Something about the database."""
+    """The base of errors about the database."""
 
     exit_code = 3
 
 
 class DatabaseUnavailable(DatabaseError):
-    """The database cannot be reached, or did not answer in time; what was asked may have happened."""
+    """The database cannot be reached, or did not answer in time. The operation may have happened nevertheless."""
 
     def __init__(self, reason: str, *, address: str | None = None) -> None:
         where = f" at {address}" if address else ""
@@ -301,7 +301,7 @@ class DatabaseUnavailable(DatabaseError):
 
 
 class DatabaseTimeout(DatabaseUnavailable):
-    """A statement was given up after its time: the server is busy, or another client's transaction locks a document."""
+    """A statement ran out of time: the server is busy, or another client's transaction locks a document."""
 
 
 class NotReplicaSet(DatabaseError):
@@ -317,7 +317,7 @@ class NotReplicaSet(DatabaseError):
 
 
 class ServerTooOld(DatabaseError):
-    """The server lacks what the engine needs."""
+    """The server's release lacks features that the engine needs."""
 
     def __init__(self, version: str, needed: str) -> None:
         super().__init__(f"MongoDB {version} is too old: mtask needs {needed} or later. Upgrade the server.")
@@ -331,7 +331,7 @@ class AccessDenied(DatabaseError):
     def __init__(
         self, reason: str, *, is_unauthorized: bool = False, need: str | None = None, roles: Sequence[str] = ()
     ) -> None:
-        """`is_unauthorized`: the user is known and lacks the right. `roles` are those that have what is needed."""
+        """`is_unauthorized`: the user is known but lacks a right, `need`. `roles`: the roles that have that right."""
         if need is None:
             remedy = (
                 "This takes a user administrator of the database, such as one with the role userAdminAnyDatabase"
@@ -353,7 +353,7 @@ class AccessDenied(DatabaseError):
 
 
 class SchemaMismatch(DatabaseError):
-    """The collection holds documents that this version of mtask does not understand."""
+    """The collection holds documents of another program or of a newer mtask."""
 
     def __init__(self, collection: str, reason: str, remedy: str) -> None:
         super().__init__(f"collection {collection}: {reason}. {remedy}")
@@ -377,7 +377,7 @@ class DocumentTooLarge(OperationFailed):
 
 
 class NotStorable(OperationFailed):
-    """A value that BSON cannot hold."""
+    """BSON cannot hold a value."""
 
 
 class DuplicateKey(OperationFailed):
@@ -385,19 +385,19 @@ class DuplicateKey(OperationFailed):
 
 
 class NotInStableApi(OperationFailed):
-    """The client keeps to the Stable API strictly, and that has no command for this."""
+    """The client is restricted to the Stable API, which lacks the command that this needs."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         command = reason.partition("the command ")[2].partition(" ")[0] or "something"
         super().__init__(
-            f"this takes {command}, which lies outside of the Stable API, and the client keeps to that: it was made "
-            "with ServerApi(strict=True). Use a client without strict, or a URI, for this",
+            f"this takes {command}, which lies outside of the Stable API, and the client was made with "
+            "ServerApi(strict=True). Use a client without strict, or a URI, for this",
             code,
         )
 
 
 class EventsLost(OperationFailed):
-    """The oplog no longer reaches back to where events were to begin: what happened since cannot be told."""
+    """The oplog no longer holds the point where the events should begin, so some events are lost."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the oplog no longer reaches back that far ({reason}). Begin anew, without after or since")
@@ -407,7 +407,7 @@ class EventsLost(OperationFailed):
 
 
 class WorkerError(MtaskError):
-    """Something about a worker process."""
+    """The base of errors about a worker process."""
 
 
 class WorkerIdInUse(WorkerError):
@@ -437,13 +437,13 @@ class WorkerNotFound(WorkerError):
 
 
 class ControlUnconfirmed(WorkerError):
-    """A pause, a limit or what is kept stands, and some live worker has not said in time that it goes by it."""
+    """A pause, limit or retention is stored, but a live worker has not confirmed it in time."""
 
     exit_code = 6
 
     def __init__(self, kind: str, target: str, done: str, worker_ids: list[str]) -> None:
         super().__init__(
-            f"{kind} {target!r} is {done}, which not every worker knows yet: "
+            f"{kind} {target!r} is {done}, but these workers have not confirmed it yet: "
             f"{', '.join(worker_ids[:10])}. A worker that hangs or has died drops out when its heartbeat expires."
         )
         self.kind = kind
@@ -463,7 +463,7 @@ class HandlerError(WorkerError):
 
 
 class AppNotFound(WorkerError):
-    """`package.module:app` leads to no App."""
+    """`package.module:app` names no App."""
 
     exit_code = 2
 
@@ -480,7 +480,7 @@ class AppNotFound(WorkerError):
 
 
 class RunError(MtaskError):
-    """Something about the run that a handler is in."""
+    """The base of errors about the run of a handler."""
 
     def __init__(self, task_id: str, run_id: str, message: str) -> None:
         super().__init__(message)
@@ -489,7 +489,7 @@ class RunError(MtaskError):
 
 
 class LeaseLost(RunError):
-    """The run no longer holds its lease: nothing it does is recorded any more."""
+    """The run no longer holds its lease, so its result is not recorded."""
 
     def __init__(self, task_id: str, run_id: str) -> None:
         super().__init__(
@@ -501,14 +501,14 @@ class LeaseLost(RunError):
 
 
 class TransactionConflict(RunError):
-    """Another write met the transaction; it left no trace, and the run goes back uncounted."""
+    """The transaction met another write and was rolled back. The task is tried again; the run does not count."""
 
     def __init__(self, task_id: str, run_id: str, reason: str) -> None:
         super().__init__(
             task_id,
             run_id,
-            f"the transaction of run {run_id} of {task_id} met another write and left no trace: {reason}. "
-            "Let this error pass: the task is tried again, not counted.",
+            f"the transaction of run {run_id} of {task_id} met another write and was rolled back: {reason}. "
+            "Let this error pass: the task is tried again, and this run does not count.",
         )
         self.reason = reason
 
@@ -517,7 +517,7 @@ class TransactionConflict(RunError):
 
 
 class LocalError(MtaskError):
-    """Something about the embedded mongod."""
+    """The base of errors about the embedded mongod."""
 
     exit_code = 3
 
@@ -535,7 +535,7 @@ class MongodNotFound(LocalError):
 
 
 class MongodFailed(LocalError):
-    """A mongod was found and would not start or answer."""
+    """A mongod was found but did not start, answer or stop."""
 
     def __init__(
         self, path: str, reason: str, remedy: str, *, failed: str = "did not start", log_tail: str = ""
@@ -552,11 +552,11 @@ class MongodFailed(LocalError):
 
 
 class Verdict(MtaskError):
-    """Raised by a handler to say how its run ends."""
+    """A handler raises it to say how its run ends."""
 
 
 class Fail(Verdict):
-    """End the run as a final failure: the task is not tried again."""
+    """End the run as a final failure. The task is not tried again."""
 
     def __init__(self, reason: str = "failed") -> None:
         super().__init__(reason)
@@ -564,9 +564,9 @@ class Fail(Verdict):
 
 
 class Retry(Verdict):
-    """Give the task back, not counted, to be tried again after `delay` (seconds or timedelta, ten years at most).
+    """Hand the task back, to be tried again after `delay`; this run does not count as a failure.
 
-    Raises InvalidOption for any other delay.
+    `delay`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption for any other.
     """
 
     def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:

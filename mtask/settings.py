@@ -1,8 +1,8 @@
 """Settings: the only reader of the environment.
 
-Precedence: what the caller gives, then the environment (`MTASK_…`), then a `.env` file in the working folder.
-A `.env` file may come with a folder that someone else made, so it names no program that is run: `MTASK_MONGOD` counts
-in the environment only.
+Precedence: the caller's arguments, then the environment (`MTASK_…`), then a `.env` file in the working folder.
+Somebody else may have written that `.env` file, so it cannot name a program to run: `MTASK_MONGOD` counts in the
+environment only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: Programs that are run.
+#: Settings that name a program to run.
 _NOT_FROM_FILE = frozenset({"mongod"})
 
 
 class Settings(BaseSettings):
-    """What a process takes from its environment."""
+    """The settings of a process."""
 
     model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
@@ -49,19 +49,19 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return where values come from, the most important first; `.env` without what it may not name."""
+        """Return the sources of values, the most important first. `.env` comes without the names of programs."""
         return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
 
 
 class _EnvFile(PydanticBaseSettingsSource):
-    """What `.env` says, programs left out."""
+    """The values of `.env`, without the names of programs."""
 
     def __init__(self, settings_cls: type[BaseSettings], read: PydanticBaseSettingsSource) -> None:
         super().__init__(settings_cls)
         self._read = read
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return one value: asked for by the library's own sources only."""
+        """Return one value. Only the sources of pydantic-settings call this."""
         return self._read.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class _EnvFile(PydanticBaseSettingsSource):
 
 
 def read_settings() -> Settings:
-    """Read the environment and `.env`; raise InvalidInput naming the variable that is wrong."""
+    """Read the environment and `.env`; raise InvalidInput, which names the wrong variable."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,9 +1,9 @@
 """The embedded mongod: a real MongoDB for development, demos and tests, without an installation.
 
-`start` and `stop` keep one server per folder, shared by every process of the user and alive after all of them.
-`temporary` and `ReplicaSet` are for tests: their own folder, any number of nodes, nodes that can be killed.
-Every server listens on 127.0.0.1 only. Without `Security`, which a `ReplicaSet` may have, there is no password: any
-user of the machine can reach it.
+`start` and `stop` control one server per folder. All processes of the user share it, and it outlives them.
+`temporary` and `ReplicaSet` are for tests: they have folders of their own and several nodes, which can be killed.
+Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks for passwords: any user of the machine
+can connect to the others.
 """
 
 from mtask.local.find import find_mongod

@@ -1,9 +1,9 @@
 """Remove a temporary folder and every mongod in it once the process that asked for it is gone.
 
-Run by its path with nothing but the standard library, so that it is up in milliseconds:
-`python -I -S _supervise.py FOLDER PARENT_PID`. Its standard input is a pipe that only the parent holds open. The
-pipe's end means that the parent is done or dead, and also that whatever the parent was just starting has been
-started: a child holds the pipe until it has become a mongod. So one sweep after the end finds them all.
+It runs by its path, with the standard library alone, so that it starts in milliseconds:
+`python -I -S _supervise.py FOLDER PARENT_PID`. Its standard input is a pipe that only the parent keeps open. When the
+pipe ends, the parent is done or dead. Every mongod that the parent was starting has started by then, because a child
+holds the pipe until it has become a mongod. So one sweep after the end of the pipe finds all of them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ POLL_SECONDS = 0.02
 
 
 def command_lines(only: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yield the pid and the arguments, written --name=value, of every live process that can be seen, or of one."""
+    """Yield the pid and the arguments (--name=value) of every visible live process, or of one."""
     proc = Path("/proc")
     if (proc / "self" / "cmdline").exists():
         names = [entry.name for entry in proc.iterdir()] if only is None else [str(only)]
         for name in names:
             if name.isdigit():
-                # A process may end while it is looked at; one that has ended but not been reaped has no arguments.
+                # A process may end meanwhile. A process that has ended but is not reaped has no arguments.
                 with contextlib.suppress(OSError):
                     arguments = (proc / name / "cmdline").read_bytes().rstrip(b"\0")
                     if arguments:
                         yield int(name), os.fsdecode(arguments).split("\0")
         return
     which = ["-ax"] if only is None else ["-p", str(only)]
-    # No check of its exit code: it is 1 when the process asked for does not exist.
+    # The exit code is not checked: it is 1 if the process does not exist.
     listing = subprocess.run(["ps", *which, "-ww", "-o", "pid=,command="], capture_output=True, text=True)
     for line in listing.stdout.splitlines():
         pid, _, command = line.strip().partition(" ")
@@ -52,7 +52,7 @@ def option(arguments: list[str], name: str) -> str | None:
 
 
 def mongods_in(folder: Path) -> list[int]:
-    """Return the pids of the mongods whose data is in the folder or below."""
+    """Return the pids of the mongods with data in the folder or below."""
     found = []
     for pid, arguments in command_lines():
         data = option(arguments, "dbpath")
@@ -62,7 +62,7 @@ def mongods_in(folder: Path) -> list[int]:
 
 
 def sweep(folder: Path) -> bool:
-    """Kill every mongod in the folder and remove the folder; tell whether that was done in time."""
+    """Kill every mongod in the folder and remove the folder; return whether that succeeded in time."""
     end = time.monotonic() + SWEEP_SECONDS
     while time.monotonic() < end:
         pids = mongods_in(folder)
@@ -78,7 +78,7 @@ def sweep(folder: Path) -> bool:
 
 
 def wait_for_parent(parent: int) -> None:
-    """Return when the pipe on standard input ends, or when the parent has died and others hold the pipe."""
+    """Return when the pipe on standard input ends, or when the parent has died and other processes hold the pipe."""
     while os.getppid() == parent:
         readable, _, _ = select.select([0], [], [], 1.0)
         if readable and not os.read(0, 1):

@@ -1,4 +1,4 @@
-"""Turn what a failed mongod left behind into an error that says what is missing."""
+"""Turn the remains of a failed mongod into an error that names the cause."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ APT_PACKAGES = {
 
 
 class Remains(NamedTuple):
-    """What a mongod that would not start left behind."""
+    """The remains of a mongod that did not start."""
 
     binary: Path
     folder: Path
     port: int
-    #: The exit code, negative for a signal as in subprocess; None when it had not ended by the deadline.
+    #: The exit code, negative for a signal as in subprocess. None: it had not ended by the deadline.
     exit_code: int | None
-    #: What it wrote to its standard output and error.
+    #: Its standard output and standard error.
     output: str
-    #: What this start added to its log file.
+    #: The part of its log file that this start wrote.
     log: str
 
 
 class Cause(NamedTuple):
-    """One known reason for a failed start, with what to do about it."""
+    """One known reason for a failed start, and its remedy."""
 
     reason: str
     remedy: str
@@ -82,7 +82,7 @@ def missing_library(remains: Remains) -> Cause | None:
 
 
 def old_system(remains: Remains) -> Cause | None:
-    """Recognize a C library older than the one that the binary was built for."""
+    """Recognize a C library that is too old for the binary."""
     found = re.search(r"version [`'](GLIBC[A-Z]*_[\d.]+)' not found", remains.output)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def old_processor(remains: Remains) -> Cause | None:
         return None
     return Cause(
         "the processor lacks instructions that it uses (MongoDB 5.0 and later need AVX)",
-        "Use a machine with AVX, in a virtual machine the host's CPU model, or a mongod built without: "
+        "Use a machine with AVX; in a virtual machine, choose the host's CPU model. Or use a mongod built without AVX: "
         "set MTASK_MONGOD to its path.",
     )
 
@@ -115,7 +115,7 @@ def full_disk(remains: Remains) -> Cause | None:
 
 
 def taken_port(remains: Remains) -> Cause | None:
-    """Recognize a port that something else listens on."""
+    """Recognize a port on which another process listens."""
     if remains.exit_code != EXIT_ADDRESS_IN_USE and "Address already in use" not in remains.log:
         return None
     return Cause(
@@ -125,7 +125,7 @@ def taken_port(remains: Remains) -> Cause | None:
 
 
 def taken_folder(remains: Remains) -> Cause | None:
-    """Recognize data files that another mongod holds."""
+    """Recognize data files that another mongod uses."""
     if remains.exit_code != EXIT_DATA_IN_USE or "DBPathInUse" not in remains.log:
         return None
     return Cause(
@@ -158,7 +158,7 @@ def foreign_files(remains: Remains) -> Cause | None:
 
 def killed(remains: Remains) -> Cause | None:
     """Recognize a process ended by the kernel or by another process."""
-    # What a crash of its own leaves in the log, SIGKILL leaves out.
+    # A crash of mongod itself logs the signal; SIGKILL leaves no trace.
     vanished = remains.exit_code == EXIT_DAEMON_GOT_SIGNAL and "Got signal" not in remains.log
     if not vanished and remains.exit_code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return None
@@ -173,8 +173,8 @@ def too_slow(remains: Remains) -> Cause | None:
     if remains.exit_code is not None:
         return None
     return Cause(
-        "it was not ready in the time given",
-        f"Allow it more time, and look into {remains.folder / 'mongod.log'} for what it waits for.",
+        "it was not ready within the timeout",
+        f"Allow it more time; {remains.folder / 'mongod.log'} may say what it waits for.",
     )
 
 
@@ -193,21 +193,21 @@ CHECKS: tuple[Callable[[Remains], Cause | None], ...] = (
 
 
 def unknown_cause(remains: Remains) -> Cause:
-    """Return the plain exit code, for a failure that none of the checks knows."""
+    """Return the exit code as the cause, for a failure that no check recognizes."""
     code = remains.exit_code
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return Cause(f"it ended with {how}", f"Look into {remains.folder / 'mongod.log'}.")
 
 
 def quoted_tail(text: str) -> str:
-    """Return the last lines, mongod's JSON log lines shortened to what they say; errors only, when there are any."""
+    """Return the last lines, with mongod's JSON lines shortened to their message; only errors, if there are any."""
     lines = [line for line in text[-TAIL_BYTES:].splitlines() if line.strip()]
     serious = [line for line in lines if re.search(r'"s":"[EF]"', line)]
     return "\n".join(shortened(line) for line in (serious or lines)[-TAIL_LINES:])
 
 
 def shortened(line: str) -> str:
-    """Return what one log line says."""
+    """Return the message of one log line."""
     try:
         entry = json.loads(line)
         said = f"{entry['msg']} {json.dumps(entry['attr'])}" if "attr" in entry else str(entry["msg"])

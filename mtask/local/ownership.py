@@ -1,4 +1,4 @@
-"""Which process owns a folder of data files, and how it is ended."""
+"""The process that owns a folder of data files: finding it and ending it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mtask.local._supervise import command_lines, mongods_in, option
 from mtask.local.ports import is_free
 from mtask.local.waiting import Deadline, wait_until
 
-#: From SIGTERM to SIGKILL.
+#: The time between SIGTERM and SIGKILL.
 STOP_TIMEOUT = timedelta(seconds=20)
-#: From SIGKILL to the end of a process.
+#: The time for a process to end after SIGKILL.
 KILL_TIMEOUT = timedelta(seconds=20)
-#: From the moment when a process is off the list to the moment when its files and its port are free.
+#: The time for the files and the port to become free after a process has left the list of processes.
 RELEASE_TIMEOUT = timedelta(seconds=1)
 
 
 def serving_pid(data: Path) -> int | None:
-    """Return the process that serves these data files, or None: a lock file left by a dead one counts for nothing."""
+    """Return the pid of the process that serves these data files, or None. A dead process's lock file is ignored."""
     arguments = serving_arguments(data)
     return arguments[0] if arguments else None
 
@@ -41,7 +41,7 @@ def serving_arguments(data: Path) -> tuple[int, list[str]] | None:
 
 
 def kill_mongods(data: Path) -> None:
-    """Kill every process with these data files, serving or starting, and wait until none is left."""
+    """Kill every process with these data files, serving or starting, and wait until all have ended."""
 
     def none_left() -> bool:
         pids = mongods_in(data)
@@ -54,11 +54,11 @@ def kill_mongods(data: Path) -> None:
 
 
 def stop_mongod(data: Path, timeout: timedelta) -> bool:
-    """End the process that serves these data files; tell whether there was one."""
+    """Stop the process that serves these data files; return whether there was one."""
     serving = serving_arguments(data)
     if serving is not None:
         send_signal(data, serving[0], signal.SIGTERM)
-        # A paused process takes no SIGTERM.
+        # A paused process does not handle SIGTERM.
         send_signal(data, serving[0], signal.SIGCONT)
     if not wait_until(lambda: serving_pid(data) is None and not is_held(data), Deadline(timeout)):
         kill_mongods(data)
@@ -69,9 +69,9 @@ def stop_mongod(data: Path, timeout: timedelta) -> bool:
 
 
 def is_held(data: Path) -> bool:
-    """Tell whether some process holds the data files; only for whoever alone may start one.
+    """Whether a process holds the data files. Only call it while no other process may start one.
 
-    A process that ends is off the list a moment before it lets go of them.
+    A process that ends leaves the list of processes a moment before it releases the files.
     """
     try:
         with (data / "mongod.lock").open("rb") as lock:
@@ -84,7 +84,7 @@ def is_held(data: Path) -> bool:
 
 
 def send_signal(data: Path, pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended by now."""
+    """Send a signal to a process, which may already have ended."""
     try:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -98,7 +98,7 @@ def send_signal(data: Path, pid: int, number: signal.Signals) -> None:
 
 
 def not_ended(data: Path) -> MongodFailed:
-    """Return the error for a process that cannot be seen, or outlived SIGKILL."""
+    """Return the error for a process that is invisible or survived SIGKILL."""
     return MongodFailed(
         "mongod",
         f"a process that cannot be ended from here uses the data files in {data}",
@@ -108,10 +108,10 @@ def not_ended(data: Path) -> MongodFailed:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP has reached every thread of the process; True where the system does not tell."""
+    """Whether SIGSTOP has reached every thread of the process; True if the system cannot tell."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread ended meanwhile
         return False
-    # The state follows the name, which may hold anything, in brackets.
+    # The state follows the name in brackets, and the name may contain any character.
     return all(stat.rpartition(")")[2].split()[0] in "TtXZ" for stat in stats)

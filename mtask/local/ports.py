@@ -1,4 +1,4 @@
-"""Choose ports to listen on."""
+"""Choice of ports to listen on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 
 #: The loopback interface: nobody beyond this machine can connect.
 HOST = "127.0.0.1"
-#: Below the range from which Linux and macOS take the ports of outgoing connections. A port from that range could be
-#: taken while its node is down, and a client that tries to reconnect could even connect to itself.
+#: Linux and macOS choose the ports of outgoing connections above this range. A port up there could be taken while its
+#: node is down, and a client that reconnects could even connect to itself.
 FIRST_PORT, LAST_PORT = 20000, 32000
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen there now."""
+    """Whether a server could listen on this port now."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as attempt:
-        # As mongod does: connections that linger after a restart do not count.
+        # As mongod does: connections that linger after a restart do not block the port.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((HOST, port))
@@ -27,7 +27,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct ports that nothing listens on now; another process may still be faster to take one."""
+    """Return distinct ports that are free now. Another process may still take one first."""
     candidates = random.sample(range(FIRST_PORT, LAST_PORT), LAST_PORT - FIRST_PORT)
     found: list[int] = []
     for port in candidates:

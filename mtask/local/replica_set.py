@@ -1,4 +1,4 @@
-"""A replica set on this machine whose nodes can be killed and paused: for tests of failover."""
+"""A replica set on this machine for tests of failover: its nodes can be killed and paused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLICA_SET = "mtask"
 START_TIMEOUT = timedelta(seconds=60)
 PRIMARY_TIMEOUT = timedelta(seconds=30)
 ELECTION_TIMEOUT = timedelta(milliseconds=1500)
-#: How often other ports are tried when something was faster to take one.
+#: The number of attempts with other ports, in case another process takes one first.
 PORT_ATTEMPTS = 5
 MOST_NODES = 7
 
@@ -33,7 +33,7 @@ MOST_NODES = 7
 class ReplicaSet:
     """Some mongods on 127.0.0.1 that form one replica set.
 
-    They run until `stop`, also beyond this process; `temporary` gives a set that ends with it.
+    They run until `stop` and outlive this process. `temporary` makes a set that ends with this process.
     """
 
     def __init__(self, folder: Path, nodes: Sequence[Node]) -> None:
@@ -53,11 +53,11 @@ class ReplicaSet:
         election_timeout: timedelta = ELECTION_TIMEOUT,
         security: Security | None = None,
     ) -> ReplicaSet:
-        """Start a new set in an empty folder and wait until it has a primary and all the others follow it.
+        """Start a new set in an empty folder, and wait until it has a primary that all other nodes follow.
 
         `parameters` are mongod's server parameters; `{"enableTestCommands": "1"}` allows fail points.
-        `election_timeout` is how long the others go without their primary before they elect another.
-        `security`: with users and passwords, and with TLS.
+        `election_timeout`: the time without a primary after which the other nodes elect a new one.
+        `security`: passwords for users, and TLS if it has a certificate.
         Raises MongodNotFound and MongodFailed, with nothing left running.
         """
         if not 1 <= nodes <= MOST_NODES:
@@ -108,16 +108,16 @@ class ReplicaSet:
 
     @property
     def uri(self) -> str:
-        """Return the connection string that names all nodes; where users have passwords, that of the administrator."""
+        """The connection string with all nodes; with security that of the administrator."""
         return self.uri_as(None)
 
     def uri_as(self, user: str | None, password: str | None = None) -> str:
-        """Return the connection string of a user, None: of the administrator."""
+        """Return the connection string of a user; None: of the administrator."""
         addresses = ",".join(node.address for node in self.nodes)
         return uri_of(addresses, REPLICA_SET, self.nodes[0].security, user, password)
 
     def primary(self) -> Node:
-        """Return the primary, waiting for one as `wait_primary` does."""
+        """Return the primary; wait for one like `wait_primary`."""
         return self.wait_primary()
 
     def secondaries(self) -> list[Node]:
@@ -126,7 +126,7 @@ class ReplicaSet:
         return [node for node in self.nodes if node != primary and node.is_running()]
 
     def wait_primary(self, timeout: timedelta = PRIMARY_TIMEOUT, *, other_than: Node | None = None) -> Node:
-        """Wait until some node, other than the one excluded, is primary. Raises MongodFailed at the timeout."""
+        """Wait until a node other than `other_than` is primary. Raises MongodFailed at the timeout."""
         candidates = [node for node in self.nodes if node != other_than]
         primary = wait_until(lambda: primary_of(candidates), Deadline(timeout))
         if primary is None:
@@ -134,13 +134,13 @@ class ReplicaSet:
         return primary
 
     def kill(self, node: Node) -> None:
-        """End a node at once with SIGKILL, as a crash would."""
+        """Kill a node with SIGKILL, like a crash."""
         node.kill()
 
     def restart(self, node: Node, timeout: timedelta = START_TIMEOUT) -> None:
-        """Start a node again on its port and its data, stopping it first if it runs; return once it takes part.
+        """Start a node again with its port and its data; return when it is a ready member. Stop it first if it runs.
 
-        A node that has no primary to follow, or is alone in a set of several, is only waited for until it listens.
+        If it has no primary to follow, or runs alone in a set of several, return as soon as it listens.
         """
         deadline = Deadline(timeout)
         self._shut_down(node)
@@ -150,20 +150,20 @@ class ReplicaSet:
             wait_until(lambda: is_member_ready(node), deadline)
 
     def pause(self, node: Node) -> None:
-        """Freeze a node with SIGSTOP: its connections stay open and nobody answers, from when this returns."""
+        """Freeze a node with SIGSTOP. When this returns, its connections are open but it does not answer."""
         node.send(signal.SIGSTOP)
         pid = node.pid()
         if pid is not None:
             wait_until(lambda: is_stopped(pid), Deadline(STOP_TIMEOUT))
 
     def resume(self, node: Node) -> None:
-        """Let a paused node go on."""
+        """Let a paused node continue."""
         node.send(signal.SIGCONT)
 
     def step_down(self, duration: timedelta = timedelta(seconds=5)) -> Node:
-        """Make the primary give up its role and not take it again for the duration; return that node.
+        """Make the primary step down for the duration; return that node.
 
-        Its connections stay open. A set of one node has no primary for that time.
+        Its connections stay open. A set of one node has no primary during that time.
         """
         primary = self.primary()
         seconds = max(1, round(duration.total_seconds()))
@@ -175,12 +175,12 @@ class ReplicaSet:
         return primary
 
     def stop(self, timeout: timedelta = STOP_TIMEOUT) -> None:
-        """Stop all nodes in good order, by force when the time is over. The data stays."""
+        """Stop all nodes in good order, or kill them after the timeout. The data stays."""
         with ThreadPoolExecutor(len(self.nodes)) as threads:
             list(threads.map(lambda node: self._shut_down(node, timeout), self.nodes))
 
     def _shut_down(self, node: Node, timeout: timedelta = STOP_TIMEOUT) -> None:
-        # By command, as a member that gets SIGTERM first waits 15 s for its clients to go elsewhere.
+        # By command, because a member that gets SIGTERM first waits 15 s for its clients to leave.
         self.resume(node)
         if node.is_running():
             with direct_client(node, as_admin=True) as client, suppress(PyMongoError):
@@ -201,7 +201,7 @@ class ReplicaSet:
 
 
 def launch_all(nodes: Sequence[Node], deadline: Deadline, *, accept_taken_port: bool) -> bool:
-    """Start all nodes at once; tell whether they run, False only if a port was taken and that is accepted."""
+    """Start all nodes at once; return whether they run. False means that a port was taken and that this is accepted."""
     launches = [node.launch() for node in nodes]
     for launch in launches:
         try:

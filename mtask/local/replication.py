@@ -1,4 +1,4 @@
-"""Make a replica set of running nodes, and ask them who is primary."""
+"""Replica sets of running nodes: making them, and finding the primary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALREADY_INITIALIZED = 23
 def direct_client(
     node: Node, timeout: timedelta = CALL_TIMEOUT, *, as_admin: bool = False
 ) -> Iterator[MongoClient[dict[str, Any]]]:
-    """Connect to one node, whatever its role. The timeout holds for each step of a call."""
+    """Connect to one node, whatever its role. The timeout applies to each step of a call."""
     milliseconds = int(timeout.total_seconds() * 1000)
     client: MongoClient[dict[str, Any]] = MongoClient(
         HOST,
@@ -51,10 +51,10 @@ def ask(node: Node, command: str) -> Reply | None:
 
 
 def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
-    """Make the nodes one replica set, unless they are one."""
+    """Make the nodes one replica set, unless they already are."""
     members = [{"_id": number, "host": node.address} for number, node in enumerate(nodes)]
     configuration = {"_id": nodes[0].replica_set, "members": members, "settings": dict(settings)}
-    # With several nodes the first one asks the others, which may take a while.
+    # With several nodes the first one asks the others, which can take a while.
     with direct_client(nodes[0], timedelta(seconds=20)) as client:
         try:
             client.admin.command("replSetInitiate", configuration)
@@ -64,7 +64,7 @@ def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
 
 
 def make_administrator(node: Node) -> None:
-    """Make the first user of a new set, on its primary: until there is one, whoever comes from this machine may."""
+    """Make the first user of a new set, on its primary. From this machine, MongoDB allows that without a password."""
     if node.security is None:
         return
     with direct_client(node, timedelta(seconds=20)) as client:
@@ -72,9 +72,9 @@ def make_administrator(node: Node) -> None:
 
 
 def claim_primary(node: Node) -> str | None:
-    """Bring a one-node set towards a primary; return the server's version once it is.
+    """Make the node of a one-node set its primary; return the server's version as soon as it is.
 
-    A set that is new is initiated. One whose data was last served on another port is told its new address.
+    A new set is initiated. A set that last ran on another port gets its new address.
     """
     with direct_client(node) as client, contextlib.suppress(PyMongoError):
         hello = client.admin.command("hello")
@@ -86,7 +86,7 @@ def claim_primary(node: Node) -> str | None:
             if error.code == NOT_YET_INITIALIZED:
                 initiate([node], {})
             return None
-        # It looks for itself under its old address first; a program there that never answers costs it half a minute.
+        # It first looks for itself at its old address. A program there that never answers costs it half a minute.
         if [member["host"] for member in configuration["members"]] != [node.address]:
             client.admin.command("replSetReconfig", readdressed(configuration, node.address), force=True)
     return None
@@ -102,7 +102,7 @@ def readdressed(configuration: Reply, address: str) -> dict[str, Any]:
 
 
 def primary_of(nodes: Sequence[Node]) -> Node | None:
-    """Return the node that is primary now; of two that believe it, the one elected later."""
+    """Return the current primary. If two nodes claim to be primary, return the one that was elected later."""
     claims: list[tuple[Any, Node]] = []
     for node in nodes:
         reply = ask(node, "hello") if node.is_running() else None
@@ -112,6 +112,6 @@ def primary_of(nodes: Sequence[Node]) -> Node | None:
 
 
 def is_member_ready(node: Node) -> bool:
-    """Tell whether the node takes part: a primary, or a secondary that has caught up at least once."""
+    """Whether the node is a ready member: a primary, or a secondary that has caught up at least once."""
     reply = ask(node, "hello")
     return reply is not None and bool(reply.get("isWritablePrimary") or reply.get("secondary"))

@@ -1,4 +1,4 @@
-"""Access control and TLS of an embedded replica set: for tests of what users with few rights may do."""
+"""Access control and TLS of an embedded replica set, for tests with users of few rights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-#: Its length in bytes before it is written as text; MongoDB takes 6 to 1024 characters.
+#: The random bytes of the key, which is written in hex. MongoDB accepts 6 to 1024 characters.
 _KEY_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a replica set is protected with.
+    """The protection of a replica set.
 
-    Users have passwords; the first one, an administrator, is made at the start. The members know each other by
-    `key_file`, which is made where it is missing. With `certificate` (a PEM file of certificate and private key, for
-    127.0.0.1, as server and as client) every connection is by TLS; `ca` is the PEM file of who signed it.
+    Users have passwords. The start makes the first user, an administrator. The members authenticate with `key_file`,
+    which is made if it is missing. With `certificate`, every connection uses TLS: it is a PEM file with a certificate
+    for 127.0.0.1, valid for servers and clients, and its private key. `ca` is the PEM file of the signing authority.
     """
 
     key_file: Path
@@ -29,13 +29,13 @@ class Security:
     password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def prepare(self) -> None:
-        """Make the key file where it is missing: MongoDB wants one that nobody else can read."""
+        """Make the key file if it is missing. MongoDB demands that no other user can read it."""
         if not self.key_file.exists():
             self.key_file.touch(mode=0o600)
             self.key_file.write_text(secrets.token_hex(_KEY_BYTES))
 
     def arguments(self) -> list[str]:
-        """Return mongod's arguments, each as --name=value. None of them is a secret."""
+        """Return mongod's arguments as --name=value. They contain no secret."""
         given = ["--auth", f"--keyFile={self.key_file}"]
         if self.certificate is not None:
             given += ["--tlsMode=requireTLS", f"--tlsCertificateKeyFile={self.certificate}"]
@@ -56,7 +56,7 @@ class Security:
 def uri_of(
     addresses: str, replica_set: str, security: Security | None, user: str | None = None, password: str | None = None
 ) -> str:
-    """Return the connection string of a replica set as this user, else as the administrator if there is one."""
+    """Return the connection string of a replica set for this user; None: for the administrator, with security."""
     if security is None:
         return f"mongodb://{addresses}/?replicaSet={replica_set}"
     name, word = (security.user, security.password) if user is None else (user, password or "")
@@ -65,7 +65,7 @@ def uri_of(
 
 
 def driver_options(security: Security | None, *, as_admin: bool) -> Mapping[str, Any]:
-    """Return what the driver needs to connect to one node."""
+    """Return the driver's options to connect to one node."""
     if security is None:
         return {}
     options: dict[str, Any] = {**security.options(), **(security.credentials() if as_admin else {})}

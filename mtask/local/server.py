@@ -1,4 +1,4 @@
-"""One server per folder, shared by every process of the user: started once, found by all, alive after them."""
+"""One server per folder, which all processes of the user share. It is started once and outlives them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def start(
     cache_mb: int = SMALLEST_CACHE_MB,
     parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalServer:
-    """Start the folder's server, or return the one that runs, whatever its cache and parameters.
+    """Start the folder's server, or return the running one, whatever its cache and parameters.
 
-    It is detached: it survives this process and its terminal. It keeps its port from one start to the next, as long as
-    nothing else takes it meanwhile. Its log is `mongod.log` in the folder. `cache_mb` is 256 or more.
+    The server is detached: it outlives this process and its terminal. It keeps its port from one start to the next,
+    unless another process takes that port. Its log is `mongod.log` in the folder. `cache_mb` is at least 256.
     Raises MongodNotFound, and MongodFailed with nothing left running.
     """
     return ensure_started(folder, mongod, timeout, cache_mb, parameters)[0]
@@ -59,7 +59,7 @@ def status(folder: Path | None = None) -> LocalServer | None:
 
 
 def stop(folder: Path | None = None, *, timeout: timedelta = STOP_TIMEOUT) -> bool:
-    """Stop the folder's server in good order, by force when the time is over; tell whether one ran. The data stays."""
+    """Stop the folder's server in good order, or kill it after the timeout; return whether it ran. The data stays."""
     chosen = resolved(folder)
     if not chosen.is_dir():
         return False
@@ -76,7 +76,7 @@ def running(
     cache_mb: int = SMALLEST_CACHE_MB,
     parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[LocalServer]:
-    """Have the folder's server run during the block, and stop it afterwards only if this call started it."""
+    """Run the folder's server during the block. Stop it afterwards only if this call started it."""
     server, is_ours = ensure_started(folder, mongod, timeout, cache_mb, parameters)
     try:
         yield server
@@ -96,7 +96,7 @@ def ensure_started(
     chosen = resolved(folder)
     deadline = Deadline(timeout)
     serving = serving_arguments(chosen / "data")
-    # Looked up before the folder is made: without a mongod nothing is left behind.
+    # The binary is found before the folder is made, so that a failure leaves no folder.
     binary = Path(serving[1][0]) if serving else find_mongod(mongod)
     make_folder(chosen, binary)
     with exclusive(chosen, deadline):
@@ -115,7 +115,7 @@ def ensure_started(
 def launched(
     folder: Path, binary: Path, cache_mb: int, parameters: Mapping[str, str], deadline: Deadline
 ) -> tuple[Node, Launch]:
-    """Start a mongod on the remembered port, or on another one when that is taken."""
+    """Start a mongod on the port of the last start, or on another port if that is taken."""
     rotate_log(folder / "mongod.log")
     port = remembered_port(folder) or free_ports(1)[0]
     for attempts_left in reversed(range(PORT_ATTEMPTS)):
@@ -133,7 +133,7 @@ def launched(
 
 
 def remembered_port(folder: Path) -> int | None:
-    """Return the port of the last start, or None when something else listens there."""
+    """Return the port of the last start, or None if another process listens there."""
     wait_until(lambda: not is_held(folder / "data"), Deadline(RELEASE_TIMEOUT))
     recorded = read_state(folder)
     if recorded is None or not wait_until(lambda: is_free(recorded.port), Deadline(RELEASE_TIMEOUT)):
@@ -142,21 +142,21 @@ def remembered_port(folder: Path) -> int | None:
 
 
 def adopted(folder: Path, pid: int, arguments: list[str]) -> Node:
-    """Return the node that runs already, also one whose starter died before it was ready."""
+    """Return the node that already runs, even if its starter died before it was ready."""
     port = option(arguments, "port")
     name = option(arguments, "replSet")
     if port is None or name is None:
         raise MongodFailed(
             arguments[0],
-            f"process {pid} uses the data files in {folder}, and it is not a server of mtask",
+            f"process {pid} uses the data files in {folder} and is not a server of mtask",
             "End that process, or choose another folder.",
         )
     return Node(Path(arguments[0]), folder, int(port), name)
 
 
 def ready(node: Node, launch: Launch | None, deadline: Deadline) -> LocalServer:
-    """Wait until the node is primary, and record it for the other processes."""
-    # A process that has died is not waited for.
+    """Wait until the node is primary, and record it for other processes."""
+    # Do not wait for a process that has died.
     version = wait_until(lambda: claim_primary(node) if node.is_running() else HAS_ENDED, deadline)
     pid = node.pid()
     if version is None or version == HAS_ENDED or pid is None:
@@ -164,7 +164,7 @@ def ready(node: Node, launch: Launch | None, deadline: Deadline) -> LocalServer:
             raise launch.failure(None if pid else 0)
         raise MongodFailed(
             str(node.binary),
-            f"it runs and did not become primary within {deadline.timeout.total_seconds():g} s",
+            f"it runs but did not become primary within {deadline.timeout.total_seconds():g} s",
             f"Look into {node.log}; `mtask local stop` ends it.",
             failed="does not serve",
         )

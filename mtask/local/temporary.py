@@ -1,4 +1,4 @@
-"""A server for one test session or one demo, which leaves nothing behind."""
+"""A server for one test session or one demo. It leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mtask.local.find import find_mongod
 from mtask.local.replica_set import ReplicaSet
 from mtask.local.security import Security
 
-#: The sweep itself gives up before that.
+#: Longer than the sweep itself takes at most.
 SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)
 
 
@@ -33,9 +33,9 @@ def temporary(
     election_timeout: timedelta = timedelta(milliseconds=1500),
     security: Security | None = None,
 ) -> Iterator[ReplicaSet]:
-    """Run a replica set in a folder of its own; at the end nothing is left, even if this process is killed.
+    """Run a replica set in a folder of its own. At the end everything is removed, even if this process is killed.
 
-    `timeout` is for the start; `security` asks for passwords and TLS. Raises MongodNotFound and MongodFailed.
+    `timeout`: limit of the start. `security`: passwords and TLS. Raises MongodNotFound and MongodFailed.
     """
     binary = find_mongod(mongod)
     folder = Path(tempfile.mkdtemp(prefix="mtask-")).resolve()
@@ -54,7 +54,7 @@ def temporary(
 
 @contextmanager
 def swept(folder: Path, binary: Path) -> Iterator[None]:
-    """Have a small process of its own remove the folder and its mongods when the block or this process ends."""
+    """Start a small process that removes the folder and its mongods when the block or this process ends."""
     supervisor = subprocess.Popen(
         [sys.executable, "-I", "-S", _supervise.__file__, str(folder), str(os.getpid())],
         stdin=subprocess.PIPE,

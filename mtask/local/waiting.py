@@ -1,4 +1,4 @@
-"""Wait for a condition until a deadline."""
+"""Waiting for a condition until a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLL_INTERVAL = timedelta(milliseconds=20)
 
 
 class Deadline:
-    """An instant on the monotonic clock by which something must have happened."""
+    """A deadline on the monotonic clock."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.timeout = timeout
@@ -24,12 +24,12 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def is_over(self) -> bool:
-        """Tell whether the deadline has passed."""
+        """Whether the deadline has passed."""
         return self.remaining() <= 0
 
 
 def wait_until(condition: Callable[[], T], deadline: Deadline, interval: timedelta = POLL_INTERVAL) -> T:
-    """Poll the condition and return its first true value, or its last false one at the deadline."""
+    """Poll the condition; return its first true value, or its last false value at the deadline."""
     while True:
         value = condition()
         if value or deadline.is_over():

@@ -1,19 +1,19 @@
-"""How long to wait after a failed run. The server-side twin is in `mtask.store.statements.rules`."""
+"""The delay before the next attempt after a failed run. Its server-side twin is in `mtask.store.statements.rules`."""
 
 from __future__ import annotations
 
 from mtask.model.options import MAX_DURATION_MS, TaskOption
 
-#: The part of a delay that jitter may take away, when retry_backoff is above 1.
+#: The greatest share by which jitter shortens a delay, where retry_backoff is above 1.
 JITTER = 0.25
 
 
 def retry_delay_ms(option: TaskOption, failures: int, jitter: float) -> int:
-    """Return the wait in ms after the `failures`-th failed run (1 = the first).
+    """Return the delay after the `failures`-th failed run (1 = the first), in ms.
 
-    The delay grows by retry_backoff with each failure up to retry_max_delay_ms. With a backoff above 1,
-    `jitter` (0 to 1, drawn by the caller) shortens it by up to a quarter, so that tasks that failed together
-    do not come back together.
+    Each failure multiplies the delay by retry_backoff, up to retry_max_delay_ms. With a backoff above 1, `jitter`
+    (0 to 1, drawn by the caller) shortens the delay by up to a quarter. So tasks that failed together do not all
+    come back at the same time.
     """
     limit = MAX_DURATION_MS if option.retry_max_delay_ms is None else option.retry_max_delay_ms
     if option.retry_backoff <= 1:

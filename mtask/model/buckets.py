@@ -1,21 +1,21 @@
-"""Slots: each task falls into one of a fixed number by its `_id`, here as on the server, so that workers can share.
+"""Buckets: a hash of its `_id` puts each task into one of a fixed number of buckets, which workers share out.
 
-The server's twin is `mtask.store.statements.expressions.slot`: the hash is the one of its hashed indexes.
+The server's twin is `mtask.store.statements.expressions.bucket`. Both use the hash of MongoDB's hashed indexes.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-#: A power of two, so that the low bits of a hash are its slot.
+#: A power of two, so that the low bits of a hash are the bucket's number.
 BUCKET_CNT = 1024
 
-#: What the server's hash begins with: its seed, 0, and the kind of value, text.
+#: The first bytes that the server hashes: its seed, 0, and the type of the value, string.
 _STEM = hashlib.md5(bytes(4) + (15).to_bytes(4, "little"), usedforsecurity=False)
 
 
 def bucket_of(task_id: str) -> int:
-    """Return the slot of a task."""
+    """Return the bucket of a task."""
     text = task_id.encode("utf-8", "surrogatepass") + b"\0"
     hashed = _STEM.copy()
     hashed.update(len(text).to_bytes(4, "little") + text)

@@ -1,4 +1,7 @@
-"""What holds for a queue, or for a task name, whoever works on it: the documents in the collection `controls`."""
+"""Controls: the pause, the limits and the retention of a queue or a task name, for all workers.
+
+Each is a document in the collection `controls`.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from mtask.model.identity import check_name, check_text
 from mtask.model.options import WHOLE, PositiveCount
 
 Kind = Literal["queue", "name"]
-#: What one document can count.
+#: The most runs or starts that one document of permits can count.
 MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
-#: What to do about a control that cannot be read.
+#: The remedy for a control that cannot be read.
 MENDING = (
-    "set what is malformed anew (mtask pause, resume, limit or keep), or mend the document by hand, or remove it: "
-    "then nothing holds"
+    "set the malformed part again (mtask pause, resume, limit or keep), or mend the document by hand, or remove it: "
+    "then no control applies"
 )
 
 
 class Limit(BaseModel):
-    """How many runs at once, and how many starts in any window of time, over all workers; None: any number."""
+    """The most runs at once, and the most starts in any window of time, over all workers. None: any number."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -48,7 +51,7 @@ class Limit(BaseModel):
 
 
 class Control(BaseModel):
-    """What holds for one queue or one task name."""
+    """The control of one queue or one task name."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
@@ -56,12 +59,12 @@ class Control(BaseModel):
     kind: Kind
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
-    limit: Limit | None = None  #: of the queue
-    key_limit: Limit | None = None  #: of each limit_key in the queue
-    #: How many finished tasks of the queue are kept, the newest; None: all. A FAIL and a CANCELED are of one kind.
+    limit: Limit | None = None  #: for the whole queue
+    key_limit: Limit | None = None  #: for each limit_key in the queue
+    #: How many finished tasks the queue keeps, the newest; None: all. keep_fail counts FAIL and CANCELED together.
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     keep_fail: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
-    #: Counts the changes: a worker says which it goes by.
+    #: Each change adds 1. A worker reports the revision that it has applied.
     revision: PositiveCount
     update_time: Instant
     schema_version: Literal[1]
@@ -72,32 +75,32 @@ class Control(BaseModel):
             raise ValueError(f"_id {self.id!r} is not kind:target")
         of_queues = (self.limit, self.key_limit, self.keep_success, self.keep_fail)
         if self.kind == "name" and any(value is not None for value in of_queues):
-            raise ValueError("limits and what is kept are for queues")
+            raise ValueError("limits and retention are for queues, not for task names")
         return self
 
 
 class Start(BaseModel):
-    """A start that is counted."""
+    """A start that a window counts."""
 
     task_id: Text
-    token: Text  #: the claim's
-    time: Instant  #: of the claim; before it has landed, the latest at which it can be
+    token: Text  #: of the claim
+    time: Instant  #: of the claim; as long as that is unknown, the latest possible time
 
 
 class Running(BaseModel):
-    """A run that takes up a place."""
+    """A run that holds a permit."""
 
     task_id: Text
-    token: Text
-    claim_by: Instant  #: until when it may be claimed
+    token: Text  #: of the claim
+    claim_by: Instant  #: the claim is valid until then
 
 
 class PermitPoolDocument(BaseModel):
-    """What is counted for a limited queue, or one limit_key in it: one document in the collection `places`."""
+    """The permits of a limited queue, or of one limit_key in it: one document in the collection `places`."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: the queue, or queue and limit_key, as a JSON list
+    id: Annotated[Text, Field(alias="_id")]  #: the queue, or the queue and the limit_key, as a JSON list
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
     expire_time: Instant | None = None
@@ -105,12 +108,12 @@ class PermitPoolDocument(BaseModel):
 
 
 def control_id(kind: Kind, target: str) -> str:
-    """Return the `_id`; a kind holds no colon, so no two targets share one."""
+    """Return the `_id`. A kind holds no colon, so no two targets share an `_id`."""
     return f"{kind}:{target}"
 
 
 def check_target(queue: object, name: object) -> tuple[Kind, str]:
-    """Return what is meant, a queue or a task name; raise InvalidInput."""
+    """Return the kind and the name of the one target that is given; raise InvalidInput."""
     if (queue is None) == (name is None):
         raise InvalidInput("say which: a queue, or the name of a task, and not both.", field="queue")
     return ("queue", check_text("queue", queue)) if name is None else ("name", check_name(name))

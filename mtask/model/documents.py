@@ -1,4 +1,4 @@
-"""The documents: what is stored, as pydantic models. The validator and the pure rules are made from these."""
+"""The stored documents as pydantic models. The validators are made from them, and the pure rules read them."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
-#: Raised whenever the validator or an index changes within one schema_version.
+#: Add 1 whenever the validator or an index changes within one schema_version.
 SCHEMA_REVISION = 4
 DEFAULT_QUEUE = "default"
-#: So many queues are kept in which a task was before.
+#: A task's document lists at most this number of its former queues.
 MAX_FORMER_QUEUES = 20
 
-#: Without references, so that what is equal looks equal; and 1, 1.0 and True differ in any case.
+#: This version writes no references, so equal values have equal bytes. 1, 1.0 and True still differ.
 _MARSHAL_VERSION = 2
 _MAX_KNOWN_BYTES = 1_000
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
-#: A BSON date. Text that reads like one is a mistake: the server takes it for something else than Python would.
+#: A BSON date. Text that looks like a date is refused: the server would not compare it as one.
 Instant = Annotated[AwareDatetime, Strict()]
-#: BSON text, not bytes that could be read as text.
+#: A BSON string. Bytes are refused.
 Text = Annotated[str, Strict()]
 
 
 class Progress(BaseModel):
-    """How far a run has come, as its handler told last."""
+    """The progress of a run, as its handler reported it last."""
 
     model_config = _document
 
     fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     message: Text | None = None
-    time: Instant  #: when it was written: a ping or the finish took it along
+    time: Instant  #: when it was written, with a ping or with the finish
 
 
 class Run(BaseModel):
-    """One worker's one try at a task: an entry of `worker_states`. All instants are the server's, in UTC."""
+    """One attempt of one worker at a task: an entry of `worker_states`. All instants are the server's, in UTC."""
 
     model_config = _document
 
@@ -63,37 +63,37 @@ class Run(BaseModel):
     attempt: PositiveCount
     status: RunStatus
     claim_time: Instant
-    ping_expire_time: Instant  #: the lease; it stays as it was once the run is closed
+    ping_expire_time: Instant  #: the end of the lease; it stays when the run is closed
     success_time: Instant | None = None
     fail_time: Instant | None = None
     fail_reason: str | None = None
     returns: Any = None
     progress: Progress | None = None
-    #: The session of the transaction that the run announced last. Whoever rescues it ends that session.
+    #: The session of the run's latest transaction. The worker that rescues the task ends that session.
     session_id: Text | None = None
-    #: On a failed or handed-back run: not before this instant is the task tried again.
+    #: On a failed or handed-back run: the earliest time of the next attempt.
     retry_time: Instant | None = None
     #: The run ended in a final failure.
     final: StrictBool = False
-    #: The run belongs to a round before a retry or rerun: kept to be read, no longer counted.
+    #: The run belongs to an earlier round, before a retry or rerun. It can be read but no longer counts.
     past: StrictBool = False
 
     def is_live(self, now: datetime) -> bool:
-        """Whether it runs under a lease that has not lapsed at `now`."""
+        """Whether the run is RUNNING and its lease has not lapsed at `now`."""
         return self.status is RunStatus.RUNNING and self.ping_expire_time > now
 
     def is_lapsed(self, now: datetime) -> bool:
-        """Whether it runs, but its lease has lapsed at `now`."""
+        """Whether the run is RUNNING and its lease has lapsed at `now`."""
         return self.status is RunStatus.RUNNING and self.ping_expire_time <= now
 
     @property
     def end_time(self) -> datetime | None:
-        """When it was closed, or None while it runs."""
+        """The time at which the run was closed; None while it runs."""
         return self.success_time or self.fail_time
 
 
 class TaskState(BaseModel):
-    """Where a task stands."""
+    """The state of a task."""
 
     model_config = _document
 
@@ -104,9 +104,10 @@ class TaskState(BaseModel):
     next_preempt_time: Instant | None = None
     failed_cnt: Count
     cancel_requested: StrictBool = False
-    #: How many publishes have dropped runs (clean_failed, clean_success): tells such a change from a claim.
+    #: The number of publishes that dropped runs (clean_failed, clean_success). It tells such a change from a claim.
     clean_cnt: Count = 0
-    #: When a publish moved it to its present queue, and the queues before, the newest first: for who reads of it later.
+    #: When a publish moved the task to its present queue, and its former queues, the newest first. Readers of events
+    #: need both to know in which queue the task was.
     queue_time: Instant | None = None
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     worker_states: list[Run]
@@ -125,7 +126,7 @@ class Task(BaseModel):
     task_option: TaskOption
     task_state: TaskState
     expire_time: Instant | None = None
-    #: When a worker last changed it in a way that is no news to the others: change streams leave such changes out.
+    #: When a worker last made a change that does not concern other workers. Change streams skip such changes.
     quiet_time: Instant | None = None
     schema_version: Literal[1]
 
@@ -142,33 +143,33 @@ class Task(BaseModel):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs that the document still holds, oldest first."""
+        """The runs that the document still holds, the oldest first."""
         return self.task_state.worker_states
 
     @property
     def fail_reason(self) -> str | None:
-        """The reason of the last run that ended without a SUCCESS, or None."""
+        """The reason of the last run that did not succeed, or None."""
         return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
 
     @property
     def returns(self) -> Any:
-        """What the last successful run of this round returned, or None."""
+        """The value that the last successful run of this round returned, or None."""
         return next((r.returns for r in reversed(self.runs) if r.status is RunStatus.SUCCESS and not r.past), None)
 
 
 class StoredTask(Task):
-    """A task as the engine takes it: with all that the server's rules read, which know no defaults."""
+    """A task as the engine accepts it: complete, because the server's rules know no defaults."""
 
     @field_validator("task_option", mode="wrap")
     @classmethod
     def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
-        # The tasks of one handler mostly share their options: what was found good once is good again.
+        # Most tasks of one handler have the same options: a validated set is remembered and not validated again.
         if type(option) is dict and option.get("specific_worker_ids") == []:
             try:
                 marshalled = marshal.dumps(option, _MARSHAL_VERSION)
                 if len(marshalled) <= _MAX_KNOWN_BYTES:
                     return _good_option(marshalled)
-            except ValueError:  # not good, or not plain enough to tell
+            except ValueError:  # invalid, or of types that cannot be marshalled
                 pass
         return _complete_option(option, check)
 
@@ -180,7 +181,7 @@ class StoredTask(Task):
         return state
 
     def with_own_options(self) -> Self:
-        """Return it with options that it shares with no other task, for those who may change what they are given."""
+        """Return the task with a copy of its options, for callers who may change them: tasks share equal options."""
         option = self.task_option
         own = option.model_copy(update={"specific_worker_ids": [*option.specific_worker_ids]})
         return self.model_copy(update={"task_option": own})
@@ -199,14 +200,14 @@ def _complete_option(option: Any, check: Callable[[Any], TaskOption]) -> TaskOpt
 
 
 def runs_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what can be read as a run in a task's document as it is stored, the oldest first: it may be malformed."""
+    """Return the runs in a stored document of a task, the oldest first, without any that are malformed."""
     state = document.get("task_state")
     runs = state.get("worker_states") if isinstance(state, dict) else None
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
 class WorkerControl(BaseModel):
-    """What a client asks of a worker."""
+    """A client's order to a worker."""
 
     model_config = _document
 
@@ -220,23 +221,23 @@ class WorkerDocument(BaseModel):
     model_config = _document
 
     id: Annotated[str, Field(alias="_id")]
-    incarnation: str  #: unique per process, so that a worker_id taken over is noticed
+    incarnation: str  #: unique per process, so that a process notices when another takes over its worker_id
     host: str
     pid: Count
-    pid_scope: str | None = None  #: boot and pid namespace, where the system tells
+    pid_scope: str | None = None  #: the boot id and the pid namespace, where the system has them
     status: WorkerStatus
     started_time: AwareDatetime
     heartbeat_time: AwareDatetime
     heartbeat_expire_time: AwareDatetime
     queues: list[str]
     names: list[str]
-    unserved_names: list[str] = Field(default_factory=list)  #: met in its queues, without a handler here
+    unserved_names: list[str] = Field(default_factory=list)  #: names of tasks in its queues for which it has no handler
     concurrency: Count
     running_cnt: Count
     version: str
-    #: The revisions of controls that it goes by.
+    #: The revisions of the controls that it has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
-    was_silent: bool = False  #: its heartbeat had run out before the last one
+    was_silent: bool = False  #: its registration had expired before its last heartbeat
     control: WorkerControl = Field(default_factory=WorkerControl)
 
     @property
@@ -245,12 +246,12 @@ class WorkerDocument(BaseModel):
         return self.id
 
     def is_live(self, now: datetime) -> bool:
-        """Whether it is there: not stopped, and heard of recently."""
+        """Whether the worker has not stopped and its last heartbeat has not expired."""
         return self.status is not WorkerStatus.STOPPED and self.heartbeat_expire_time > now
 
 
 def describe_validation(error: ValidationError) -> str:
-    """Return one line that names each field that is wrong, at most five."""
+    """Return one line that names the wrong fields, five at most."""
     found = [
         f"{'.'.join(str(part) for part in item['loc']) or 'document'}: {item['msg'].removeprefix('Value error, ')}"
         for item in error.errors(include_url=False, include_input=False, include_context=False)

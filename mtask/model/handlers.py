@@ -35,14 +35,14 @@ class Handler:
     is_async: bool
     context_parameter: str | None
     arguments: type[BaseModel]
-    #: The one parameter that takes params which are not a mapping, if there is just one.
+    #: The only parameter, if there is just one: it takes params that are not a mapping.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def bind(self, params: Any) -> dict[str, Any]:
-        """Return the keyword arguments that the params make; raise InvalidParams.
+        """Return the params as keyword arguments; raise InvalidParams.
 
-        A mapping gives arguments by name, None gives none, anything else is the handler's only argument.
+        A mapping gives arguments by name, None gives none. Any other value is the handler's only argument.
         """
         if params is None and self.sole_parameter is None:
             params = {}
@@ -129,12 +129,12 @@ def make_handler(
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what the type hints are on: the function behind a partial, the `__call__` of an object."""
+    """Return the callable that carries the type hints: the function behind a partial, the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or inspect.isclass(function):
         return function
-    call: Callable[..., Any] = getattr(function, "__call__")  # noqa: B004,B009 its own, bound
+    call: Callable[..., Any] = getattr(function, "__call__")  # noqa: B004,B009 the object's own method, bound
     return call
 
 
@@ -144,7 +144,7 @@ def _is_context(hint: Any) -> bool:
 
 
 def handler_of(task: object) -> Handler | None:
-    """Return the handler that a registered function or a Handler stands for; None for a name."""
+    """Return the handler of a registered function, or the Handler itself; None for a name."""
     if isinstance(task, str):
         return None
     found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)

@@ -1,4 +1,4 @@
-"""Names, keys and the `_id` that they make."""
+"""Names and keys, and the `_id` that is made of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8, and so BSON, can hold it: Python's text may have lone surrogates."""
+    """Whether UTF-8, and so BSON, can hold the text. Python strings may hold lone surrogates, which neither can."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def is_text(text: str) -> bool:
 
 
 def is_name(name: object) -> bool:
-    """Whether it can be a task's name."""
+    """Whether this is a valid task name."""
     return isinstance(name, str) and _NAME.match(name) is not None
 
 
@@ -65,12 +65,12 @@ def check_text(field: str, text: object) -> str:
 
 
 def task_id_of(name: str, key: str) -> str:
-    """Return the `_id`: a name holds no colon, so no two tasks share one."""
+    """Return the `_id`. A name holds no colon, so no two tasks share an `_id`."""
     return f"{name}:{key}"
 
 
 def split_task_id(task_id: str) -> tuple[str, str]:
-    """Return name and key of an `_id`; raise InvalidName where there is no colon."""
+    """Return the name and the key of an `_id`; raise InvalidName where there is no colon."""
     name, colon, key = task_id.partition(":")
     if not colon:
         raise InvalidName(task_id, "a task id is NAME:KEY")

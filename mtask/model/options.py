@@ -1,4 +1,4 @@
-"""Task options: how a task is retried, leased, shared and kept. One source for their names, ranges and defaults."""
+"""Task options: how a task is retried, leased, shared and kept. The only source of their names, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from pydantic import (
 from mtask.errors import InvalidOption, UnknownOption, shown
 from mtask.model.identity import check_text
 
-#: Ten years: the longest duration an option takes, in ms.
+#: The longest duration of an option: ten years, in ms.
 MAX_DURATION_MS = 315_360_000_000
-#: Pings any closer would be a storm of writes. Documents that ask for it are read, and pinged as often as this.
+#: Each ping is a write. A document may ask for a shorter interval, but its runs are pinged at this one.
 MIN_PING_INTERVAL_MS = 100
 MAX_WORKERS_PER_TASK = 1000
-#: Closed runs kept in any case at most, successes aside: it bounds the document.
+#: The most closed runs that a document keeps, successes not counted: this bounds its size.
 MAX_COUNTED_RUNS = 1000
 MAX_LIMIT_KEY_BYTES = 200
-#: The most that a field counts: up to here a double, which is all that some drivers write, tells each whole number.
+#: The largest count in a field. Some drivers write only doubles, which are exact for whole numbers up to here.
 MAX_COUNT = 2**53
 
 
 def _as_integer(value: object) -> object:
-    # Other languages' drivers write large whole numbers as doubles; text and booleans are mistakes.
+    # Drivers of other languages write large whole numbers as doubles. Text and booleans are mistakes.
     if isinstance(value, bool | str | bytes):
         raise ValueError("use a whole number")
     if isinstance(value, float) and value.is_integer():
@@ -68,7 +68,7 @@ def _as_limit_key(key: str) -> str:
     return key
 
 
-# These stand last: a range that follows them is checked, but missing in the JSON Schema.
+# These must come last in Annotated: a range that follows them is checked but missing in the JSON Schema.
 WHOLE = BeforeValidator(_as_integer)
 _MILLISECONDS = BeforeValidator(_as_milliseconds)
 _NUMBER = BeforeValidator(_as_number)
@@ -80,7 +80,7 @@ RetryScope = Literal["task", "worker"]
 
 
 class TaskOption(BaseModel):
-    """The options of a task, by their document names; durations are whole milliseconds."""
+    """The options of a task under their names in the document. Durations are whole milliseconds."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -99,7 +99,7 @@ class TaskOption(BaseModel):
     run_timeout_ms: PositiveDuration | None = None
     retain_success_ms: Duration | None = None
     retain_fail_ms: Duration | None = None
-    #: The queue's limits for each key are counted by it. In the document only where it is given.
+    #: The queue's key_limit counts the tasks of each limit_key separately. The document holds it only where it is set.
     limit_key: Annotated[str, AfterValidator(_as_limit_key)] | None = None
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class TaskOption(BaseModel):
         return self
 
     def stored(self) -> dict[str, Any]:
-        """Return the options as they are stored: all of them, but for a limit_key that there is not."""
+        """Return all options as they are stored, without a limit_key of None."""
         document = self.model_dump()
         if self.limit_key is None:
             del document["limit_key"]
@@ -120,17 +120,17 @@ class TaskOption(BaseModel):
 
     @property
     def has_retry_limit(self) -> bool:
-        """Whether failed and timed-out runs are limited at all."""
+        """Whether there is a limit of failed and timed-out runs."""
         return self.max_unexpected_retries >= 0
 
 
 def ping_seconds(interval_ms: float, lease_ms: float) -> float:
-    """Return after how many seconds to ping a run again: as it asks, but not in a storm, nor too late for its lease."""
+    """Return the ping interval of a run in seconds: the one it asks for, within MIN_PING_INTERVAL_MS and its lease."""
     return max(interval_ms, min(MIN_PING_INTERVAL_MS, lease_ms / 3)) / 1000
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options as keyword arguments. Durations: whole milliseconds or a timedelta."""
+    """The options as keyword arguments. A duration is in whole milliseconds or a timedelta."""
 
     priority: int
     concurrent_worker_cnt: int
@@ -149,13 +149,13 @@ class TaskOptions(TypedDict, total=False):
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)
-#: What every document holds: the server's rules know no defaults.
+#: The options that every document must hold, because the server's rules know no defaults.
 STORED_OPTIONS: tuple[str, ...] = tuple(name for name in OPTION_NAMES if name != "limit_key")
 DEFAULT_OPTION = TaskOption()
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:
-    """Raise UnknownOption, naming the nearest one, for the first name that is no option."""
+    """Raise UnknownOption for the first name that is no option; the error suggests the nearest option."""
     for name in options:
         if name not in TaskOption.model_fields:
             nearest = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
@@ -163,7 +163,7 @@ def check_option_names(options: Mapping[str, Any]) -> None:
 
 
 def build_option(*layers: Mapping[str, Any]) -> TaskOption:
-    """Return the options that the layers make, the last one winning; raise UnknownOption or InvalidOption."""
+    """Return the options merged from the layers, where a later layer wins; raise UnknownOption or InvalidOption."""
     merged: dict[str, Any] = {}
     for layer in layers:
         if layer:
@@ -180,7 +180,8 @@ def build_option(*layers: Mapping[str, Any]) -> TaskOption:
         if first["loc"]:
             reason += f" (got {shown(first['input'])})"
         raise InvalidOption(name, reason, first["input"]) from None
-    # What is changed in a task's options leaves the others as an older version may have stored them.
+    # Only the last layer is checked: an older version may have stored a shorter interval, which is no reason to
+    # refuse a change of another option.
     if option.ping_interval_ms < MIN_PING_INTERVAL_MS and "ping_interval_ms" in layers[-1]:
         raise InvalidOption(
             "ping_interval_ms",

@@ -1,9 +1,9 @@
 """The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
-`mtask.store.statements.rules`; a property test holds the two together.
+`mtask.store.statements.rules`. A property test checks that both give the same answers.
 
-For a task, with runs of earlier rounds (`past`) left out:
+For a task, without the runs of earlier rounds (`past`):
 S = workers with a SUCCESS, R = runs RUNNING with a live lease, F = failed_cnt plus runs RUNNING with a lapsed
-lease, k = concurrent_worker_cnt, m = max_unexpected_retries.
+lease, k = concurrent_worker_cnt, the number of its seats, m = max_unexpected_retries.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from mtask.model.documents import Run, Task
 from mtask.model.options import MAX_COUNTED_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 
-#: How far ahead workers look: what comes due within it, they hear of.
+#: How far ahead workers look: they learn of every task that becomes due within this time.
 HORIZON = timedelta(seconds=10)
-#: Closed runs kept when there is no retry limit, and of earlier rounds.
+#: The number of closed runs that are kept where there is no retry limit, and the number kept of earlier rounds.
 KEPT_RUNS = 20
 
 _COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
 
 
 def current_runs(task: Task) -> list[Run]:
-    """Return the runs of this round, oldest first."""
+    """Return the runs of this round, the oldest first."""
     return [run for run in task.runs if not run.past]
 
 
@@ -38,19 +38,19 @@ def live_runs(task: Task, now: datetime) -> list[Run]:
 
 
 def failures(task: Task, now: datetime) -> int:
-    """Return F: failed and timed-out runs, counting those whose lease has lapsed unnoticed."""
+    """Return F: the number of failed and timed-out runs, with those whose lease has lapsed unnoticed."""
     return task.task_state.failed_cnt + sum(run.is_lapsed(now) for run in current_runs(task))
 
 
 def worker_failures(task: Task, worker_id: str, now: datetime) -> int:
-    """Return one worker's own failed and timed-out runs of this round."""
+    """Return the number of one worker's failed and timed-out runs of this round."""
     return sum(
         run.worker_id == worker_id and (run.status in _COUNTED or run.is_lapsed(now)) for run in current_runs(task)
     )
 
 
 def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
-    """Whether this worker has used up its own limit, or ended in a final failure (retry_scope "worker")."""
+    """Whether this worker has used up its own limit or had a final failure (retry_scope "worker")."""
     option = task.task_option
     if any(run.final and run.worker_id == worker_id for run in current_runs(task)):
         return True
@@ -58,10 +58,10 @@ def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def is_exhausted(task: Task, now: datetime) -> bool:
-    """Whether the limit is used up, or a run ended in a final failure: no new run may begin.
+    """Whether the limit is used up or a run ended in a final failure, so that no new run may begin.
 
-    With retry_scope "worker" every worker that specific_worker_ids names must have succeeded or used up its
-    own limit. Where it names none, any other worker may still come, so only a final failure ends the task.
+    With retry_scope "worker" every worker in specific_worker_ids must have succeeded or used up its own limit. If
+    that list is empty, another worker may still come, so only a final failure ends the task.
     """
     option = task.task_option
     if option.retry_scope == "worker" and option.specific_worker_ids:
@@ -78,7 +78,7 @@ def is_exhausted(task: Task, now: datetime) -> bool:
 
 
 def status(task: Task, now: datetime) -> TaskStatus:
-    """Return what the task is at `now`. A final status stays."""
+    """Return the task's status at `now`. A final status stays."""
     state = task.task_state
     if state.status.is_final:
         return state.status
@@ -94,7 +94,7 @@ def status(task: Task, now: datetime) -> TaskStatus:
 
 
 def has_free_seat(task: Task, now: datetime) -> bool:
-    """Whether S + R < k."""
+    """Whether a seat is free: S + R < k."""
     taken = len(succeeded_workers(task)) + len(live_runs(task, now))
     return taken < task.task_option.concurrent_worker_cnt
 
@@ -111,18 +111,18 @@ def _latest(*instants: datetime | None) -> datetime | None:
 
 
 def due_time(task: Task) -> datetime:
-    """Return when the task itself is due: its start_time, else its creation."""
+    """Return when the task is due for the first time: its start_time, else its create_time."""
     return task.task_state.start_time or task.task_state.create_time
 
 
 def retry_time(task: Task, worker_id: str) -> datetime | None:
-    """Return the end of the retry delay that binds this worker, or None. With retry_scope "worker": its own."""
+    """Return the end of the retry delay that binds this worker, or None. With retry_scope "worker": its own delay."""
     own_only = task.task_option.retry_scope == "worker"
     return _latest(*(run.retry_time for run in current_runs(task) if not own_only or run.worker_id == worker_id))
 
 
 def is_candidate(task: Task, worker_id: str, now: datetime) -> bool:
-    """Whether this worker could take the task if it is due: every condition but time and place."""
+    """Whether this worker may take the task as soon as it is due and has a free seat."""
     if not is_admitted(task, worker_id) or worker_id in succeeded_workers(task):
         return False
     if any(run.worker_id == worker_id for run in live_runs(task, now)):
@@ -140,7 +140,7 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def next_preempt_time(task: Task, now: datetime) -> datetime | None:
-    """Return the earliest moment at which someone could take the task or settle it; None if it is final."""
+    """Return the earliest moment at which some worker could take or settle the task; None if it is final."""
     if status(task, now).is_final:
         return None
     moments = [run.ping_expire_time for run in live_runs(task, now)]
@@ -150,19 +150,19 @@ def next_preempt_time(task: Task, now: datetime) -> datetime | None:
 
 
 def free_seat_times(task: Task, now: datetime) -> list[datetime]:
-    """Return, for each worker that could take a free place, from when on; unnamed workers make one entry."""
+    """Return the time from which each candidate could take a free seat. All unnamed workers share one entry."""
     option = task.task_option
     due = due_time(task)
     if option.specific_worker_ids:
         candidates = [w for w in option.specific_worker_ids if is_candidate(task, w, now)]
         return [max(due, retry_time(task, w) or due) for w in candidates]
     if option.retry_scope == "worker":
-        return [due]  # a worker that nobody knows of yet could take it
+        return [due]  # a worker that never tried the task could take it
     return [max(due, retry_time(task, "") or due)]
 
 
 def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None:
-    """Return the earliest moment a claim by this worker can succeed, or None if it never can as things stand."""
+    """Return the earliest moment at which this worker's claim can succeed; None if the task must change first."""
     thresholds = [now, due_time(task), *(run.ping_expire_time for run in live_runs(task, now))]
     delayed_until = retry_time(task, worker_id)
     if delayed_until is not None:
@@ -171,7 +171,7 @@ def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None
 
 
 def kept_runs(task: Task) -> int:
-    """Return how many closed runs of this round stay in the document, successes aside."""
+    """Return the number of closed runs of this round that stay in the document, successes not counted."""
     option = task.task_option
     if not option.has_retry_limit:
         return KEPT_RUNS

@@ -1,4 +1,4 @@
-"""Schedules: the documents, and which firings are to be made now. Pure: the server's time is an argument."""
+"""Schedules: their documents, and the plan of firings that are due now. Pure: the server's time is an argument."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.triggers import Once, Trigger
 
-#: A firing that is later than this was missed, and catch_up says what becomes of it; with "none" also one that is later
-#: than one interval.
+#: A firing that is later than this was missed, and catch_up decides whether it is made up for. With "none" a firing is
+#: also missed when the next one is due.
 GRACE = timedelta(seconds=10)
 MAX_CATCH_UP = 1_000
 MAX_JITTER_MS = 86_400_000
 MAX_ID_BYTES = 200
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip"]
-#: Who made it: a handler's declaration, or a client.
+#: The origin of a schedule: a handler's declaration in an app, or a client.
 Source = Literal["app", "client"]
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
 _MILLISECOND = timedelta(milliseconds=1)
-#: As many firings as can lie within GRACE.
+#: The most firings that can lie within GRACE.
 _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
 class Pending(BaseModel):
-    """A firing that was made, and whose task may not be published yet."""
+    """A firing that was decided, but whose task may not be published yet."""
 
     model_config = _document
 
     fire_time: Instant
-    start_time: Instant  #: the task's: with jitter it is later
+    start_time: Instant  #: start_time of the task: later than fire_time where there is jitter
 
 
 class ScheduleState(BaseModel):
-    """What has become of a schedule."""
+    """The state of a schedule."""
 
     model_config = _document
 
-    next_fire_time: Instant | None = None  #: None: it will not fire any more
+    next_fire_time: Instant | None = None  #: None: the schedule will not fire again
     last_fire_time: Instant | None = None
     last_task_id: Text | None = None
     fired_cnt: Count = 0
-    skipped_cnt: Count = 0  #: left out because the last one had not finished
+    skipped_cnt: Count = 0  #: firings skipped because the task before had not finished
     pending: list[Pending] = Field(default_factory=list)
 
 
 class Schedule(BaseModel):
-    """A schedule: one document in the collection `schedules`. What it publishes is named as in a task."""
+    """A schedule: one document in the collection `schedules`. Fields of the task have the same names as there."""
 
     model_config = _document
 
@@ -74,7 +74,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
-    revision: PositiveCount  #: counts all changes, firings among them
+    revision: PositiveCount  #: each change adds 1, also a firing
     schedule_state: ScheduleState
     schema_version: Literal[1]
 
@@ -86,11 +86,11 @@ class Schedule(BaseModel):
 
     @property
     def anchor(self) -> datetime:
-        """What intervals count from."""
+        """The time from which intervals count."""
         return self.start_time or self.create_time
 
     def next_firing(self, after: datetime) -> datetime | None:
-        """Return the first firing later than `after`, within start_time and end_time; None where there is none."""
+        """Return the first firing later than `after` and within start_time and end_time, or None."""
         earliest = after
         if self.start_time is not None and self.start_time > after:
             earliest = self.start_time - _MILLISECOND
@@ -98,40 +98,42 @@ class Schedule(BaseModel):
         return None if found is None or (self.end_time is not None and found > self.end_time) else found
 
     def next_firings(self, after: datetime, count: int) -> list[datetime]:
-        """Return the next firings after a time, at most so many."""
+        """Return the next `count` firings after a time, or fewer where it ends."""
         found: list[datetime] = []
         while len(found) < count and (firing := self.next_firing(found[-1] if found else after)) is not None:
             found.append(firing)
         return found
 
     def first_firing(self, now: datetime) -> datetime | None:
-        """Return the first firing of a schedule that is made, changed or resumed now; a one-off may be overdue."""
+        """Return the first firing of a schedule that is made, changed or resumed now. A `Once` may be overdue."""
         if isinstance(self.trigger, Once) and self.schedule_state.last_fire_time != self.trigger.time:
             return self.trigger.time
         return self.next_firing(now)
 
     def key_of(self, firing: datetime) -> str:
-        """Return the key of the task that a firing publishes: the same whoever makes it."""
+        """Return the key of the task that a firing publishes. It depends on the firing alone, not on the process."""
         moment = firing.astimezone(UTC).replace(tzinfo=None)
         return f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be made of a schedule that is due."""
+    """The firings of a schedule that is due, and its next one."""
 
-    firings: tuple[datetime, ...]  #: in order
+    firings: tuple[datetime, ...]  #: the oldest first
     next_fire_time: datetime | None
-    #: Firings were missed that catch_up leaves out.
+    #: Whether catch_up left out some missed firings.
     has_missed: bool
 
 
 def plan(schedule: Schedule, now: datetime) -> Plan | None:
-    """Return which firings to make now; None where it is not due.
+    """Return the firings to make now; None where the schedule is not due.
 
-    What was due within GRACE is made. Of what was missed before: nothing with catch_up "none"; the newest with "all",
-    as many as catch_up_limit; with "last" the newest of all that is due, in place of all. With "none", what is followed
-    by another firing that is due was missed, too: the grace is one interval at most.
+    Firings that were due within GRACE are made. Earlier ones were missed, and catch_up decides about them:
+
+    - "none" makes none of them. A firing is also missed if a later one is due, so the grace is one interval at most.
+    - "last" makes only the newest of all firings that are due.
+    - "all" makes the newest, up to catch_up_limit.
     """
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None or first > now:
@@ -151,11 +153,11 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
 
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
-    """Return the newest firings from `start` on and before `end`, in order. The first of all is the stored one."""
+    """Return the newest firings from `start` on and before `end`, in order. The stored next firing counts as one."""
     if schedule.end_time is not None and schedule.end_time < end:
         end = schedule.end_time + _MILLISECOND
     first = schedule.schedule_state.next_fire_time
     found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
     if first is not None and start <= first < end and len(found) < count and first not in found:
-        found.insert(0, first)  # asked for by hand, or left from an earlier trigger
+        found.insert(0, first)  # requested by hand, or left from a former trigger
     return found

@@ -1,4 +1,4 @@
-"""The states of a task, of a run and of a worker."""
+"""The status of a task, of a run and of a worker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class TaskStatus(StrEnum):
-    """What a task is, as a whole."""
+    """The status of a task as a whole."""
 
-    INIT = "INIT"  #: nobody holds it now, someone may still take it
+    INIT = "INIT"  #: no run holds it, and a worker may still take it
     RUNNING = "RUNNING"  #: at least one run holds a live lease
     SUCCESS = "SUCCESS"  #: enough workers succeeded
     FAIL = "FAIL"  #: the limit is used up, or a run ended in a final failure
@@ -16,7 +16,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing but an explicit retry, rerun or removal touches the task."""
+        """Whether only a retry, a rerun, a publish that cleans it, or a removal can still change the task."""
         return self in FINAL_STATUSES
 
 
@@ -24,19 +24,19 @@ FINAL_STATUSES = frozenset({TaskStatus.SUCCESS, TaskStatus.FAIL, TaskStatus.CANC
 
 
 class RunStatus(StrEnum):
-    """What one worker's one try at a task is."""
+    """The status of one worker's attempt at a task."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
-    FAIL = "FAIL"  #: the handler failed, or ran too long; counted
-    TIMEOUT = "TIMEOUT"  #: its lease lapsed; counted
-    CANCELED = "CANCELED"  #: ended without a verdict: handed back, asked to retry, or canceled; not counted
+    FAIL = "FAIL"  #: the handler failed or ran too long; counts as a failure
+    TIMEOUT = "TIMEOUT"  #: its lease lapsed; counts as a failure
+    CANCELED = "CANCELED"  #: handed back, sent back by Retry, or canceled; does not count as a failure
 
 
 class WorkerStatus(StrEnum):
-    """What a worker process is doing."""
+    """The status of a worker process."""
 
     READY = "ready"  #: registered, about to open its stream
     RUNNING = "running"  #: claims and runs tasks
-    STOPPING = "stopping"  #: claims nothing more, finishes what it holds
-    STOPPED = "stopped"  #: ended in order
+    STOPPING = "stopping"  #: claims no more tasks and finishes its current runs
+    STOPPED = "stopped"  #: ended in good order

@@ -1,7 +1,7 @@
 """Triggers: when a schedule fires.
 
-What a trigger is, is ours to store and to check; when it fires, APScheduler's triggers compute, time zones and
-daylight saving included. All times that come out are in UTC, in whole milliseconds, and on the seconds of a cron.
+This module defines and checks the stored form of a trigger. APScheduler computes the times, with time zones and
+daylight saving. All computed times are in UTC and in whole milliseconds; those of a cron are whole seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mtask.model.documents import Instant, Text
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
-#: How many years ahead a cron's next firing is looked for: leap years, weekdays and weeks come in all their
-#: combinations within 40. One that would have none is known by that, and not after 8,000 years.
+#: The search for a cron's next firing ends after this many years. Every combination of leap year, weekday and week
+#: occurs within 40 years. Without this bound, a cron that never fires would be searched for 8,000 years.
 _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: How many more firings than twice those wanted are computed before a shorter span is looked through.
+#: The search for the newest firings tries a shorter span after computing twice the wanted number and this many more.
 _SPARE = 8
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
@@ -35,7 +35,7 @@ _trigger = ConfigDict(frozen=True, extra="forbid")
 
 
 def _whole(moment: datetime) -> datetime:
-    """Return the moment in UTC, rounded to what BSON holds."""
+    """Return the moment in UTC, rounded to the milliseconds of BSON."""
     rounded = moment.astimezone(UTC) + timedelta(microseconds=500)
     return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000)
 
@@ -43,11 +43,10 @@ def _whole(moment: datetime) -> datetime:
 class Cron(BaseModel):
     """Fires at the wall-clock times of a time zone at which all of its fields match.
 
-    A field that is left out matches anything, or, where a longer unit is given, only its first value, as in
-    APScheduler: `Cron(hour="3")` is 03:00:00. Weekdays are names, or numbers from 0, Monday.
+    A field that is left out matches any value. If a longer unit is given, it matches its first value only, as in
+    APScheduler: `Cron(hour="3")` is 03:00:00. Weekdays are names, or numbers where 0 is Monday.
 
-    Daylight saving as APScheduler documents it: a time that the clocks leave out does not fire; of a time that comes
-    twice, each does.
+    Daylight saving: a time that the clocks skip does not fire; a time that occurs twice fires twice.
     """
 
     model_config = _trigger
@@ -72,7 +71,7 @@ class Cron(BaseModel):
 
     @classmethod
     def parse(cls, expression: str, timezone: str = "UTC") -> Self:
-        """Return what a crontab's five fields say; weekdays count from 0 or 7, Sunday, as there. Raises ValueError."""
+        """Return the trigger of a crontab's five fields. A weekday of 0 or 7 is Sunday, as there. Raises ValueError."""
         parts = expression.split()
         if len(parts) != len(_CRONTAB):
             raise ValueError(
@@ -88,11 +87,11 @@ class Cron(BaseModel):
         return cls(**fields, timezone=timezone)
 
     def fields(self) -> dict[str, str]:
-        """Return the fields that are given, the longest unit first."""
+        """Return the fields that are set, the longest unit first."""
         return self.model_dump(exclude={"kind", "timezone"}, exclude_none=True)
 
     def computed(self, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
-        """Return APScheduler's trigger, which looks no further than the end of that year; raise ValueError."""
+        """Return APScheduler's trigger, which searches until the end of `last_year`; raise ValueError."""
         try:
             return CronTrigger(
                 **self.fields(),
@@ -105,14 +104,14 @@ class Cron(BaseModel):
 
     def __str__(self) -> str:
         fields = self.fields()
-        # Numbers of weekdays count from another day in a crontab; `parse` makes names of them.
+        # Weekday numbers begin with another day in a crontab, so `parse` turns them into names.
         if fields.keys() == set(_CRONTAB) and not any(c.isdigit() for c in fields["day_of_week"]):
             return f"{' '.join(fields[name] for name in _CRONTAB)} {self.timezone}"
         return f"{' '.join(f'{name}={value}' for name, value in fields.items())} {self.timezone}"
 
 
 class Every(BaseModel):
-    """Fires at a time, and so long after it again and again. Without a time: first one interval after it was made."""
+    """Fires again and again, one interval apart: first at start_time, else one interval after its creation."""
 
     model_config = _trigger
 
@@ -120,7 +119,7 @@ class Every(BaseModel):
     interval_ms: Annotated[int, Field(ge=MIN_INTERVAL_MS, le=10 * 366 * 86_400_000)]
 
     def computed(self, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
-        """Return APScheduler's trigger, counting from the anchor."""
+        """Return APScheduler's trigger, which counts from the anchor."""
         length = timedelta(milliseconds=self.interval_ms)
         return IntervalTrigger(
             seconds=length / timedelta(seconds=1), start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None
@@ -184,7 +183,7 @@ def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0, last_
 
 
 def _last_year(trigger: Cron | Every, after: datetime) -> int:
-    """Return how far a cron's next firing is looked for: from the first year on that it names, if it names any."""
+    """Return the last year of the search for a cron's next firing. If the cron names years, it starts at the first."""
     if not isinstance(trigger, Cron):
         return _LAST_YEAR
     begin = after.year
@@ -192,12 +191,12 @@ def _last_year(trigger: Cron | Every, after: datetime) -> int:
         first: Any = _computed(Cron(year=trigger.year), _EPOCH)
         found = first.get_next_fire_time(None, datetime(max(1, begin - 1), 1, 1, tzinfo=UTC))
         begin = begin if found is None else max(begin, found.year)
-    # The same for ten years, so that one trigger serves them.
+    # Rounded to ten years, so that one cached trigger serves all ten.
     return min(begin // 10 * 10 + 10 + _YEARS_AHEAD, _LAST_YEAR)
 
 
 def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> datetime | None:
-    """Return the first firing later than `after`; None where there is none. `anchor`: what an interval counts from."""
+    """Return the first firing later than `after`, or None. An interval counts from `anchor`."""
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
     try:
@@ -211,17 +210,17 @@ def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> da
     while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
         firing = _whole(found)
         if isinstance(trigger, Every):
-            # It counts in seconds, as fractions: right at a firing that may be one too many.
+            # APScheduler counts in fractions of seconds: right at a firing it may skip one interval too many.
             before = firing - timedelta(milliseconds=trigger.interval_ms)
             return before if before > after and before >= anchor else firing
         if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
             return firing
-        after = firing  # the clocks leave this time out
+        after = firing  # the clocks skip this time
     return None
 
 
 def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> Iterator[datetime]:
-    """Yield the firings later than `after`, in order."""
+    """Yield the firings later than `after`, the earliest first."""
     while (found := next_firing(trigger, after, anchor)) is not None:
         yield found
         after = found
@@ -230,17 +229,17 @@ def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> 
 def last_firings(
     trigger: Cron | Every | Once, start: datetime, end: datetime, anchor: datetime, count: int
 ) -> list[datetime]:
-    """Return the newest firings from `start` on and before `end`, at most so many, in order.
+    """Return the newest `count` firings from `start` on and before `end`, the earliest first.
 
-    They may lie anywhere in a long time, close together or years apart, and triggers only look ahead: so it looks back
-    in spans that grow where they hold little, and shrink where they hold much more than is wanted.
+    Triggers only compute forwards, and firings may be a second or years apart. So this goes back in spans: a span grows
+    where it held few firings and shrinks where it held many more than wanted.
     """
     found: list[datetime] = []
     begin, span = end, timedelta(seconds=2 * count)
     while begin > start and len(found) < count:
         wanted = count - len(found)
         earlier = max(start, begin - span) if begin - start > span else start
-        # As no two are closer than a second, what is too much now is not for ever.
+        # Two firings are at least a second apart, so a span that shrinks holds few enough in the end.
         most = 2 * wanted + _SPARE
         ahead = firings(trigger, earlier - _MILLISECOND, anchor)
         several = list(islice(takewhile(begin.__gt__, ahead), most + 1))
@@ -253,7 +252,7 @@ def last_firings(
 
 
 def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:
-    """Return when a firing is to happen in fact: up to so many ms later, at random."""
+    """Return the firing, delayed at random by up to `jitter_ms`."""
     if isinstance(trigger, Once) or not jitter_ms:
         return firing
     computed: Any = _computed(trigger, anchor, jitter_ms)

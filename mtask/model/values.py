@@ -1,4 +1,4 @@
-"""Values on their way into a document: params and returns."""
+"""Conversion of params and returns into values that BSON can hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-#: Of these, and not of their subclasses, BSON holds each value as it is.
+#: Values of exactly these types are stored unchanged. Their subclasses may need conversion.
 _STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def storable(value: Any) -> Any:
-    """Return the value with pydantic models, dataclasses, enums, tuples and sets as what BSON holds."""
+    """Return the value with its pydantic models, dataclasses, enums, tuples and sets converted for BSON."""
     if type(value) in _STORED_AS_IT_IS:
         return value
     if isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum):

@@ -1,1 +1,1 @@
-"""The store: all that touches MongoDB. Nothing outside builds a filter, an update or a pipeline."""
+"""The store: everything that talks to MongoDB. No other package builds a filter, an update or a pipeline."""

@@ -1,4 +1,4 @@
-"""What `mtask show` and `mtask doctor` ask of the database: reads, and one write that matches nothing."""
+"""Operations for `mtask show` and `mtask doctor`: reads, and one write that matches nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from mtask.store.statements import filters
 
 Document = dict[str, Any]
 
-#: A question that needs a look at every document is given up after this long.
+#: A query that examines every document is given up after this time, in ms.
 SCAN_MS = 5_000
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
-#: What a claim and the end of a run add, with a reason of some length.
+#: The bytes that a claim and the end of a run add, with a reason of some length.
 LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
 
@@ -41,14 +41,14 @@ def server_time() -> Operation[datetime]:
 
 
 def greeting() -> Operation[Document]:
-    """Return what the server says of itself."""
+    """Return the server's reply to `hello`."""
     answer: Document = yield command("hello")
     return answer
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A task's document as it is, the workers on record, and the server's time."""
+    """A task's stored document, the workers on record, and the server's time."""
 
     document: Document
     workers: list[Document]
@@ -56,7 +56,7 @@ class Inspection:
 
 
 def inspect(task_id: str) -> Operation[Inspection]:
-    """Return all that tells what a task waits for; raise TaskNotFound. An ObjectId may be given as its text."""
+    """Return the data that explains what a task waits for; raise TaskNotFound. An ObjectId may be given as text."""
     wanted: list[Any] = [task_id, ObjectId(task_id)] if ObjectId.is_valid(task_id) else [task_id]
     document = yield tasks("find_one", {"_id": {"$in": wanted}})
     if document is None:
@@ -66,7 +66,7 @@ def inspect(task_id: str) -> Operation[Inspection]:
 
 
 def version(hello: Mapping[str, Any]) -> Operation[str]:
-    """Return the server's version; for a client that keeps to the Stable API its release."""
+    """Return the server's version, or its release if the client is restricted to the Stable API."""
     try:
         build = yield command("buildInfo")
     except NotInStableApi:
@@ -76,7 +76,7 @@ def version(hello: Mapping[str, Any]) -> Operation[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What serverStatus tells, where the user may ask it."""
+    """The parts of serverStatus that doctor needs."""
 
     storage_engine: str
     uptime_s: float
@@ -86,7 +86,7 @@ class ServerStatus:
 
 
 def server_status() -> Operation[ServerStatus]:
-    """Return the server's status; raise AccessDenied where the user may not ask for it."""
+    """Return the server's status; raise AccessDenied."""
     status = yield command("serverStatus", oplog=1)
     oplog = status.get("oplog") or {}
     return ServerStatus(
@@ -104,9 +104,9 @@ def _instant(timestamp: Any) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the user may do: for each of mtask's roles what is lacking, as "insert on tasks".
+    """The user's rights: for each of mtask's roles the missing rights, such as "insert on tasks".
 
-    `user` is None where the server does not control access.
+    `user` is None if the server does not control access.
     """
 
     user: str | None
@@ -114,7 +114,7 @@ class Rights:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles that the user has the rights of, however granted."""
+        """The roles whose rights the user has, however they were granted."""
         return [role for role, missing in self.lacking.items() if not missing]
 
 
@@ -130,32 +130,32 @@ def rights(database: str) -> Operation[Rights]:
 
 
 def try_read_and_write() -> Operation[None]:
-    """Read, and write where nothing matches; raise AccessDenied."""
+    """Try a read, and a write that matches nothing; raise AccessDenied."""
     yield tasks("find_one", {"_id": {"$in": []}})
     yield tasks("update_one", {"_id": {"$in": []}}, {"$set": {"queue": "default"}})
 
 
 def collection_options() -> Operation[dict[str, Document]]:
-    """Return the options of those of our collections that exist."""
+    """Return the options of those of mtask's collections that exist."""
     listed = yield command("listCollections", filter={"name": {"$in": list(LAYOUTS)}})
     return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
 
 
 def wanted_validators() -> dict[Collection, Document]:
-    """Return the validators as this version makes them."""
+    """Return the validators of this version."""
     return {name: layout.validator() for name, layout in LAYOUTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """Which of our indexes are not there, and which are there with other keys or options."""
+    """The names of mtask's indexes that are missing, and of those with other keys or options."""
 
     missing: list[str]
     differing: list[str]
 
 
 def index_state(collection: Collection) -> Operation[IndexState]:
-    """Compare a collection's indexes with those that this version makes."""
+    """Compare a collection's indexes with those of this version."""
     wanted = [index.document for index in LAYOUTS[collection].indexes()]
     try:
         listed = yield command("listIndexes", collection)
@@ -184,14 +184,14 @@ class Misfit:
 
     document_id: Any
     schema_version: Any
-    #: It is FAIL, and no worker looks for it any more.
+    #: Whether the document is already marked FAIL, so that no worker finds it any more.
     is_marked: bool
 
 
 def misfits(limit: int) -> Operation[list[Misfit]]:
-    """Return documents in `tasks` that cannot be read as tasks, those that are not FAIL first.
+    """Return documents in `tasks` that cannot be read as tasks, first those that are not FAIL.
 
-    Raises DatabaseUnavailable when that takes too long.
+    Raises DatabaseUnavailable if that takes too long.
     """
     marked = {"task_state.status": TaskStatus.FAIL.value, filters.NEXT: {"$exists": False}}
     found: list[Misfit] = []
@@ -206,7 +206,7 @@ def misfits(limit: int) -> Operation[list[Misfit]]:
 
 
 def oversized(limit: int) -> Operation[list[Document]]:
-    """Return tasks that leave a worker no room to write what becomes of them; each with its `status`."""
+    """Return tasks that are too large for a worker to write the end of a run; each with its `status`."""
     matched = {"$expr": {"$gt": [{"$bsonSize": "$$ROOT"}, MAX_DOCUMENT_BYTES - LEAST_ROOM_BYTES]}}
     kept = {"status": "$task_state.status"}
     found: list[Document] = yield tasks("find", matched, kept, limit=limit, max_time_ms=SCAN_MS)
@@ -220,7 +220,7 @@ def is_newer(misfit: Misfit) -> bool:
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:
-    """Return the tasks that are due and held by nobody, as counts by queue, name and named workers."""
+    """Return the number of due tasks without a run, by queue, name and specific_worker_ids."""
     due = {
         "task_state.status": "INIT",
         filters.NEXT: {"$exists": True},
@@ -238,13 +238,13 @@ def due_groups(limit: int) -> Operation[list[Document]]:
 
 
 def lapsed_tasks(grace_ms: int, limit: int) -> Operation[list[Document]]:
-    """Return tasks with a run that lapsed at least so long ago and that nobody preempted or settled."""
+    """Return tasks with a run that lapsed at least `grace_ms` ago and was not preempted or settled."""
     found: list[Document] = yield tasks("find", filters.lapsed(grace_ms), {"name": 1}, limit=limit, max_time_ms=SCAN_MS)
     return found
 
 
 def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
-    """Return how many tasks each of these workers holds by an unfinished run."""
+    """Return the number of tasks that each of these workers holds with an unfinished run."""
     held = {"worker_id": {"$in": list(worker_ids)}, "status": "RUNNING"}
     stages = [
         {"$match": {"task_state.status": "RUNNING", filters.RUNS: {"$elemMatch": held}}},
@@ -257,7 +257,7 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
 
 
 def overdue_expiry(grace_ms: int) -> Operation[int]:
-    """Return how many tasks (at most 1000) should have been removed by their retention so long ago."""
+    """Return the number of tasks, 1000 at most, whose retention should have removed them `grace_ms` ago."""
     late = {
         "expire_time": {"$exists": True},
         "$expr": {"$lt": ["$expire_time", {"$subtract": [x.NOW, grace_ms]}]},

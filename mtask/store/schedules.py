@@ -1,8 +1,9 @@
-"""The schedules: stored, changed and found; and a firing, made once by whoever comes first.
+"""Operations on schedules: store, change, find and fire them.
 
-One guarded update moves a schedule on and writes down what is to be published; then the tasks are published under the
-keys that their instants make, and crossed off. Of any number of processes one gets the update through; where it dies
-before the rest, any other does it, and what was published already stays one task.
+A firing has two steps. One guarded update advances the schedule and lists the firings as pending. Then their tasks are
+published, under keys made from the times of the firings, and crossed off the list. Of any number of processes only one
+succeeds with the update. If it dies before the second step, any other process does that step; the keys make sure that
+each firing stays one task.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
-#: Whoever changes one reads it first; it may take several tries beside others that do.
+#: A change reads the schedule first, so it may need several attempts while other processes change it.
 _RACES = 20
-#: Tasks that are published at once.
+#: The most tasks that one command publishes.
 _AT_ONCE = 100
 
-#: Given the server's time and the document as it is, the one to be stored; None leaves it.
+#: From the server's time and the stored document, computes the document to store; None: no change.
 Changed = Callable[[datetime, Document | None], Document | None]
 ChangedExisting = Callable[[datetime, Document], Document | None]
 
 
 def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[Document]:
-    """Store a new schedule, or another in place of what is there; return it as it is then. Raises ScheduleExists."""
+    """Store a new schedule or replace an existing one; return it afterwards. Raises ScheduleExists."""
     yield from setup.make_sure(["schedules"])
     for _ in range(_RACES):
         now = yield from server_time()
@@ -50,11 +51,11 @@ def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[D
         assert document is not None
         if (yield from (_insert(document) if former is None else _replace(former, document))):
             return document
-    raise OperationFailed(f"schedule {schedule_id!r} changes all the time: others write it, too")
+    raise OperationFailed(f"schedule {schedule_id!r} is being changed by many at once; try again")
 
 
 def change(schedule_id: str, changed: ChangedExisting) -> Operation[Document]:
-    """Store another in place of a schedule; return it as it is then. Raises ScheduleNotFound."""
+    """Replace a schedule; return it afterwards. Raises ScheduleNotFound."""
 
     def existing(now: datetime, former: Document | None) -> Document | None:
         if former is None:
@@ -74,7 +75,7 @@ def _insert(document: Document) -> Operation[bool]:
 
 
 def _replace(former: Document, document: Document) -> Operation[bool]:
-    """Put the document in place of the former one; return False where that has changed or gone meanwhile."""
+    """Replace the former document; return False if it has changed or been removed meanwhile."""
     revision = former.get("revision")
     document["revision"] = revision + 1 if isinstance(revision, int) and 0 < revision < MAX_COUNT else 1
     result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
@@ -88,7 +89,7 @@ def server_time() -> Operation[datetime]:
 
 
 def get(schedule_id: str) -> Operation[Document]:
-    """Return one; raise ScheduleNotFound."""
+    """Return a schedule; raise ScheduleNotFound."""
     found: Document | None = yield schedules("find_one", {"_id": schedule_id})
     if found is None:
         raise ScheduleNotFound(schedule_id)
@@ -96,34 +97,34 @@ def get(schedule_id: str) -> Operation[Document]:
 
 
 def every() -> Operation[list[Document]]:
-    """Return all, by id."""
+    """Return all schedules, ordered by id."""
     found: list[Document] = yield schedules("find", {}, sort=[("_id", 1)])
     return found
 
 
 def remove(schedule_id: str) -> Operation[bool]:
-    """Remove one; return whether it was there. What it has published stays."""
+    """Remove a schedule; return whether it existed. Its published tasks stay."""
     result = yield schedules("delete_one", {"_id": schedule_id})
     return bool(result.deleted_count)
 
 
 @dataclass(frozen=True, slots=True)
 class PageEnd:
-    """Where one page of what is coming ended, for the next to begin: None where there is no more of a kind."""
+    """The end of one page of coming schedules, after which the next begins. None: that kind has no more."""
 
-    #: Of what clients have stored: the instant and the id of the last one.
+    #: Of the schedules of clients: the next_fire_time and the id of the last one.
     fires: tuple[datetime, str] | None
-    #: Of what has been begun: the id of the last one.
+    #: Of the schedules with pending firings: the id of the last one.
     begun: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """One page of the schedules that fire before long, the server's time where there are any, and where it ended."""
+    """One page of the schedules that fire soon, and the server's time if there are any."""
 
     documents: list[Document]
     server_time: datetime | None
-    #: None: nothing comes after it.
+    #: None: this is the last page.
     end: PageEnd | None
 
 
@@ -134,10 +135,11 @@ def coming(
     left_out: Sequence[str] = (),
     after: PageEnd | None = None,
 ) -> Operation[Coming]:
-    """Return what clients have stored, or is among `declared`, and fires within the horizon or has begun to.
+    """Return a page of the schedules that fire within the horizon or have pending firings.
 
-    What clients have stored comes the earliest first, at most `limit` at once; what lies beyond comes with the next
-    page, `after` this one. What is declared comes whole, with the first page. `left_out`: not these.
+    These are schedules of clients and those in `declared`. The schedules of clients come in pages of at most `limit`,
+    the earliest first; `after` is the end of the former page. The declared ones all come with the first page.
+    `left_out`: ids to exclude.
     """
     kinds: dict[str, list[Document]] = {}
     if after is None or after.fires is not None:
@@ -164,12 +166,12 @@ def coming(
 
 def _is_soon(horizon_ms: int) -> Document:
     until = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
-    # None: a service in another language may leave the field out.
+    # None: services in other languages may leave the field out.
     return {"paused": {"$in": [False, None]}, _NEXT: {"$type": "date"}, **until}
 
 
 def _fires(horizon_ms: int, limit: int, left_out: Sequence[str], after: tuple[datetime, str] | None) -> list[Document]:
-    """Find what clients have stored: what an app declares is found by its id, however much of it nobody declares."""
+    """Find schedules of clients. Declared ones are found by id, so those that no app declares any more cost nothing."""
     wanted: Document = {"source": {"$in": ["client", None]}, **_is_soon(horizon_ms), "_id": _other_ids(left_out)}
     if after is not None:
         time, schedule_id = after
@@ -185,13 +187,13 @@ def _begun(limit: int, declared: Sequence[str], left_out: Sequence[str], after: 
 
 
 def _other_ids(left_out: Sequence[str], after: str | None = None) -> Document:
-    """Match the ids of schedules, which are text, but for these."""
+    """Match the ids of all other schedules. They are strings."""
     beyond = {"$gt": after} if after is not None else {}
     return {"$type": "string", "$nin": list(left_out), **beyond}
 
 
 def is_finished(task_id: str) -> Operation[bool]:
-    """Whether a task is final, or gone."""
+    """Whether a task is final or no longer exists."""
     final = [status.value for status in FINAL_STATUSES]
     found = yield tasks("find_one", {"_id": task_id, "task_state.status": {"$nin": final}}, {"_id": 1})
     return found is None
@@ -199,16 +201,16 @@ def is_finished(task_id: str) -> Operation[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """One firing: when, and the task that it publishes."""
+    """One firing: its times, and the task that it publishes."""
 
     pending: Pending
     task: NewTask
 
 
 def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operation[list[Firing] | None]:
-    """Move a schedule on, and write down what `publish` is to make; return that, None where it has changed meanwhile.
+    """Advance a schedule and list firings as pending; return these firings, or None if the schedule has changed.
 
-    With overlap "skip" that is the newest firing alone, and none where the last one's task has not finished.
+    With overlap "skip" only the newest firing is made, and none while the task of the firing before is not finished.
     """
     state = schedule.schedule_state
     made = list(firings)
@@ -236,14 +238,14 @@ def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operat
 
 
 def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
-    """Publish the tasks of firings that are still to be published, and cross them off.
+    """Publish the tasks of those of these firings that are still pending, and cross them off.
 
-    Whether they are, the server looks up in the schedule as it inserts them: a process that was frozen in between
-    publishes nothing that another has published, and that may have been done and removed since.
+    The server checks whether they are pending while it inserts them. So a process that was frozen meanwhile does not
+    publish a task again that another process has published and that may have been finished and removed since.
     """
     for start in range(0, len(firings), _AT_ONCE):
         group = firings[start : start + _AT_ONCE]
-        # The newest state, not the majority's: another process may have crossed them off just now.
+        # Read concern "local" reads the newest state: another process may just have crossed firings off.
         yield command(
             "aggregate",
             "schedules",
@@ -258,16 +260,16 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
 
 
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
-    """Return the pipeline that inserts the tasks of those of these firings that the schedule holds as pending."""
+    """Return the pipeline that inserts the tasks of those of these firings that the schedule lists as pending."""
     times = [firing.pending.fire_time for firing in firings]
     asked = [
         {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
         for f in firings
     ]
-    common = firings[0].task.fixed()  # but for id and key the same for all
+    common = firings[0].task.fixed()  # the same for all firings, except for id and key
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
     made: list[x.Expression] = [
-        # In the order of every task's fields.
+        # Fields in the same order as in every task.
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
@@ -279,6 +281,6 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"$project": {"firing": {"$filter": {"input": x.literal(asked), "cond": is_pending}}}},
         {"$unwind": "$firing"},
         {"$replaceWith": {"$mergeObjects": made}},
-        # "keepExisting" would insert the same, with its fields in another order.
+        # "keepExisting" would insert the same fields in another order.
         {"$merge": {"into": "tasks", "on": "_id", "whenMatched": [{"$replaceWith": "$$ROOT"}]}},
     ]

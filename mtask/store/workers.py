@@ -1,4 +1,4 @@
-"""The registry of workers: who is there, what they serve, and what is asked of them."""
+"""The registry of workers: their registrations, heartbeats and orders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOPPED = WorkerStatus.STOPPED.value
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a worker tells of itself once."""
+    """The part of a worker's document that does not change."""
 
     worker_id: str
     incarnation: str
@@ -42,7 +42,7 @@ def _expiry(timeout: timedelta) -> x.Expression:
 def register(me: Registration, dead_incarnation: str | None = None) -> Operation[Document]:
     """Take the worker_id; raise WorkerIdInUse while a live process has it.
 
-    `dead_incarnation` is one whose process the caller knows to be gone: its document may be taken over at once.
+    `dead_incarnation`: an incarnation whose process has certainly ended. Its document is taken over at once.
     """
     fresh = {
         "_id": x.literal(me.worker_id),
@@ -107,7 +107,7 @@ def find(worker_id: str) -> Operation[Document | None]:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a worker tells of itself again and again."""
+    """The part of a worker's document that each heartbeat updates."""
 
     status: WorkerStatus
     running_cnt: int
@@ -117,9 +117,9 @@ class Heartbeat:
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
-    """Tell that this worker lives; return its `control` and the heartbeat's times, or None if its place is gone.
+    """Extend this worker's registration; return its `control` and times, or None if the registration is gone.
 
-    `was_silent` says that its heartbeat had run out: others took it for dead meanwhile.
+    `was_silent` in the answer: the registration had expired, so other workers took this one for dead.
     """
     change = {
         "heartbeat_time": x.NOW,
@@ -142,7 +142,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
-    """Return the workers that are there, of one of the queues where given; each with the server's `now`."""
+    """Return the live workers, or those of one of these queues; each with the server's time as `now`."""
     matched: dict[str, Any] = {
         "status": {"$ne": _STOPPED},
         "heartbeat_expire_time": {"$type": "date"},
@@ -157,14 +157,14 @@ def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
 
 
 def every() -> Operation[list[Document]]:
-    """Return all workers on record, each with `is_live` as the server's clock sees it."""
+    """Return all workers on record, each with `is_live` by the server's clock."""
     is_live = {"$and": [{"$ne": ["$status", _STOPPED]}, {"$gt": ["$heartbeat_expire_time", x.NOW]}]}
     found: list[Document] = yield workers("rows", [{"$set": {"is_live": is_live}}, {"$sort": {"_id": 1}}])
     return found
 
 
 def control(worker_id: str, change: Mapping[str, Any]) -> Operation[Document]:
-    """Ask something of a live worker; return its document. Raises WorkerNotFound."""
+    """Give an order to a live worker; return its document. Raises WorkerNotFound."""
     document: Document | None = yield workers(
         "find_one_and_update",
         {"_id": worker_id, "status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}},

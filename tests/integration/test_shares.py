@@ -19,7 +19,7 @@ from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import of_shares
-from mtask.store.tasks import claims, finding, publishing
+from mtask.store.tasks import finding, publishing
 from mtask.store.tasks.publishing import NewTask, Policy
 from mtask.worker import assembly
 from mtask.worker.discovery import inbox, stream
@@ -122,7 +122,7 @@ def drain(
         monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
         for module in (scans_module, stream, inbox):  # none is found by a regular scan
             monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
-        monkeypatch.setattr(claims, "scan", scans)
+        monkeypatch.setattr(finding, "scan", scans)
         return asyncio.run(scenario())
 
     return drained

@@ -38,7 +38,7 @@ EXCEPTED = {
 }
 #: Methods of a call that change no document.
 READS = frozenset({"find", "find_one", "rows", "count_documents", "estimated_document_count", "create_indexes"})
-STORE = Path(connect.__file__).parent
+STORE = Path(connect.__file__).parents[1]
 OURS = frozenset({"tasks", "workers", "schedules", "controls", "places"})
 
 
@@ -92,7 +92,7 @@ def is_targeted(matched: Document) -> bool:
 def functions_that_write() -> set[str]:
     """Return the functions of the store in whose source a call is made that is none of those that read."""
     found = set()
-    for path in STORE.glob("*.py"):
+    for path in STORE.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef):
                 continue
@@ -197,7 +197,7 @@ def test_every_write_of_workers_and_clients_names_its_documents_by_id(
 
 
 async def runs(bench: Bench) -> None:
-    """Claims and endings, single and in groups, plain and by all rules; pings; a transaction."""
+    """Claims and endings, single and in groups, simple and by all rules; pings; a transaction."""
     client = bench.client
     await client.publish("quick", key="single")
     await bench.status("quick:single", "SUCCESS")

@@ -1,4 +1,4 @@
-"""Clients: made from a URI with the options the engine needs, or taken over from the caller."""
+"""Stores on clients: made from a URI with the options that the engine needs, or given by the caller."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mtask.store.driver.types import SyncCollection
 Document = dict[str, Any]
 _SELECTION_MS = 8_000
 _CONNECT_MS = 5_000
-#: What the server takes as the name of an application, in bytes; a worker_id may be longer.
+#: The longest application name that the server accepts, in bytes. A worker_id may be longer.
 _APP_NAME_BYTES = 128
 
 
 def _bounded(app_name: str) -> str:
-    """Return as much of the name as the server takes, without a part of a letter."""
+    """Return the name, cut to the length that the server accepts, without half a character."""
     return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
 
 
@@ -37,21 +37,21 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: For a connection that is in use all the time: it finds out by itself when the server goes, without asking.
-#: Of an election it is told: a primary that is frozen would not.
+#: Options of a client whose connection is always in use, so that it notices a lost server without frequent heartbeats.
+#: A streaming monitor reports elections; a frozen primary would not.
 QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
 
 
 def database_of(uri: str, database: str | None, default: str) -> str:
-    """Return the database: the given one, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
+    """Return the given database name, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
     if not isinstance(uri, str) or not uri.strip():
         raise InvalidURI("it is empty")
     if database is not None:
         check_database(default if database == "" else database)
     try:
-        # An SRV address costs a look-up in the DNS: only where the database must be found in it.
-        told = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
-        named = database or told or default
+        # Parsing an SRV address takes a DNS query, so it is only parsed if no database is given.
+        in_uri = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
+        named = database or in_uri or default
     except MtaskError:
         raise
     except Exception as error:
@@ -93,12 +93,12 @@ def _unusable(error: Exception) -> Exception:
 
 
 def store_for(client: Any, database: str | None, default: str) -> SyncStore | AsyncStore:
-    """Return a store on the caller's own client: a MongoClient, an AsyncMongoClient or a Motor client.
+    """Return a store on the caller's client: a MongoClient, an AsyncMongoClient or a Motor client.
 
-    A Motor client runs a MongoClient in threads; the store works on that one, and its owner does the threads.
-    Raises InvalidInput for anything else.
+    A Motor client runs a MongoClient in threads. The store uses that MongoClient, and the caller of the store provides
+    the threads. Raises InvalidInput for any other object.
     """
-    inner = client.delegate if is_motor(client) else client  # a PyMongo client has any attribute: a database
+    inner = client.delegate if is_motor(client) else client  # PyMongo's clients answer any attribute with a database
     if isinstance(inner, AsyncMongoClient):
         return AsyncStore(inner, check_database(database or inner.get_default_database(default).name))
     if isinstance(inner, MongoClient):
@@ -116,7 +116,7 @@ def is_motor(client: object) -> bool:
 
 
 def inner_session(session: Any) -> Any:
-    """Return the driver's session of a Motor session; others come back as they are."""
+    """Return the driver's session inside a Motor session; other sessions come back unchanged."""
     return session.delegate if is_motor(session) else session
 
 

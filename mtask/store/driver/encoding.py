@@ -1,4 +1,4 @@
-"""What BSON can hold."""
+"""Encoding of values as BSON, and its limits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mtask.errors import DocumentTooLarge, NotStorable
 from mtask.store.driver.stores import CODEC
 from mtask.store.driver.translate import first_line
 
-#: MongoDB's limit for a document, less what a task needs beside the value.
+#: MongoDB's limit of a document, minus room for the other fields of a task.
 MAX_VALUE_BYTES = 15 * 1024 * 1024
-#: MongoDB stores 180 levels, and expressions in an update count on top of a value's own.
+#: MongoDB stores 180 levels. The expressions around a value in an update count as well.
 MAX_NESTING = 100
-#: Less than the least that so many levels take.
+#: A value with fewer bytes cannot have more than MAX_NESTING levels.
 _SHALLOW_BYTES = 5 * MAX_NESTING
 _SMALL = (type(None), bool, float)
 
 
 def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document that is sent again and again in the form in which it is sent: it is encoded once."""
+    """Return a document that is sent often in its encoded form, so that it is encoded only once."""
     return RawBSONDocument(bson.encode(document))
 
 
@@ -33,7 +33,7 @@ def stored_size(value: Any) -> int:
         return 8
     try:
         size = len(bson.encode({"": value}, codec_options=CODEC))
-    except Exception as error:  # the encoder tells of a value by its `repr`, and that may raise anything
+    except Exception as error:  # the encoder's message contains the value's `repr`, which may raise anything
         raise NotStorable(first_line(error)) from error
     if size > MAX_VALUE_BYTES:
         raise DocumentTooLarge(f"it has {size} bytes, and {MAX_VALUE_BYTES} fit")
@@ -43,7 +43,7 @@ def stored_size(value: Any) -> int:
 
 
 def is_code(value: Any) -> bool:
-    """Whether the value is JavaScript code, which is a kind of `str` in Python and none of text in BSON."""
+    """Whether the value is JavaScript code: a subclass of `str` in Python, but no string in BSON."""
     return isinstance(value, Code)
 
 

@@ -1,6 +1,7 @@
-"""Operations: what to ask of the database, written once, run by a sync or an async driver.
+"""Operations: requests to the database, written once for the sync and the async driver.
 
-An operation is a generator that yields Calls and gets their results. The stores in `mtask.store.driver.stores` run it.
+An operation is a generator that yields Calls and receives their results. The stores in `mtask.store.driver.stores` run
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Operation = Generator["Call", Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One driver call. Four methods are the stores' own:
+    """One driver call. Four methods are not the driver's, but the stores' own:
 
     - `find` returns a list;
     - `rows` is aggregate, returning a list;
@@ -31,16 +32,16 @@ class Call:
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    #: How long it may take where that is not an operation's usual time.
+    #: The limit of the call; None: the usual limit of an operation.
     timeout: timedelta | None = None
 
     def within(self, timeout: timedelta | None) -> Call:
-        """Return the same call with another limit in place of the usual one, None: with the usual one."""
+        """Return the same call with this limit; None: the usual limit."""
         return replace(self, timeout=timeout)
 
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
-    """Run an operation of which each call may take what is left when it is sent."""
+    """Run an operation; the limit of each call is the time left when the call is sent."""
     try:
         call = next(operation)
         while True:
@@ -81,7 +82,7 @@ def places(method: str, *args: Any, **kwargs: Any) -> Call:
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on one of our collections, by its name."""
+    """Return a call on one of mtask's collections, by its name."""
     return Call(collection, method, args, kwargs)
 
 

@@ -1,6 +1,6 @@
-"""Least-privilege roles of the database: what each may, and which of them a call needs; pure.
+"""Least-privilege roles: the rights of each role, and the rights that a call needs. Pure.
 
-The server never says which role a user lacks, only that it is not authorized: this table does.
+The server only says that a user is not authorized. With this table an error can name the role that is missing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Document = dict[str, Any]
 Role = Literal["publisher", "worker", "operator", "deployer"]
 Actions = tuple[str, ...]
 
-#: In place of a collection: every collection of the database, and the whole server.
+#: Two entries instead of a collection: every collection of the database, and the whole server.
 EVERY, SERVER = "", "(server)"
 
 _SET_UP = ("find", "createCollection", "collMod", "createIndex", "dropIndex", "listIndexes")
-#: Role, then collection, then what it may do there.
+#: By role and collection: the actions that are allowed there.
 PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
@@ -47,16 +47,16 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},
 }
 ROLES: tuple[Role, ...] = tuple(PRIVILEGES)
-#: What each is for, in a line.
+#: The purpose of each role, in one line.
 PURPOSES: Mapping[Role, str] = {
     "publisher": "services that publish tasks, read them, wait for them and follow their events",
-    "worker": "mtask-worker: runs tasks, fires schedules, removes what is kept no longer",
+    "worker": "mtask-worker: runs tasks, fires schedules, removes finished tasks that are no longer kept",
     "operator": "people and tools that look after tasks, queues, schedules and workers; mtask doctor",
     "deployer": "mtask init: makes collections, validators and indexes",
 }
 
 _READ: Actions = ("find",)
-#: What a call of this method does.
+#: The actions that a call of each method takes.
 _METHODS: Mapping[str, Actions] = {
     **dict.fromkeys(("find", "find_one", "rows", "count_documents", "estimated_document_count"), _READ),
     **dict.fromkeys(("insert_one", "insert_new"), ("insert",)),
@@ -66,18 +66,18 @@ _METHODS: Mapping[str, Actions] = {
     "create_indexes": ("createIndex",),
     "watch": ("find", "changeStream"),
 }
-#: The commands whose right has another name than the command, and those that are about no collection.
+#: Commands whose action has another name than the command, and commands that concern no collection.
 _COMMANDS = {"create": "createCollection"}
 _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
 
 def role_name(database: str, role: Role) -> str:
-    """Return the name of a database's role. It is made in `admin`: only roles there may hold rights on the server."""
+    """Return the name of a database's role. It is made in `admin`: only there a role can have rights on the server."""
     return f"mtask_{database}_{role}"
 
 
 def privileges(database: str, role: Role) -> list[Document]:
-    """Return a role's privileges as the server takes them."""
+    """Return a role's privileges in the server's form."""
     return [
         {"resource": _resource(database, collection), "actions": list(actions)}
         for collection, actions in PRIVILEGES[role].items()
@@ -90,14 +90,14 @@ def _resource(database: str, collection: str) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a call does, and where."""
+    """The actions that a call takes, and where."""
 
     collection: str
     actions: Actions
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that may do it."""
+        """The roles that allow it."""
         return tuple(role for role in ROLES if set(self.actions) <= _allowed(role, self.collection))
 
     def __str__(self) -> str:
@@ -110,12 +110,12 @@ def _allowed(role: Role, collection: str) -> set[str]:
     return {*everywhere, *PRIVILEGES[role].get(collection, ())}
 
 
-#: What it takes to follow the events of tasks.
+#: The rights that following the events of tasks takes.
 FOLLOWING = Need("tasks", _METHODS["watch"])
 
 
 def need_of(call: Call) -> Need | None:
-    """Return what a call needs; None where the table does not say."""
+    """Return the rights that a call needs; None if they are not known."""
     if call.target == "admin" or call.target == "session":
         return None
     if call.method == "command":
@@ -129,7 +129,7 @@ def need_of(call: Call) -> Need | None:
 
 
 def explained(error: Exception, need: Need | None, database: str) -> Exception:
-    """Return the error; where a right was lacking, as one that names the roles which have it."""
+    """Return the error. If a right was missing, the error names the roles that have the right."""
     if not isinstance(error, AccessDenied) or not error.is_unauthorized or need is None:
         return error
     made = AccessDenied(
@@ -143,7 +143,7 @@ def explained(error: Exception, need: Need | None, database: str) -> Exception:
 
 
 def lacking(role: Role, database: str, granted: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what a user with these privileges lacks of a role, such as "insert on tasks"."""
+    """Return the rights of a role, such as "insert on tasks", that a user with these privileges lacks."""
     held = list(granted)
     return [
         str(Need(collection, (action,)))

@@ -1,7 +1,7 @@
 """The stores: a database's collections with the engine's guarantees, and the loops that run operations on them.
 
-Write concern is majority with journaling, read concern majority, reads go to the primary: whatever the user's
-URI says, the engine is not weakened by it.
+Write concern is majority with journaling, read concern is majority, and reads go to the primary. The options of the
+user's URI do not change that.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
 
-#: How long one operation may take, server selection and retries included.
+#: The usual limit of each call of an operation, with server selection and retries.
 OPERATION_TIMEOUT = timedelta(seconds=10)
-#: How often a call that is not yet answered looks for another primary, in seconds.
+#: A call without an answer checks for a new primary at this interval, in seconds.
 _LOOK_FOR_PRIMARY = 0.5
 
 
 class _ReferenceAsWritten(TypeDecoder):
-    """Reads an object with `$ref` and `$id` as the object that was written, and not as a reference of the driver's."""
+    """Reads an object with `$ref` and `$id` as an object, as it was written, and not as the driver's DBRef."""
 
     bson_type = DBRef
 
@@ -65,13 +65,13 @@ CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
-    # A date beyond Python's years, or broken text, is one malformed task: it must not break a batch.
+    # A date beyond Python's years, or broken text, makes one task malformed. It must not fail a whole batch.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
     type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
-#: Reads whatever BSON there is, and cannot write all of it. UUIDs stay bytes: what is marked as one need not be one,
-#: and with `CODEC` a single such value makes the whole reply unreadable.
+#: Reads any BSON, but cannot write all of it. UUIDs stay bytes: a value with that subtype may be no UUID, and with
+#: `CODEC` one such value makes the whole reply unreadable.
 READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
 _READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
 _GUARANTEES: dict[str, Any] = {
@@ -84,7 +84,7 @@ _GUARANTEES: dict[str, Any] = {
 
 @contextmanager
 def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[None]:
-    """Bound what runs inside (None: the client's own limits do), and translate the driver's errors."""
+    """Limit the time of the block and translate the driver's errors. None: the client's own limits apply."""
     try:
         with pymongo.timeout(timeout.total_seconds()) if timeout is not None else nullcontext():
             yield
@@ -95,10 +95,10 @@ def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[Non
 
 
 def unbound() -> None:
-    """Bound nothing any more, whatever block this was interrupted in: for what is called in a signal handler.
+    """Remove any limit of time that is in force. A signal handler calls this: it may have interrupted any block.
 
-    A bound is several variables of the driver; set by half, as an exception out of a handler may leave them, they let
-    no operation follow, not even a client's close.
+    The driver keeps a limit in several variables. An exception out of a signal handler can leave only some of them set,
+    and then every further operation fails, even closing the client.
     """
     pymongo.timeout(None).__enter__()
 
@@ -126,9 +126,9 @@ def _arguments(call: Call, session: Any) -> dict[str, Any]:
 
 
 def _read_anew(call: Call) -> Call:
-    """Return the call that brings what the driver could not decode; raise InvalidBSON where there is none.
+    """Return a call that reads what the driver could not decode; raise InvalidBSON if there is none.
 
-    A change that was made is not made again: the document is read as it is now.
+    A change is not repeated. Its document is read as it is now.
     """
     if call.method not in _READS or call.target in ("database", "session"):
         raise InvalidBSON("the reply cannot be decoded")
@@ -143,7 +143,7 @@ def _read_anew(call: Call) -> Call:
 
 
 def _encoded(part: Any) -> Any:
-    # Encoded here, as `READING` cannot write every value.
+    # Encoded here, because `READING` cannot write every value.
     return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
 
 
@@ -165,7 +165,7 @@ class SyncStore:
 
     @property
     def readable(self) -> Database[Document]:
-        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        """The database for reads that cannot be repeated, such as change streams: it decodes any BSON."""
         return self.database.with_options(codec_options=READING)
 
     def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
@@ -217,8 +217,8 @@ class SyncStore:
 class AsyncStore:
     """Runs operations through a `pymongo.AsyncMongoClient`.
 
-    A primary that is frozen, or cut off, keeps its connections and answers nothing: once another one is known, a call
-    that still waits for the former ends with DatabaseUnavailable, and its outcome can be read back from the new one.
+    A primary that is frozen or cut off keeps its connections open and does not answer. As soon as another primary is
+    known, a call that waits for the former one ends with DatabaseUnavailable. Its result can then be read back.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class AsyncStore:
 
     @property
     def readable(self) -> AsyncDatabase[Document]:
-        """The database for reads that cannot be made anew, such as change streams: any BSON can be decoded."""
+        """The database for reads that cannot be repeated, such as change streams: it decodes any BSON."""
         return self.database.with_options(codec_options=READING)
 
     async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
@@ -251,7 +251,7 @@ class AsyncStore:
                     with bounded(call.timeout or self.timeout, session is not None):
                         if session is None:
                             answer = await self.while_primary(self._answer(call, None))
-                        else:  # only its owner can say what becomes of a transaction
+                        else:  # only the owner of a transaction can decide about it
                             answer = await self._answer(call, session)
                 except Exception as error:
                     call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
@@ -262,9 +262,9 @@ class AsyncStore:
             return result
 
     async def while_primary(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait for the server's answer as long as no other primary is known than the one that was asked.
+        """Wait for the server's answer while the asked primary is still the known one.
 
-        Raises DatabaseUnavailable where another has been elected.
+        Raises DatabaseUnavailable if another primary has been elected.
         """
         asked = await self.client.primary
         task = asyncio.ensure_future(waiting)
@@ -283,7 +283,7 @@ class AsyncStore:
             raise
 
     def _abandon(self, task: asyncio.Future[Any]) -> None:
-        """End a call that nobody waits for any more: the driver takes leave of the frozen server, which takes long."""
+        """Cancel a call for which nobody waits. Keep a reference: the driver takes long to leave a frozen server."""
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
@@ -291,7 +291,7 @@ class AsyncStore:
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # it has been looked at: nobody else will
+            task.exception()  # retrieved here, or asyncio would log it as never retrieved
 
     async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The driver's errors, translated once, by class, code or label."""
+"""Translation of the driver's errors, by class, code or label."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from pymongo.errors import DocumentTooLarge as DriverDocumentTooLarge
 from mtask import errors
 
 DUPLICATE_KEY = 11000
-#: What the BSON encoder raises for a value that it cannot hold.
+#: The errors of the BSON encoder for a value that BSON cannot hold.
 NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
-#: The server was interrupted, shut down, stepped down or out of time: what was asked may have happened.
+#: The server was interrupted, shut down, stepped down or out of time. The operation may have happened.
 _PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
 _UNAUTHORIZED, _ATLAS = 13, 8000
@@ -39,7 +39,7 @@ _STANDALONE = frozenset({40573})
 VALIDATION = 121
 _TOO_DEEP = "maximum nested object depth"
 _BEYOND_BSON = re.compile(r"BSONObj|object to insert too large|Size must be between", re.IGNORECASE)
-#: Up to the last "@": a password that was not escaped may hold "@" and "/".
+#: Up to the last "@": a password that is not escaped may contain "@" and "/".
 _CREDENTIALS = re.compile(r"(//|\")[^\s\"]*@")
 
 
@@ -49,7 +49,7 @@ def scrubbed(text: str) -> str:
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the error's message as one scrubbed line; the driver's server list is left out."""
+    """Return the error's message as one scrubbed line, without the driver's list of servers."""
     text = (
         scrubbed(str(error))
         .split(", Timeout:")[0]
@@ -62,9 +62,9 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def translated(error: Exception) -> Exception:
-    """Return mtask's error for a driver's error; errors of other kinds come back as they are."""
+    """Return mtask's error for a driver's error. Other errors come back unchanged."""
     reason = first_line(error)
-    if isinstance(error, DriverDocumentTooLarge):  # a BSONError, too
+    if isinstance(error, DriverDocumentTooLarge):  # also a BSONError
         return errors.DocumentTooLarge(reason)
     if isinstance(error, NOT_STORABLE):
         return errors.NotStorable(reason)

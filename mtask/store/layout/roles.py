@@ -1,4 +1,4 @@
-"""Make the database's roles, or bring them to what they should be (`mtask.store.driver.rights`)."""
+"""Making and updating the database's roles (`mtask.store.driver.rights`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ALREADY_THERE = 51002
 
 
 def make(database: str) -> Operation[dict[str, str]]:
-    """Make the roles in `admin`, or bring them to what they should be; return "made", "changed" or "in place" of each.
+    """Make or update the roles in `admin`; return for each role "made", "changed" or "in place".
 
-    Takes an administrator of users (userAdminAnyDatabase): none of the roles may make roles.
+    This takes an administrator of users (userAdminAnyDatabase): none of mtask's roles may make roles.
     """
     done = {}
     for role in ROLES:

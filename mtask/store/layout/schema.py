@@ -1,4 +1,4 @@
-"""The `$jsonSchema` validators, made from the pydantic models, and the indexes."""
+"""The validators of the collections, made from the pydantic models, and the indexes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PENDING_INDEX = "mtask_pending"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
-#: The numbers that each language has: Python's models take no decimal for one.
+#: The number types of all languages' drivers. Python's models refuse decimals.
 _NUMBERS = ["int", "long", "double"]
 _NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
-#: A limit bounds something, and starts go with their window.
+#: A limit limits concurrency or starts, and starts come with their window.
 _BOUNDS = [
     {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
 ]
 
-#: Text that a terminal shows, without a comma: the server's twin of `identity.check_text`.
+#: Printable text without a comma: the server's twin of `identity.check_text`.
 _PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
 _RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", "retry_time", "progress.time")
 _INSTANTS = (
@@ -49,12 +49,12 @@ _INSTANTS = (
 
 
 def schema_title(collection: str) -> str:
-    """Return the title by which a validator tells its version and revision."""
+    """Return a validator's title, which contains its version and revision."""
     return f"mtask {collection}, schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
 
 
 def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Turn one node of pydantic's JSON Schema into MongoDB's dialect: bsonType, no $ref, no format."""
+    """Translate one node of pydantic's JSON Schema into MongoDB's dialect: bsonType, no $ref, no format."""
     if "$ref" in node:
         node = definitions[node["$ref"].rsplit("/", 1)[1]] | {k: v for k, v in node.items() if k == "description"}
     made: dict[str, Any] = {}
@@ -71,13 +71,13 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
             made["anyOf"] = parts
         return made
     if "const" in node:
-        # A decimal is equal to it for the server, and not for the model.
+        # The server finds a decimal equal to the number, but the model refuses it.
         is_number = type(node["const"]) is int
         return {"enum": [node["const"]], **({"bsonType": _NUMBERS} if is_number else {})}
     made |= {key: node[key] for key in _KEPT if key in node}
     kind = node.get("type")
     if kind == "integer":
-        # Drivers without an integer type of their own write whole numbers as doubles.
+        # Drivers of languages without integers write whole numbers as doubles.
         made |= {"bsonType": _NUMBERS, "multipleOf": 1}
     elif kind == "number":
         made["bsonType"] = _NUMBERS
@@ -119,7 +119,7 @@ def task_schema() -> dict[str, Any]:
 
 
 def task_validator() -> dict[str, Any]:
-    """Return the validator of `tasks`: its schema, and what a schema alone cannot say."""
+    """Return the validator of `tasks`: its schema, and the conditions that a schema cannot express."""
     not_final_has_next = {
         "$or": [
             {"$in": ["$task_state.status", ["SUCCESS", "FAIL", "CANCELED"]]},
@@ -140,9 +140,10 @@ def task_validator() -> dict[str, Any]:
 
 
 def misfits() -> Filter:
-    """Match the documents in `tasks` that cannot be read as tasks: what the validator refuses, and what it cannot say.
+    """Match the documents in `tasks` that cannot be read as tasks.
 
-    Nothing in them is what it should be, so each expression looks at types first.
+    The validator refuses some of them and cannot detect others. Any field may have any type, so each expression checks
+    types first.
     """
     stricter = {
         "properties": {
@@ -210,11 +211,11 @@ def place_validator() -> dict[str, Any]:
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
-    - discovery: the batch query, and nothing but what someone could still take. Empty specific_worker_ids are
-      one place in it, named workers others, so tasks for others are never looked at.
-    - status: searching, statistics, lapsed runs; finished tasks have no next_preempt_time, so for them it is
-      in effect (status, name, create_time).
-    - expiry: retention.
+    - discovery: for the batch query. It holds only tasks that some worker could still take. Empty specific_worker_ids
+      and each named worker have ranges of their own, so tasks for other workers are never examined.
+    - status: for searches, statistics and lapsed runs. Finished tasks have no next_preempt_time, so among them it
+      works as (status, name, create_time).
+    - expiry: for retention.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -248,7 +249,7 @@ def task_indexes() -> list[IndexModel]:
 
 
 def finished_index() -> IndexModel:
-    """Return the index of `tasks` that is made when a queue is first to keep only its newest."""
+    """Return the index of `tasks` that is made when the first queue is set to keep only its newest finished tasks."""
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
     keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
@@ -256,16 +257,16 @@ def finished_index() -> IndexModel:
 
 
 def worker_indexes() -> list[IndexModel]:
-    """Return the indexes of `workers`: documents of dead workers go a day after their last heartbeat."""
+    """Return the indexes of `workers`. A dead worker's document is removed a day after its registration expired."""
     return [IndexModel([("heartbeat_expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=86_400)]
 
 
 def schedule_indexes() -> list[IndexModel]:
     """Return the indexes of `schedules`.
 
-    - firing: what fires next of what clients have stored; what apps declare, and what is paused or over, has places of
-      its own in it and is never looked at.
-    - pending: what has begun to fire, and is not done.
+    - firing: finds the schedules of clients that fire next. Schedules of apps, paused ones and ended ones have
+      ranges of their own and are never examined.
+    - pending: finds schedules with firings that are begun but not published.
     """
     return [
         IndexModel(
@@ -286,18 +287,18 @@ def schedule_indexes() -> list[IndexModel]:
 
 
 def place_indexes() -> list[IndexModel]:
-    """Return the indexes of `places`: documents that nobody uses go."""
+    """Return the indexes of `places`. Unused documents are removed."""
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a collection is set up with."""
+    """The setup of a collection."""
 
     model: type[BaseModel]
     validator: Callable[[], dict[str, Any]]
     indexes: Callable[[], list[IndexModel]]
-    mark: str  #: a field that each of its documents has: one without is somebody else's
+    mark: str  #: a field of each of its documents: a document without it is foreign
 
     @property
     def index_names(self) -> list[str]:

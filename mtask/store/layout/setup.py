@@ -1,4 +1,4 @@
-"""Make sure of the database: a recent replica set, our validators and indexes, nobody else's documents."""
+"""Setup of the database: checks the server, makes validators and indexes, and refuses foreign documents."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from mtask.store.driver.operation import Call, Collection, Operation, command, o
 from mtask.store.layout import roles
 from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, schema_title
 
-#: What each use needs; the others are made when they are first written to.
+#: The collections that every use needs. The others are made before the first write to them.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
 EVERY: Sequence[Collection] = tuple(LAYOUTS)
 MIN_RELEASE = "6.0"
-#: The newest wire protocol that each release speaks. `hello` tells it to any client; `buildInfo`, which tells the
-#: version itself, is outside of the Stable API, and a strict client may not ask for it.
+#: The newest wire protocol of each release, which `hello` reports to any client. `buildInfo` reports the version, but
+#: lies outside of the Stable API, so that strict clients may not call it.
 _RELEASES = {7: "4.0", 8: "4.2", 9: "4.4", 13: "5.0", 17: "6.0", 21: "7.0", 25: "8.0"}
 _MIN_WIRE_VERSION = next(number for number, release in _RELEASES.items() if release == MIN_RELEASE)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
 _NAMESPACE_EXISTS = 48
-#: Building an index of a large collection takes its time.
+#: Building an index of a large collection takes long.
 _INDEX_TIMEOUT = timedelta(hours=1)
 _INDEX_CONFLICTS = frozenset({85, 86})
-#: Documents already there that break the validator may still be changed: the worker marks them FAIL.
+#: Existing documents that break the validator can still be changed, so that workers can mark them FAIL.
 _VALIDATION_LEVEL = "moderate"
 
 
@@ -42,22 +42,21 @@ def check_server() -> Operation[datetime]:
 
 
 def is_recent(hello: Mapping[str, Any]) -> bool:
-    """Whether the server is of a release that has what the engine needs."""
+    """Whether the server's release has the features that the engine needs."""
     return int(hello.get("maxWireVersion", 0)) >= _MIN_WIRE_VERSION
 
 
 def release_of(hello: Mapping[str, Any]) -> str:
-    """Return the server's release: for one that is not listed, the newest before it."""
+    """Return the server's release, or the newest listed one before it."""
     spoken = int(hello.get("maxWireVersion", 0))
     return next((release for number, release in reversed(_RELEASES.items()) if number <= spoken), "before 4.0")
 
 
 def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = False) -> Operation[datetime]:
-    """Check the server and make sure of the collections; return the server's time.
+    """Check the server and set up the collections; return the server's time.
 
-    Costs one read, and two more for each collection, where everything is in place. With `repair`, validators and
-    indexes are made anew even then. A user who may only read and write passes, where an administrator ran `mtask init`
-    before.
+    Where everything is in place, this costs one read, and two more per collection. `repair` makes validators and
+    indexes again even then. A user who may only read and write can pass after an administrator ran `mtask init`.
     """
     now = yield from check_server()
     yield from make_sure(collections, repair=repair)
@@ -65,10 +64,10 @@ def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = Fals
 
 
 def ensure_with_roles(database: str) -> Operation[datetime]:
-    """Make the database's roles, then all collections anew; return the server's time.
+    """Make the database's roles, then set up all collections again; return the server's time.
 
-    The index that a worker makes when a queue is first to keep only its newest is made here: the role of workers does
-    not allow it.
+    This also makes the index for queues that keep only their newest tasks. Without roles a worker makes it when needed,
+    but the role of workers does not allow that.
     """
     yield from check_server()
     yield from roles.make(database)
@@ -78,12 +77,12 @@ def ensure_with_roles(database: str) -> Operation[datetime]:
 
 
 def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
-    """Make sure of these collections: their validators, their indexes, and that they hold nobody else's documents."""
+    """Set up these collections: validators and indexes. Raises SchemaMismatch if one holds foreign documents."""
     options = yield from _listed(collections)
     for collection in collections:
         layout = LAYOUTS[collection]
         state = yield from _check_collection(collection, options.get(collection))
-        # A process that died, or is still at work, between the two leaves a validator without indexes.
+        # A process may have died, or still be at work, between making the validator and the indexes.
         if state == "current" and not repair and (yield from _has_indexes(collection, layout.index_names)):
             continue
         try:
@@ -97,18 +96,18 @@ def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Ope
 
 
 def make_finished_index() -> Operation[None]:
-    """Make sure of the index by which the newest of a queue are found."""
+    """Make the index that finds the newest finished tasks of a queue, if it is missing."""
     if not (yield from _has_indexes("tasks", [FINISHED_INDEX])):
         yield from _make_indexes("tasks", tasks("create_indexes", [finished_index()]))
 
 
 def is_there() -> Operation[bool]:
-    """Return whether the collections that each use needs exist, whoever made them and however."""
+    """Whether the essential collections exist, in any state."""
     return len((yield from _listed(ESSENTIAL))) == len(ESSENTIAL)
 
 
 def _listed(collections: Sequence[Collection]) -> Operation[dict[str, dict[str, Any]]]:
-    """Return what the server says of each of these collections that exists."""
+    """Return the server's description of each of these collections that exists."""
     listed = yield command("listCollections", filter={"name": {"$in": list(collections)}})
     return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
 
@@ -124,13 +123,13 @@ def _check_collection(collection: Collection, found: dict[str, Any] | None) -> O
     if ours and int(ours["version"]) > SCHEMA_VERSION:
         raise SchemaMismatch(
             collection,
-            f"it has schema_version {ours['version']}, and this mtask knows {SCHEMA_VERSION}",
+            f"it has schema_version {ours['version']}, but this mtask knows {SCHEMA_VERSION}",
             "Upgrade mtask.",
         )
     if title == schema_title(collection):
         return "current"
     if ours and int(ours["revision"]) > SCHEMA_REVISION:
-        return "current"  # a newer mtask of the same schema_version made it: left as it is
+        return "current"  # made by a newer mtask of the same schema_version, so it stays
     if not ours:
         yield from _check_documents(collection)
     return "outdated"
@@ -142,7 +141,7 @@ def _check_documents(collection: Collection) -> Operation[None]:
         if newer is not None:
             raise SchemaMismatch(
                 collection,
-                f"document {newer['_id']!r} has schema_version {newer['schema_version']!r}, and this mtask knows "
+                f"document {newer['_id']!r} has schema_version {newer['schema_version']!r}, but this mtask knows "
                 f"{SCHEMA_VERSION}",
                 "Upgrade mtask.",
             )
@@ -161,7 +160,7 @@ def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
         return True
     try:
         listed = yield command("listIndexes", collection)
-    except AccessDenied:  # who may not look may not make any: what the user came for says which role that takes
+    except AccessDenied:  # the user may not make indexes either; the operation itself will name the missing role
         return True
     there = {found["name"] for found in listed["cursor"]["firstBatch"]}
     return there.issuperset(names)

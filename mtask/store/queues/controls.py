@@ -1,4 +1,4 @@
-"""The controls of queues and task names, and who goes by them."""
+"""Operations on the controls of queues and task names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RACES = 5
 
 
 def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
-    """Change a control, or make it; return it as it is then. What stands already is left, its revision too."""
+    """Change or make a control; return it afterwards. If nothing changes, the revision stays, too."""
     yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
     revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
@@ -28,12 +28,12 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
     wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
     change = {
         "paused": {"$ifNull": ["$paused", False]},
-        # Beyond any that a control of this id had before it was removed, by hand: workers say which they go by.
+        # A new control begins beyond any revision that it had before somebody removed it: workers report revisions.
         "revision": {"$add": [{"$cond": [can_count_on, revision, {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
         **wanted,
     }
-    # What else is malformed is mended by any change, so that workers can read what they are to go by.
+    # Any change also repairs malformed fields, so that workers can read the control.
     is_sound = [can_count_on, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
     is_so = {"$and": [*is_sound, *({"$eq": [f"${name}", value]} for name, value in wanted.items())]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]
@@ -49,7 +49,7 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
         except DuplicateKey:
             continue
         return document
-    raise DuplicateKey(f"control {control_id(kind, target)} is written by many at once")
+    raise DuplicateKey(f"control {control_id(kind, target)} is being made by many at once; try again")
 
 
 def of(queues: Sequence[str], names: Sequence[str]) -> Operation[list[Document]]:

@@ -1,12 +1,12 @@
-"""Places: how many runs of a queue, or of one limit_key in it, there are at once, and how many started in a window.
+"""Permits: they limit the runs of a queue, or of one limit_key in it, at once and the starts in a window of time.
 
-One document in the collection `places` for each queue, or key in a queue, that is limited. A place is taken before the
-claim, by one update that counts on the server, and the claim is valid only until `claim_by`. So no run is live without
-its place, whatever is lost on the way.
+The collection `places` has one document, a pool of permits, for each limited queue or key. A worker takes a permit
+before its claim, with one update that counts on the server. The claim is only valid until `claim_by`. So no run is live
+without its permit, whichever message is lost.
 
-A place that counts runs is given back when its run is closed in the task's own document: by the worker that closed it,
-or, where that died, by whoever finds the places taken. The lease stays the only truth about who lives. A start counts
-from `claim_by`, the latest instant at which it can be, until the claim has landed and its time is known.
+A permit for concurrency is given back after its run is closed in the task's document. The worker that closed the run
+gives it back. If that worker died, another worker that finds no free permit reclaims it. The lease alone decides which
+runs are live. A permit for a start counts from `claim_by`, its latest possible time, until the claim's time is known.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 _FINAL = tuple(status.value for status in FINAL_STATUSES)
-#: How long a place waits for its claim, in ms.
+#: The time that a claim has after taking its permit, in ms.
 CLAIM_MS = 2_000
-#: A claim that was begun in time may be written so much later; then what is not there will not come.
+#: A claim that began in time may be written this much later. A run that is still missing then will never come.
 _LATEST = timedelta(seconds=15)
-#: What the way from a claim to its handler may take, as a share of the window, and in ms at most: windows last longer
-#: by it.
+#: Windows are extended by the delay between a claim and its handler's start: a share of the window, and at most this
+#: many ms.
 _WAY, _MAX_WAY_MS = 0.02, 100
-#: How long a document is kept that nobody uses, in ms.
+#: The time for which an unused document is kept, in ms.
 _KEPT_MS = 3_600_000
-#: What lies so far ahead, in ms, no claim has written, however far the clocks of two servers are apart.
+#: No claim writes an instant this far in the future, even if the clocks of two servers differ, in ms.
 _ABSURD_MS = 60_000
 _RACES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PermitPool:
-    """A queue, or one key in it."""
+    """The permits of a queue, or of one limit_key in it."""
 
     queue: str
     key: str | None = None
@@ -59,7 +59,7 @@ class PermitPool:
 
 @dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """The tasks that want a place each, the most urgent first."""
+    """A request for one permit per task, the most urgent task first."""
 
     pool: PermitPool
     limit: Limit
@@ -67,12 +67,12 @@ class PermitRequest:
 
     @property
     def window_ms(self) -> int:
-        """The window in which starts are counted."""
+        """The window in which starts are counted, extended by the delay of a handler's start, in ms."""
         window_ms = self.limit.window_ms or 0
         return window_ms + min(_MAX_WAY_MS, int(window_ms * _WAY))
 
     def document(self) -> Document:
-        """Return it as the update reads it."""
+        """Return the request in the form that the update reads."""
         return {
             "concurrency": self.limit.concurrency,
             "starts": self.limit.starts,
@@ -83,17 +83,17 @@ class PermitRequest:
 
 @dataclass(frozen=True, slots=True)
 class PermitGrant:
-    """Which tasks got a place; where not all did: when the next start is free, if it is that which they wait for."""
+    """The tasks that got a permit, and for the others when a start may be free again."""
 
     task_ids: frozenset[str]
-    claim_by: datetime | None  #: until when they may be claimed
-    is_crowded: bool = False  #: runs take the places, and they may be dead
-    #: Where starts take them: when these were, or may be at the latest; and how long each counts.
+    claim_by: datetime | None  #: the claim of these tasks is valid until then
+    is_crowded: bool = False  #: runs hold all permits, and some may be dead
+    #: If starts use up the permits: their times, or latest possible times, and how long each counts.
     starts: Sequence[datetime] = ()
     window: timedelta = timedelta(0)
 
     def next_time(self, now: datetime) -> datetime | None:
-        """Return when a start is free again; None where that cannot be told, as some are not settled yet."""
+        """Return when a start is free again; None if that is unknown, because some starts are not settled yet."""
         if not self.starts or any(start > now for start in self.starts):
             return None
         return min(self.starts) + self.window
@@ -103,7 +103,7 @@ NONE = PermitGrant(frozenset(), None)
 
 
 def _sound(path: str, instant: str) -> x.Expression:
-    """Return the entries of an array as they are meant to be: what is malformed there would be counted for ever."""
+    """Return the sound entries of an array: malformed entries would count for ever."""
     entry = "$$entry"
     is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
     types = [("task_id", "string"), ("token", "string"), (instant, "date")]
@@ -112,7 +112,7 @@ def _sound(path: str, instant: str) -> x.Expression:
     return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
 
 
-#: The two arrays of a document.
+#: The sound entries of a document's two arrays.
 _STARTS, _RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
 
 
@@ -122,7 +122,7 @@ def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expres
 
 
 def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, Any]]:
-    """Return the update that gives as many of the wished places as are free, in all these documents at once."""
+    """Return the update that grants as many of the requested permits as are free, for all these documents at once."""
     ids = x.literal([request.pool.id for request in requests])
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
@@ -169,9 +169,9 @@ def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, An
 
 
 def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[PermitPool, PermitGrant]]:
-    """Give as many of the wished places as are free; `token` is fresh random text, the claim's.
+    """Grant as many of the requested permits as are free. `token` is the claim's: fresh random text.
 
-    One place is one round trip, several are two, and two more for those that are used for the first time.
+    One pool takes one round trip, several take two, and two more if some are used for the first time.
     """
     pipeline = _take(requests, token)
     ids = [request.pool.id for request in requests]
@@ -204,9 +204,9 @@ def _take_one(pool_id: str, pipeline: Any, view: Document) -> Operation[Document
                 return_document=ReturnDocument.AFTER,
             )
         except DuplicateKey:
-            continue  # another made it at the same time
+            continue  # another worker made it at the same time
         return document
-    raise DuplicateKey(f"places {pool_id} is made by many at once")
+    raise DuplicateKey(f"the permits of {pool_id} are being made by many at once; try again")
 
 
 def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operation[dict[str, Document]]:
@@ -233,7 +233,7 @@ def _granted(request: PermitRequest, document: Document, token: str) -> PermitGr
 def settle(
     taken: Iterable[PermitPool], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
 ) -> Operation[None]:
-    """Say when the tasks of a claim were claimed, and give back the places of those that it did not get."""
+    """Store the claim times of a claim's tasks, and give back the permits of tasks that it did not get."""
     ids, given_back = list(claimed), x.literal(list(lost))
     is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
 
@@ -262,7 +262,7 @@ def settle(
 
 @dataclass(frozen=True, slots=True)
 class HeldPermit:
-    """A place that a run takes up."""
+    """A permit that a run holds."""
 
     pool: PermitPool
     task_id: str
@@ -270,7 +270,7 @@ class HeldPermit:
 
 
 def give_back(held: Sequence[HeldPermit]) -> Operation[None]:
-    """Give places back whose runs are closed."""
+    """Give back the permits of closed runs."""
     yield from _give_back([entry.pool.id for entry in held], [(entry.task_id, entry.token) for entry in held])
 
 
@@ -287,17 +287,17 @@ def _give_back(pool_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Oper
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What came of a look for the dead."""
+    """The result of a search for permits of dead runs."""
 
     has_found: bool
-    #: How long until the first of the other leases lapses; None: there is none.
+    #: The time until the next of the other leases lapses; None: no run holds a lease.
     next_lapse: timedelta | None
 
 
 def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
-    """Give back the places of runs that are over and whose worker did not say so.
+    """Give back the permits of runs that ended and whose worker did not give them back.
 
-    A lapsed run is closed first, so that no ping that is under way can revive it.
+    A lapsed run is closed first, so that no late ping can revive it.
     """
     view = {"running": _RUNNING, "now": x.NOW}
     found = yield places("find", {"_id": {"$in": [pool.id for pool in crowded]}}, view)
@@ -323,7 +323,7 @@ def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
 
 
 def _settle_each(task_ids: Collection[str]) -> Operation[None]:
-    """Close their lapsed runs; what is malformed, or held up by an open transaction, keeps no other from it."""
+    """Close the lapsed runs of these tasks. A malformed or locked task does not hinder the others."""
     try:
         yield from claims.settle(sorted(task_ids))
     except DatabaseError:
@@ -333,18 +333,18 @@ def _settle_each(task_ids: Collection[str]) -> Operation[None]:
 
 
 def token_of(run_id: str) -> str:
-    """Return the token of the claim that made a run: what its group shares."""
+    """Return the token of the claim that made a run: the part of the run_id that its group shares."""
     return run_id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a task's document says of a run that has a place."""
+    """The state of a run that has a permit, as the task's document has it."""
 
     task_id: str
     is_running: bool
     lapses: datetime | None
-    #: Its task has ended: a run without a lease that can be read is not live there.
+    #: Whether its task has ended: then a run without a readable lease is not live.
     is_task_final: bool
 
     @property
@@ -353,7 +353,7 @@ class _Run:
 
 
 def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]]:
-    """Return the runs of these tasks by task and token: the part of a run_id that a claim's group shares."""
+    """Return the runs of these tasks by task_id and token."""
     view = {"task_state.status": 1}
     view |= {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "ping_expire_time")}
     found = yield tasks("find", filters.by_ids(sorted(task_ids)), view)

@@ -1,1 +1,1 @@
-"""Statements: expressions, filters and update pipelines, of which requests are made."""
+"""Statements: the expressions, filters and update pipelines that operations send."""

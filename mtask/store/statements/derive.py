@@ -1,6 +1,7 @@
-"""What follows from the rest of a task document: the stages with which every update begins and ends.
+"""The derived fields of a task: the first and the last stages of every update.
 
-Status, failed_cnt, next_preempt_time, finish_time and expire_time are computed nowhere else, so they cannot drift.
+Status, failed_cnt, next_preempt_time, finish_time and expire_time are computed here alone, so they cannot drift. The
+short statements, which write them for simple tasks, are held to this by a property test.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from mtask.store.statements import rules
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
 
-#: Where a pipeline keeps what its last stage needs; it is gone when that is done.
+#: The field in which a pipeline hands values to its last stage, which removes the field.
 _DERIVED = "_derived"
-#: Twice as far as others look: an update that had to wait is made with an old `$$NOW`.
+#: Twice as far as other workers look ahead: an update that had to wait still has the `$$NOW` of its start. In ms.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
@@ -32,7 +33,7 @@ def _encoded_once(make: Callable[[x.Expression], Sequence[Stage]]) -> tuple[Stag
 
 
 def close_lapsed(now: x.Expression = x.NOW) -> Pipeline:
-    """Mark lapsed runs TIMEOUT and count them."""
+    """Mark lapsed runs TIMEOUT and count them as failures."""
     return [*_encoded_once(_close_lapsed)] if now == x.NOW else _close_lapsed(now)
 
 
@@ -48,17 +49,17 @@ def _close_lapsed(now: x.Expression) -> Pipeline:
 
 
 def derive(now: x.Expression = x.NOW) -> Pipeline:
-    """Compute what follows from the rest of the document."""
+    """Compute the derived fields from the rest of the document."""
     return [*_encoded_once(_derive)] if now == x.NOW else _derive(now)
 
 
 def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
-    """Derive after what workers do all the time: streams leave it out where it is no news to the others."""
+    """Derive after a claim, ping or finish, and mark changes that do not concern other workers: streams skip them."""
     return [*_encoded_once(_derive_quietly)] if now == x.NOW else _derive_quietly(now)
 
 
 def _derive_quietly(now: x.Expression) -> Pipeline:
-    # Whoever is told too much loses a moment, whoever is told too little a task: what changes neither is not marked.
+    # A needless event costs a worker a moment; a missing event costs it a task. So in doubt the change is not marked.
     moment = f"${_DERIVED}.next"
     has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
     is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, NEAR_MS)]}]}
@@ -68,7 +69,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
 
 
 def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -> Pipeline:
-    # A stage reads the document as the one before it left it, so what the second computes from goes by `_derived`.
+    # The second stage needs the values that the first one computes, which `_derived` hands on.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
     retain = {
@@ -96,12 +97,12 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
 
 
 def finish_time(now: x.Expression) -> x.Expression:
-    """Return when a task that is finished now was finished first."""
+    """Return the time at which a task that is finished now was first finished."""
     return {"$ifNull": [f"{x.STATE}.finish_time", now]}
 
 
 def trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
-    """Drop the oldest closed runs beyond what the document keeps; successes of this round stay."""
+    """Drop the oldest closed runs beyond those that the document keeps. Successes of this round stay."""
     current_failed = {"$and": [{"$in": ["$$run.status", ["FAIL", "TIMEOUT"]]}, {"$ne": ["$$run.past", True]}]}
     current_canceled = {"$and": [{"$eq": ["$$run.status", "CANCELED"]}, {"$ne": ["$$run.past", True]}]}
     past = {"$eq": ["$$run.past", True]}

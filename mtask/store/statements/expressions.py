@@ -1,6 +1,6 @@
-"""The vocabulary of expressions: paths, literals and the small pieces of which rules, filters and updates are made.
+"""The vocabulary of expressions: paths, literals and small pieces for rules, filters and updates.
 
-Each expression is evaluated on a task document. Variables in `$let` and `$map` begin with a lower-case letter.
+The server evaluates each expression on a task document. Variables in `$let` and `$map` begin with a lower-case letter.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _FINAL = [status.value for status in sorted(FINAL_STATUSES)]
 
 
 def literal(value: Any) -> Expression:
-    """Return the value as it is: nothing in it is read as an expression."""
+    """Return the value as a literal: the server reads no part of it as an expression."""
     return {"$literal": value}
 
 
 def add_ms(instant: Expression, milliseconds: Expression) -> Expression:
-    """Return the instant that many milliseconds later."""
+    """Return the instant plus a number of milliseconds."""
     return {"$add": [instant, milliseconds]}
 
 
 def bucket(task_id: Expression = "$_id") -> Expression:
-    """Twin of buckets.bucket_of."""
-    low = {"$mod": [{"$toHashedIndexKey": task_id}, BUCKET_CNT]}  # below zero for every other task
+    """Twin of `buckets.bucket_of`."""
+    low = {"$mod": [{"$toHashedIndexKey": task_id}, BUCKET_CNT]}  # negative for half of the tasks
     return {"$mod": [{"$add": [low, BUCKET_CNT]}, BUCKET_CNT]}
 
 
@@ -58,10 +58,10 @@ def by_worker(worker_id: Expression) -> Expression:
 
 
 def exists(runs: Expression) -> Expression:
-    """Whether there are any."""
+    """Whether the array of runs is not empty."""
     return {"$gt": [{"$size": runs}, 0]}
 
 
 def is_final(status: Expression = STATUS) -> Expression:
-    """Whether the status is final, by default the stored one."""
+    """Whether the status is final; by default the stored status."""
     return {"$in": [status, _FINAL]}

@@ -1,4 +1,4 @@
-"""How a run ends, and what of that is written into it."""
+"""Outcomes: how a run ends, and the fields that its end writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtask.store.statements import rules
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ends, as the worker asks for it; the server's clock and rules do the rest."""
+    """The end of a run as the worker reports it. The server's clock and rules determine the rest."""
 
     task_id: str
     run_id: str
@@ -21,14 +21,14 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
-    #: Wait before the next try, in ms: None = by the task's options for a FAIL, else none, and it is due as before.
+    #: The delay before the next attempt, in ms. None: for a FAIL the delay of the task's options, else no delay.
     delay_ms: int | None = None
     jitter: float = 0.0
-    #: What the handler told last of its progress, if that is not written yet.
+    #: The progress that the handler reported last, if it is not written yet.
     progress: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return what is merged into the run."""
+        """Return the fields that are merged into the run."""
         if self.status is RunStatus.SUCCESS:
             return {"status": self.status.value, "returns": self.returns}
         merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
@@ -38,8 +38,8 @@ class Outcome:
 
 
 def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
-    """Return the delay of a FAIL by the task's options; null for a run that is handed back: it keeps its index."""
-    # Under a name of its own: inside the twin, $$run is each of the runs that it counts.
+    """Return the delay of a FAIL by the task's options; null for a run that is handed back."""
+    # The worker_id needs a variable of its own: inside the twin, $$run is each of the runs that it counts.
     own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": rules.worker_failures("$$workerId", now)}}
     by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
     delay = rules.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
@@ -47,17 +47,17 @@ def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> 
     return {"$cond": [is_fail, delay, None]}
 
 
-def progress_told(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
-    """Return what is merged into `$$run` of what its handler told last, if any of the handlers told anything."""
-    told = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
-    return [progress_of(told, now)] if told else []
+def reported_progress(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
+    """Return the expression that merges reported progress into `$$run`, in a list; empty if nothing was reported."""
+    reported = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
+    return [progress_of(reported, now)] if reported else []
 
 
 def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
-    """Return what is merged into `$$run` of the progress that is told of it."""
+    """Return the progress to merge into `$$run`: none if it was not reported for this run or is already stored."""
     index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
-    told = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
-    # What is there already stays as it is, its time too: its writer may not have heard yet that it was written.
-    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", told))
+    reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
+    # Equal progress keeps its time: its writer may repeat it because the first reply was lost.
+    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
     is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
     return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

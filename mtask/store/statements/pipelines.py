@@ -1,6 +1,6 @@
 """Update pipelines: every change that a worker makes to a task document.
 
-Each is: close what has lapsed, make the one change, derive.
+Each closes lapsed runs, makes its one change, and derives the rest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive, derive_routinely, trimmed
-from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, progress_told
+from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, reported_progress
 
 _CLOSED_WITHOUT_RESULT = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value]
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Preempt: close lapsed runs, append this worker's run if the rules allow, derive."""
+    """Preempt a task: append this worker's run if the rules allow it."""
     runs = _encoded_take(worker_id) if now == x.NOW else _take(worker_id, now)
     taken = {"$let": {"vars": {"runId": run_id}, "in": runs}}
     return [*close_lapsed(now), {"$set": {"task_state.worker_states": taken}}, *derive_routinely(now)]
@@ -33,7 +33,7 @@ def _encoded_take(worker_id: str) -> Stage:
 
 
 def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:
-    """Return the runs with one more, `$$runId` of this worker, where the rules allow it."""
+    """Return the runs, with this worker's run `$$runId` appended if the rules allow it."""
     worker = x.literal(worker_id)
     same_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, {"$eq": ["$$run.worker_id", worker]}, True]}
     attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
@@ -57,17 +57,17 @@ def new_run(
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
-    """Return the run_id of each task in a grouped claim: the group's random token and the task's index in it."""
+    """Return the run_id of each task in a group: the group's random token and the task's index in the group."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
     return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}
 
 
 def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
-    """Close the runs that the outcomes name, each by its run_id, and derive.
+    """Close the runs that the outcomes name.
 
-    One pipeline serves a group: each task looks its outcome up by `_id` in a literal array. The whole group
-    must be successes, or none of it, and holds one outcome per task.
+    One pipeline serves a group: each task finds its outcome by `_id` in a literal array. The group holds one outcome
+    per task. Either all of them are successes, or none.
     """
     ids = [outcome.task_id for outcome in outcomes]
     index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
@@ -81,7 +81,9 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), failure_delay(outcomes, mine, now)]}
         times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
-    closed = {"$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *progress_told(outcomes, now)]}
+    closed = {
+        "$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *reported_progress(outcomes, now)]
+    }
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
     change: dict[str, Any] = {
         "task_state.worker_states": {
@@ -105,10 +107,10 @@ def ping(
     progress: Mapping[str, Mapping[str, Any]] | None = None,
     session_id: str | None = None,
 ) -> Pipeline:
-    """Move the leases of these runs to `lease_ms` from now, never back, and derive.
+    """Extend the leases of these runs to `lease_ms` from now. A lease never becomes shorter.
 
-    `lease_ms`: of each run, by run_id, where they differ. `progress`: of some, by run_id. `session_id`: the session of
-    a transaction, named by the one run that is about to begin it.
+    `lease_ms`: one number, or a number for each run_id. `progress`: the progress of some runs, by run_id.
+    `session_id`: the session of the transaction that the one run is about to begin.
     """
     lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, _lease_of(lease_ms))]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]}
@@ -119,13 +121,13 @@ def ping(
         changes.append({"session_id": x.literal(session_id)})
     moved = {"$mergeObjects": changes}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
-    # A count that is none fails the ping, as it fails any other change: or nobody would meet it while the run lasts.
+    # Adding 0 fails the ping if failed_cnt is no number, as any other change fails; so the malformed task is noticed.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *derive_routinely(now)]
 
 
 def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
-    """Return how long `$$run`'s lease lasts: one literal where all last as long."""
+    """Return the length of the lease of `$$run`: a single number if all are equal."""
     if isinstance(lease_ms, int):
         return lease_ms
     lengths = set(lease_ms.values())
@@ -136,20 +138,20 @@ def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:
-    """Close lapsed runs and derive, taking nothing."""
+    """Close lapsed runs and derive; take nothing."""
     return [*close_lapsed(now), *derive(now)]
 
 
 class Kept(Enum):
-    """What of a document stays when it is marked FAIL: the less there is room for, the less is added."""
+    """How much of a document stays when it is marked FAIL. A fuller document leaves room for less."""
 
     ALL = "all"
-    RESULTS = "results"  #: closed runs without a SUCCESS make room for the reason
-    BARE = "bare"  #: not even the reason is added
+    RESULTS = "results"  #: closed runs without a SUCCESS are dropped, to make room for the reason
+    BARE = "bare"  #: the reason is left out, too
 
 
 def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW, kept: Kept = Kept.ALL) -> Pipeline:
-    """Turn a document that cannot be run into a FAIL that says why, keeping all that can be read."""
+    """Mark a document that cannot be run as FAIL with a reason; keep everything that can be read."""
     run = {
         "run_id": x.literal(f"malformed-{task_id}" if kept is Kept.ALL else "malformed"),
         "worker_id": x.literal(worker_id),

@@ -1,6 +1,6 @@
-"""Update pipelines: every change that a client makes to a task document.
+"""Update pipelines: every change that a client makes to a task document; and the document of a new task.
 
-Each is: close what has lapsed, make the one change, derive. A new task's document is made here, too.
+Each change closes lapsed runs, makes its one change, and derives the rest.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimme
 
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
-    """Return a new task's document, or the expression that makes it.
+    """Return a new task's document, or the expression of it.
 
-    `fixed` holds _id, name, key, queue, params and task_option; `start` is its start_time, None for at once.
+    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time; None: at once.
     """
     state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
     if start is not None:
@@ -33,9 +33,9 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
 
 
 def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
-    """Insert the task if there is none; leave an existing one exactly as it is (an upsert by `_id`)."""
+    """Insert the task if it does not exist; leave an existing one exactly as it is (an upsert by `_id`)."""
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-    # One literal: the server would parse each value of it apart.
+    # One literal for all fields, so that the server does not parse each value as an expression.
     made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
@@ -48,7 +48,7 @@ def republish(
     clean_success: bool,
     now: x.Expression = x.NOW,
 ) -> Pipeline:
-    """Change an existing task: replace queue, params, task_option and start_time, drop closed runs, derive."""
+    """Change an existing task: replace queue, params, task_option and start_time, and drop closed runs."""
     pipeline = close_lapsed(now)
     if replacement is not None:
         pipeline.append(
@@ -78,7 +78,7 @@ def republish(
 
 
 def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
-    """Return what says since when the task is in this queue, and where it was before; nothing where it stays."""
+    """Return queue_time and former_queues, which change only if the task moves to another queue."""
     former = f"{x.STATE}.former_queues"
     others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
     before = {"$cond": [{"$isArray": [former]}, others, []]}
@@ -95,7 +95,7 @@ def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
 
 
 def _one_more_if_any(dropped: list[str]) -> x.Expression:
-    """Return how many publishes have dropped runs, with this one if it drops any of these statuses."""
+    """Return the number of publishes that dropped runs, plus 1 if this one drops a run of these statuses."""
     count = f"{x.STATE}.clean_cnt"
     one_more = {"$add": [{"$ifNull": [count, 0]}, 1]}
     has_any = {"$gt": [{"$size": x.runs_where({"$in": ["$$run.status", dropped]})}, 0]}
@@ -103,7 +103,7 @@ def _one_more_if_any(dropped: list[str]) -> x.Expression:
 
 
 def cancel(now: x.Expression = x.NOW) -> Pipeline:
-    """Ask for the end: at once where nobody holds it, else through the worker that does."""
+    """Request the end of a task: at once if no run holds it, else through the worker that holds it."""
     return [
         *close_lapsed(now),
         {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
@@ -112,9 +112,9 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
-    """Open a finished task for a new round: closed runs become past; successes too if `everything`.
+    """Open a finished task for a new round: closed runs become past, successes only with `everything`.
 
-    A finished task can have live runs, where concurrent_worker_cnt was lowered: they belong to the new round.
+    A finished task can have live runs if concurrent_worker_cnt was lowered. They belong to the new round.
     """
     staying = [RunStatus.RUNNING.value, *([] if everything else [RunStatus.SUCCESS.value])]
     aged = {"$cond": [{"$in": ["$$run.status", staying]}, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
@@ -134,5 +134,5 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
 
 
 def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
-    """Replace the options and derive."""
+    """Replace the options."""
     return [{"$set": {"task_option": x.literal(option.stored())}}, *close_lapsed(now), *derive(now)]

@@ -1,11 +1,11 @@
 """Server-side twins of `mtask.model.rules` and `mtask.model.backoff`: aggregation expressions of the same names.
 
-Each is evaluated on a task document; `now` is an expression, `$$NOW` in the engine and a fixed date in the
-property test that holds both sides together.
+The server evaluates each on a task document. `now` is an expression: `$$NOW` in the engine, and a fixed date in the
+property test that compares both sides.
 
-What an expression costs the server is its size, each time an update is parsed, and what is evaluated per document. So
-`$$succeeded` (S) and `$$live` (R) are computed once, by `_bound`, around whatever needs them, and the conditions that
-decide most often, and at the least cost, come first.
+The server parses an expression with each update and evaluates it for each document, so both its size and its
+evaluation cost. `_bound` computes `$$succeeded` (S) and `$$live` (R) once for all expressions inside. Conditions that
+decide often and cheaply come first.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _COUNTED = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value]
 
 
 def is_run_live(now: Expression) -> Expression:
-    """Twin of Run.is_live, on `$$run`."""
+    """Twin of `Run.is_live`, for `$$run`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$gt": ["$$run.ping_expire_time", now]}]}
 
 
 def is_run_lapsed(now: Expression) -> Expression:
-    """Twin of Run.is_lapsed, on `$$run`."""
+    """Twin of `Run.is_lapsed`, for `$$run`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$lte": ["$$run.ping_expire_time", now]}]}
 
 
 def succeeded_workers(runs: Expression = RUNS) -> Expression:
-    """S, as a set of worker_ids."""
+    """Return S as a set of worker_ids."""
     succeeded = runs_where(current(has_status(RunStatus.SUCCESS)), runs)
     return {"$setUnion": [{"$map": {"input": succeeded, "as": "run", "in": "$$run.worker_id"}}]}
 
 
 def live_runs(now: Expression) -> Expression:
-    """R, as an array of runs."""
+    """Return R as an array of runs."""
     return runs_where(current(is_run_live(now)))
 
 
 def _bound(now: Expression, body: Expression) -> Expression:
-    """Return `body`, in which S is `$$succeeded` and R is `$$live`."""
+    """Return `body` with S bound to `$$succeeded` and R to `$$live`."""
     return {"$let": {"vars": {"succeeded": succeeded_workers(), "live": live_runs(now)}, "in": body}}
 
 
 def failures(now: Expression) -> Expression:
-    """F."""
+    """Return F."""
     return {"$add": [f"{STATE}.failed_cnt", {"$size": runs_where(current(is_run_lapsed(now)))}]}
 
 
 def worker_failures(worker_id: Expression, now: Expression) -> Expression:
-    """One worker's own failed and timed-out runs of this round."""
+    """Return the number of one worker's failed and timed-out runs of this round."""
     counted = {"$or": [{"$in": ["$$run.status", _COUNTED]}, is_run_lapsed(now)]}
     return {"$size": runs_where(current(by_worker(worker_id), counted))}
 
@@ -86,14 +86,14 @@ def _names_workers() -> Expression:
 
 
 def is_worker_exhausted(worker_id: Expression, now: Expression) -> Expression:
-    """Whether this worker has used up its own limit, or ended in a final failure."""
+    """Whether this worker has used up its own limit or had a final failure."""
     over = {"$gt": [worker_failures(worker_id, now), f"{OPTION}.max_unexpected_retries"]}
     failed_finally = exists(runs_where(current(_is_final_failure(), by_worker(worker_id))))
     return {"$or": [failed_finally, {"$and": [_has_limit(), over]}]}
 
 
 def is_exhausted(now: Expression) -> Expression:
-    """Whether the limit is used up, or a run ended in a final failure."""
+    """Whether the limit is used up or a run ended in a final failure."""
     return _bound(now, _is_exhausted(now))
 
 
@@ -113,19 +113,19 @@ def _is_exhausted(now: Expression) -> Expression:
 
 
 def status(now: Expression) -> Expression:
-    """What the task is at `now`. A final status stays."""
+    """Return the task's status at `now`. A final status stays."""
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.status"}}
 
 
 def next_preempt_time(now: Expression) -> Expression:
-    """The earliest moment at which someone could take the task or settle it; null if it is final."""
+    """Return the earliest moment at which some worker could take or settle the task; null if it is final."""
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
 
 
 def derived(now: Expression) -> Expression:
-    """Return `status` and `next`, the next preemption time, null if the status is final."""
+    """Return `status` and `next`: the next_preempt_time, null if the status is final."""
     has_live = exists("$$live")
-    # Not asked for where no place is free beside live runs: nothing follows from it then.
+    # Where live runs take all seats, nothing depends on the limit, and it is not evaluated.
     matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
     open_status = {
         "$switch": {
@@ -167,7 +167,7 @@ def derived(now: Expression) -> Expression:
 
 
 def _seats() -> Expression:
-    # k; where a malformed task has none, 1: or it would count as a SUCCESS that nobody ran.
+    # At least 1: a malformed task without k would count as a SUCCESS that no worker ran.
     return {"$max": [f"{OPTION}.concurrent_worker_cnt", 1]}
 
 
@@ -176,7 +176,7 @@ def _is_success() -> Expression:
 
 
 def has_free_seat(now: Expression) -> Expression:
-    """Whether S + R < k."""
+    """Whether a seat is free: S + R < k."""
     return _bound(now, _has_free_seat())
 
 
@@ -190,24 +190,24 @@ def is_admitted(worker_id: Expression) -> Expression:
 
 
 def due_time() -> Expression:
-    """When the task itself is due: its start_time, else its creation."""
+    """Return when the task is due for the first time: its start_time, else its create_time."""
     return {"$ifNull": [f"{STATE}.start_time", f"{STATE}.create_time"]}
 
 
 def retry_time(worker_id: Expression) -> Expression:
-    """The end of the retry delay that binds this worker, or null."""
+    """Return the end of the retry delay that binds this worker, or null."""
     binding = runs_where(current({"$or": [{"$not": [_is_worker_scope()]}, by_worker(worker_id)]}))
     return {"$max": {"$map": {"input": binding, "as": "run", "in": "$$run.retry_time"}}}
 
 
 def ready_time(worker_id: Expression) -> Expression:
-    """From when on this worker may take the task, as far as start and retry delay go."""
-    # $max leaves null and missing values out.
+    """Return the earliest time at which due time and retry delay let this worker take the task."""
+    # $max ignores null and missing values.
     return {"$max": [due_time(), retry_time(worker_id)]}
 
 
 def is_candidate(worker_id: Expression, now: Expression) -> Expression:
-    """Whether this worker could take the task if it is due: every condition but time and place."""
+    """Whether this worker may take the task as soon as it is due and has a free seat."""
     holds = {"$or": [is_run_live(now), has_status(RunStatus.SUCCESS)]}
     return {
         "$and": [
@@ -220,7 +220,7 @@ def is_candidate(worker_id: Expression, now: Expression) -> Expression:
 
 def may_take(worker_id: Expression, now: Expression) -> Expression:
     """Whether this worker may take the task at `now`."""
-    # That S does not reach k already follows from a free place.
+    # A free seat implies that S is below k.
     return {
         "$and": [
             {"$not": [is_final()]},
@@ -233,7 +233,7 @@ def may_take(worker_id: Expression, now: Expression) -> Expression:
 
 
 def free_seat_times(now: Expression) -> Expression:
-    """For each worker that could take a free place, from when on; unnamed workers make one entry."""
+    """Return the time from which each candidate could take a free seat. All unnamed workers share one entry."""
     named = {
         "$map": {
             "input": {
@@ -252,7 +252,7 @@ def free_seat_times(now: Expression) -> Expression:
 
 
 def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:
-    """The wait in ms after that many failed runs."""
+    """Return the delay after `failure_count` failed runs, in ms."""
     base = f"{OPTION}.unexpected_retry_delay_ms"
     limit = {"$ifNull": [f"{OPTION}.retry_max_delay_ms", MAX_DURATION_MS]}
     exponent = {"$min": [{"$max": [{"$subtract": [failure_count, 1]}, 0]}, 64]}
@@ -268,7 +268,7 @@ def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:
 
 
 def kept_runs() -> Expression:
-    """How many closed runs of this round stay in the document, successes aside."""
+    """Return the number of closed runs of this round that stay in the document, successes not counted."""
     per_worker = {"$add": [f"{OPTION}.max_unexpected_retries", 1]}
     named = {"$multiply": [per_worker, {"$size": f"{OPTION}.specific_worker_ids"}]}
     over_workers = {"$cond": [_names_workers(), named, MAX_COUNTED_RUNS]}

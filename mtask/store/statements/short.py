@@ -1,9 +1,9 @@
-"""The commonest case, said shortly: a task that wants one worker, whoever it is, and that nobody has begun.
+"""Short statements for simple tasks: one worker, any worker, and no earlier run in this round.
 
-The general statements know every rule, and what they cost most, where they are sent for one task, is the server's
-reading of them: 17 KB for a claim. For a plain task next to nothing of them applies, so there are twins of a tenth of
-that. The guards name all that the twins take for granted, so what is not plain, or not any more, is not matched: the
-general statements decide on it, as on everything else.
+The general statements contain every rule: 17 KB for a claim. Sent for a single task, most of their cost is the server's
+parsing. A simple task needs few of the rules, so these statements have a tenth of that size. Their guards state
+everything that they assume. A task that is not simple, or no longer, does not match and is left to the general
+statements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 from mtask.store.statements.derive import NEAR_MS, Pipeline, finish_time
 from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
-from mtask.store.statements.outcome import Outcome, progress_told
+from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
@@ -26,7 +26,7 @@ _WANTS_ONE = [
 
 
 def looks_simple(document: str) -> x.Expression:
-    """Whether a document that was just inserted, at this path, is plain: only a guess, the guards decide."""
+    """Whether the inserted document at this path looks simple. This is a guess: the guards decide."""
     return {
         "$and": [
             {"$eq": [f"{document}.task_option.concurrent_worker_cnt", 1]},
@@ -37,8 +37,8 @@ def looks_simple(document: str) -> x.Expression:
 
 
 def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are plain, due, and that nobody has begun in this round or an earlier one."""
-    # Compared as expressions: a match by field would look into arrays.
+    """Match those of these tasks that are simple and due and have no run of this round or an earlier one."""
+    # Expressions, because a match by field would also match inside arrays.
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [rules.due_time(), now]},
@@ -53,7 +53,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Make of an unbegun task what `pipelines.claim` makes of it."""
+    """Change an unbegun task as `pipelines.claim` would."""
     lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
     is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
     changed = {
@@ -68,15 +68,15 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
 
 
 def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are plain, and held under a live lease by the run of their outcome alone."""
+    """Match those of these tasks that are simple and whose only run is the outcome's, with a live lease."""
     task_ids, run_ids = [outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes]
-    # Of the one run that there is: nothing is looked for among runs and run_ids.
+    # There is just one run, so no array is searched.
     conditions = [
         {"$eq": [{"$size": x.RUNS}, 1]},
         {"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},
         {"$eq": [f"{x.RUNS}.status", [RunStatus.RUNNING.value]]},
         {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},
-        {"$eq": [f"{x.RUNS}.past", []]},  # it is of this round
+        {"$eq": [f"{x.RUNS}.past", []]},  # the run is of this round
         {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
         *_WANTS_ONE,
     ]
@@ -84,11 +84,11 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter
 
 
 def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
-    """Make of tasks that are held alone what `pipelines.finish` makes of them with these successes, one for each."""
+    """Change tasks that are held alone as `pipelines.finish` would with these successes, one per task."""
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
     merged = _of_task(outcomes, [outcome.fields() for outcome in outcomes])
-    closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *progress_told(outcomes, now)]}
+    closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *reported_progress(outcomes, now)]}
     changed = {
         RUNS: [{"$let": {"vars": {"run": {"$arrayElemAt": [x.RUNS, 0]}}, "in": closed}}],
         "task_state.status": TaskStatus.SUCCESS.value,
@@ -102,7 +102,7 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
 
 
 def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
-    """Return the value that belongs to the task at hand: there is one for each outcome."""
+    """Return the task's own value out of `values`, which holds one for each outcome."""
     if len(values) == 1:
         return x.literal(values[0])
     index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}

@@ -1,1 +1,1 @@
-"""Change streams: what wakes a worker, and the events that clients follow."""
+"""Change streams: the wake-ups of workers, and the events that clients follow."""

@@ -1,7 +1,7 @@
-"""Which runs of a task a change of its document touched, and what it made of them; pure.
+"""From a change of a task's document: the runs that it touched, and their changed fields. Pure.
 
-A change names by their indexes the runs that differ from those that stood there before. Most of the time these are the
-same runs. Where old ones were left out, others stand in their indexes.
+A change names runs by their index in the array. Usually the run at an index stays the same. When old runs are dropped,
+the others move to lower indexes, and the change names the fields that differ from the former run at each index.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _RUNNING, _TIMEOUT = RunStatus.RUNNING.value, RunStatus.TIMEOUT.value
 
 
 class Runs:
-    """The runs of a document, to be found by what a change says of them, however many there are."""
+    """The runs of a document, indexed by the fields that a change names, so that many runs cost little."""
 
     def __init__(self, runs: Sequence[Document]) -> None:
         self._runs = runs
         self._found: dict[tuple[str, ...], dict[Any, list[Document]]] = {}
 
     def at(self, index: int) -> Document:
-        """Return the run that stands there, empty where there is none."""
+        """Return the run at this index, or an empty one."""
         return self._runs[index] if index < len(self._runs) else {}
 
     def having(self, fields: Mapping[str, Any]) -> Sequence[Document]:
-        """Return the runs that have these values, texts or instants."""
+        """Return the runs with these values, which are strings or instants."""
         values = tuple(fields.values())
         if not all(map(_can_be_found, values)):
             return ()
@@ -48,7 +48,7 @@ class Runs:
 
 
 def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[Document]]:
-    """Return the runs by their values of these fields; without those in which one is no text and no instant."""
+    """Return the runs by their values of these fields. A run is left out if a value is neither string nor instant."""
     found: dict[Any, list[Document]] = {}
     for run in runs:
         values = tuple(run.get(name) for name in names)
@@ -58,32 +58,32 @@ def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[
 
 
 def _can_be_found(value: Any) -> bool:
-    return type(value) is str or isinstance(value, datetime)  # BSON's code is a str, too, and has no hash
+    return type(value) is str or isinstance(value, datetime)  # BSON code is a subclass of str that has no hash
 
 
 def updated_fields(description: Document) -> dict[str, Any]:
-    """Return what a change has set, by path."""
+    """Return the fields that a change has set, by path."""
     updated = dict(description.get("updatedFields") or {})
     state = updated.get(_STATE)
-    if isinstance(state, Mapping):  # it was no document before
+    if isinstance(state, Mapping):  # task_state was no document before
         updated |= {f"{_STATE}.{field}": value for field, value in state.items()}
     return updated
 
 
 def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
-    """Yield each run that the change touched and what was changed of it; the oldest first.
+    """Yield each run that the change touched, with its changed fields; the oldest first.
 
-    `runs`: those of the document as it is now. They add what the change does not say of a run, if it is still there.
-    How many are yielded, and what has become of them, does not depend on them.
+    `runs`: the runs of the document as it is now. They supply fields that the change does not name, if the run still
+    exists. The number of yielded runs and their changed fields do not depend on them.
     """
     removed = dict.fromkeys(description.get("removedFields") or ())
-    updated: Document = {**removed, **updated_fields(description)}  # None: taken out
+    updated: Document = {**removed, **updated_fields(description)}  # None: removed
     is_cut = any(array.get("field") == RUNS for array in description.get("truncatedArrays") or ())
     changed, written = by_index(updated)
     stored = Runs(runs)
     named = {index: changed[index] for index in sorted(changed) if "run_id" in changed[index]}
     if named.keys() <= written and len(named) == 1 and not is_cut and RUNS not in updated:
-        named = {}  # it was added, and the others stand where they did
+        named = {}  # one run was appended, and no other moved
     in_order = [index for index in sorted(changed) if index not in named]
     ends = _ends(changed)
     for index in in_order:
@@ -94,7 +94,7 @@ def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tu
 
 
 def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
-    """Return what was changed of the run in each index, and the indexes of those that were written whole."""
+    """Return the changed fields of the run at each index, and the indexes of runs that were written whole."""
     values, whole = dict(updated), updated.get(RUNS)
     if isinstance(whole, list):
         runs = ((index, run) for index, run in enumerate(whole) if isinstance(run, Mapping) and "run_id" in run)
@@ -121,7 +121,7 @@ def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a run that a change has written, and how many it has written alike before it and in all."""
+    """The end of a run that a change wrote; and among the equal ends of that change its rank, and their count."""
 
     fields: Mapping[str, Any]
     rank: int
@@ -145,35 +145,35 @@ def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
 
 
 def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Document:
-    """Return the run that stood there when it was changed, if it is still there: others may stand there by now."""
+    """Return the run that the change touched, if the document still has it; another run may have its index by now."""
     if "run_id" in fields:
         return fields
     at_index = runs.at(index)
     if end is None:
-        return at_index if has_told(at_index, fields.get("progress")) else {}
+        return at_index if has_reported(at_index, fields.get("progress")) else {}
     same = runs.having(end.fields)
     if len(same) == end.count:
         return same[end.rank]
     return at_index if same and all(at_index.get(name) == end.fields[name] for name in end.fields) else {}
 
 
-def has_told(run: Document, progress: Any) -> bool:
-    """Whether it is this run that told that progress."""
+def has_reported(run: Document, progress: Any) -> bool:
+    """Whether this run reported that progress."""
     last = run.get("progress")
-    first, told = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
+    first, reported = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
     until = last.get("time") if isinstance(last, Mapping) else None
-    if isinstance(first, datetime) and isinstance(told, datetime) and isinstance(until, datetime):
-        return first <= told <= until
+    if isinstance(first, datetime) and isinstance(reported, datetime) and isinstance(until, datetime):
+        return first <= reported <= until
     return False
 
 
 def _just_claimed(
     named: Mapping[int, Document], updated: Document, runs: Runs, *, has_closed: bool
 ) -> Iterator[tuple[Document, Document]]:
-    """Yield the run that a claim has added where it left old ones out, after those that it closed.
+    """Yield the run that a claim appended while it dropped old runs; before it the runs that the claim closed.
 
-    The others stand in other indexes since, told whole or by the fields in which they differ from who stood there
-    before: a status that is the same is not among these. `has_closed`: it was told of one that stands where it did.
+    The other runs have moved. The change names them whole, or by the fields that differ from the former run at the
+    index, so an equal status is missing. `has_closed`: a closed run that did not move was already yielded.
     """
     index = max(named)
     newest = named[index]
@@ -187,26 +187,24 @@ def _just_claimed(
         closed = [run for run in named.values() if _is_closed_at(newest.get("claim_time"), run)]
         for run in closed:
             yield known(run), {"status": _TIMEOUT}
-        if not closed and not has_closed:  # left out as soon as it was closed
+        if not closed and not has_closed:  # the closed run was dropped at once
             yield {}, {"status": _TIMEOUT}
     yield known(newest), {"status": _RUNNING}
 
 
 def _is_claim(index: int, run: Document, updated: Document) -> bool:
-    """Whether the change that moved the runs, or wrote them all, has added this one, which is the last."""
+    """Whether a claim made this change, which moved or rewrote the runs, and appended this last run."""
     has_ended = any(run.get(name) is not None for name in END_TIMES)
     if has_ended or run.get("status", _RUNNING) != _RUNNING:
         return False
     if _CLEAN_CNT in updated or "task_state.finish_time" in updated or updated.get(_FAILED_CNT) == 0:
-        return (
-            False  # published again, and cleaned, or a new round; the count is missing where an older version cleaned
-        )
-    # A claim leaves old ones out beyond these; it writes them all where there was none.
+        return False  # a publish cleaned the task or a new round began; older versions cleaned without the count
+    # A claim only drops runs beyond KEPT_RUNS. It rewrites the whole array if that was empty.
     return index >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
 
 
 def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:
-    """Whether the claim of that instant has closed this run; one that ended in the same ms still had its lease."""
+    """Whether the claim at that instant closed this run. A run that ended in the same ms still had its lease."""
     fail_time, lease = run.get("fail_time"), run.get("ping_expire_time")
     if not isinstance(fail_time, datetime) or fail_time != claim_time or run.get("status", _TIMEOUT) != _TIMEOUT:
         return False

@@ -1,8 +1,8 @@
-"""Events: what happens to tasks, told by what each change of a document says; pure.
+"""Events of tasks, derived from the changes of their documents. Pure.
 
-Each change that the engine makes names exactly the fields that it changed, so what has happened, and how many events
-that makes, follows from the change alone, in the order of the changes, once. Which run it was, and in which queue, the
-document says that was looked up, as far as it is proven to be the same task's (`mtask.store.streams.lookup`).
+Each change names exactly the fields that it changed. So the kind and the number of events follow from the change alone,
+and their order from the order of the changes. The looked-up document supplies the run and the queue, but only if it
+is proven to belong to the same task (`mtask.store.streams.lookup`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _FINAL = frozenset(status.value for status in FINAL_STATUSES)
 
 
 class EventKind(StrEnum):
-    """What has happened."""
+    """The kind of an event."""
 
     PUBLISHED = "published"
     CLAIMED = "claimed"
     PROGRESS = "progress"
     SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
-    FAILED = "failed"  #: a run ended as FAIL, or the task did without one
+    FAILED = "failed"  #: a run ended as FAIL, or the task did without a run
     TIMED_OUT = "timed_out"  #: a run's lease lapsed
-    CANCELED = "canceled"  #: a run was handed back, or the task canceled that nobody held
-    REOPENED = "reopened"  #: a finished task is open again: retry, rerun or a publish that cleaned it
+    CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
+    REOPENED = "reopened"  #: a finished task is open again, by retry, rerun or a publish that cleaned it
     REMOVED = "removed"
 
 
@@ -53,23 +53,24 @@ _OF_TASK = {
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """One thing that happened to a task."""
+    """One event of a task."""
 
     kind: EventKind
     task_id: str
     time: datetime  #: by the server's clock
-    queue: str | None = None  #: at that time; None where the task was gone, or was another, when the event was read
-    #: None where the run had been left out of the document, or the task was gone, when the event was read.
+    #: At that time; None if the task no longer existed, or was published anew, when the event was read.
+    queue: str | None = None
+    #: None if the document no longer held the run, or the task no longer existed, when the event was read.
     run_id: str | None = None
     worker_id: str | None = None
     attempt: int | None = None
-    #: What the task is from then on, where that changed with it; a final status is its end.
+    #: The new status of the task, if the event changed it. A final status is the task's end.
     task_status: TaskStatus | None = None
-    reason: str | None = None  #: of a run that did not succeed
-    #: 0 to 1, and the message beside it. Of either that stayed as it was: None where more was told before it was read.
+    reason: str | None = None  #: why a run did not succeed
+    #: The progress, 0 to 1, and its message. A part that did not change is None if there has been a newer report since.
     progress: float | None = None
     message: str | None = None
-    #: Give it to `events(after=...)` to go on right after this event.
+    #: Pass it to `events(after=...)` to continue right after this event.
     token: str = ""
 
     @property
@@ -84,14 +85,14 @@ class TaskEvent:
 
     @property
     def is_end(self) -> bool:
-        """Whether the task has finished with it."""
+        """Whether the task finished with this event."""
         return self.task_status is not None and self.task_status.is_final
 
 
 def events_of(change: Document) -> list[TaskEvent]:
-    """Return what a change says has happened: nothing, one event, or several, in order.
+    """Return the events of a change, in order; there may be none or several.
 
-    How many these are does not depend on the document.
+    Their number does not depend on the looked-up document.
     """
     task_id = change.get("documentKey", {}).get("_id")
     if not isinstance(task_id, str):
@@ -112,7 +113,7 @@ def events_of(change: Document) -> list[TaskEvent]:
 
 
 def is_in_doubt(change: Document) -> bool:
-    """Whether the document that was looked up may be another task's than the change's, or in another queue by now."""
+    """Whether the looked-up document may belong to another task, or its task may have moved to another queue."""
     if change["operationType"] != "update" or not isinstance(change.get("fullDocument"), Mapping):
         return False
     document = lookup.document_of(change)
@@ -122,7 +123,7 @@ def is_in_doubt(change: Document) -> bool:
 def _with_status(
     found: list[TaskEvent], updated: Document, task_id: str, time: datetime, queue: str | None
 ) -> list[TaskEvent]:
-    """Say with the last event what the task is now; where no run tells of it, that is an event of its own."""
+    """Add the task's new status to the last event; if no run has an event, make one for the status."""
     status = updated.get(_STATUS)
     if type(status) is not str or status not in TaskStatus.__members__:
         return found
@@ -143,18 +144,18 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if type(status) is str and status in _OF_RUN:  # BSON's code is a str, too, and has no hash
+        if type(status) is str and status in _OF_RUN:  # BSON code is a subclass of str that has no hash
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 
 def _event(
     kind: EventKind, run: Document, progress: Document, task_id: str, time: datetime, queue: str | None
 ) -> TaskEvent:
-    # Today's document may know of an end that this event did not.
+    # The document may be newer than the event and contain an end that the event must not report.
     is_end = kind not in (EventKind.PROGRESS, EventKind.CLAIMED)
     times = END_TIMES if is_end else ("claim_time",) if kind is EventKind.CLAIMED else ()
     stored = run.get("progress")
-    # The change names what is new of it. The rest is known from the document as long as nothing was told since.
+    # The change names only new parts of the progress. The document supplies the rest if no newer progress is stored.
     if kind is EventKind.PROGRESS and isinstance(stored, Mapping) and stored.get("time") == progress.get("time"):
         progress = {**stored, **progress}
     fraction = progress.get("fraction")
@@ -173,5 +174,5 @@ def _event(
 
 
 def _text(value: Any) -> str | None:
-    """Return what is text; a document may hold anything."""
+    """Return the value if it is a string, else None: a document may hold anything."""
     return value if type(value) is str else None

@@ -1,8 +1,8 @@
-"""What a document that was looked up tells of a change: only what is proven to be of that very task; pure.
+"""Use of a looked-up document for a change, only if it is proven to belong to the same task. Pure.
 
-A change names what was changed. The rest, such as whose run it was and in which queue, is looked up, and the document
-is then as it is when the change is read: its task may have been moved to another queue since, or removed and published
-again under the same key, with other data in another queue.
+A change names the changed fields. The document supplies the rest, such as the run's worker and the queue. But it is the
+document at the time of reading: since the change, the task may have moved to another queue, or may have been removed
+and published again under the same key, with other data.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.documents import runs_in
-from mtask.store.streams.changes import Runs, by_index, has_told, updated_fields
+from mtask.store.streams.changes import Runs, by_index, has_reported, updated_fields
 
 Document = Mapping[str, Any]
-#: Marks a change whose document is as it was right after the change.
+#: Marks a change whose document is the one right after the change.
 IS_EXACT = "is_exact"
 _NONE: Document = {}
-#: Once written these stay as they are as long as the run is there.
+#: Fields of a run that never change once they are written.
 _LASTING = ("run_id", "claim_time", "success_time", "fail_time")
-#: An update that had to wait is made with the `$$NOW` of its begin: what is so near to a move may lie on either side.
+#: An update that had to wait has the `$$NOW` of its start. A change this near to a move may lie on either side of it.
 _NEAR = timedelta(seconds=60)
 
 
 def document_of(change: Document) -> Document:
-    """Return what is known of the document of a change; nothing of one that may be another task's."""
+    """Return the document of a change, or an empty one if it may belong to another task."""
     document = change.get("fullDocument")
     if not isinstance(document, Mapping):
         return _NONE
@@ -34,7 +34,7 @@ def document_of(change: Document) -> Document:
 
 
 def queue_of(change: Document, document: Document) -> str | None:
-    """Return the queue of the task at the change, given what is known of its document; None: not known."""
+    """Return the queue of the task at the time of the change; None if it is not certain."""
     queue = updated_fields(change.get("updateDescription") or _NONE).get("queue", _NONE)
     if queue is _NONE:
         was_known = change["operationType"] != "update" or change.get(IS_EXACT) is True
@@ -43,14 +43,14 @@ def queue_of(change: Document, document: Document) -> str | None:
 
 
 def _is_before(document: Document, instant: datetime) -> bool:
-    """Whether the task was in its present queue by then."""
+    """Whether the task was certainly in its present queue at that instant."""
     state = document.get("task_state")
     moved = state.get("queue_time") if isinstance(state, Mapping) else None
     return moved is None or (isinstance(moved, datetime) and instant - moved >= _NEAR)
 
 
 def _is_same(described: Document, document: Document) -> bool:
-    """Whether an instant that the change has written still stands in the document."""
+    """Whether the document still contains an instant that the change wrote."""
     updated, state = updated_fields(described), document.get("task_state")
     if _has_instant(updated, "quiet_time", document):
         return True
@@ -62,7 +62,7 @@ def _is_same(described: Document, document: Document) -> bool:
         is_telling = any(isinstance(value, datetime) for value in written.values())
         if is_telling and runs.having(written):
             return True
-        if has_told(runs.at(index), fields.get("progress")):
+        if has_reported(runs.at(index), fields.get("progress")):
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""What a reader of events asks of the server: its stream of changes, and a task's document as it was at a change."""
+"""The requests of a reader of events: its stream of changes, and a task's document at the time of a change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN_FIELDS = (
     "fail_reason",
     "progress",
 )
-#: What an event may tell of a document, and what proves that it is the document of the change.
+#: The fields that events report, and those that prove to which task a document belongs.
 _VIEW = (
     "queue",
     "quiet_time",
@@ -44,28 +44,28 @@ _VIEW = (
 
 
 class Detail(IntEnum):
-    """How much of a change is sent. No change may be larger than a document may be."""
+    """How much of a change the server sends. A change must not exceed the size limit of a document."""
 
     FULL = 0
-    WITHOUT_DOCUMENT = 1  #: what was changed alone; the document is looked up apart
-    NAME = 2  #: that there was a change
+    WITHOUT_DOCUMENT = 1  #: the changed fields alone; the document is read separately
+    NAME = 2  #: only that there was a change
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Whose changes a reader wants; None: anybody's."""
+    """The tasks whose changes a reader wants; None: any."""
 
     names: Sequence[str] | None = None
     queues: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     task_id: str | None = None
-    #: Whether it needs to know of the document what the change does not say.
+    #: Whether the reader needs fields of the document that a change does not name.
     needs_document: bool = True
 
     def pipeline(self, detail: Detail = Detail.FULL) -> list[Document]:
-        """Return the stages that leave other tasks' changes out, and of the documents what can be large.
+        """Return the stages that exclude other tasks' changes, and those fields of the documents that can be large.
 
-        Of the changes in other queues some are let through: which queue it was is decided by `events.events_of`.
+        Some changes of other queues pass: `events.events_of` decides about the queue.
         """
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}
         if self.task_id is not None:
@@ -118,22 +118,22 @@ class Opening:
 
 
 def _id() -> Document:
-    """Return the task's id where it is text: stages may be reordered."""
+    """Return the task's id, or ":" if it is no string: the server may reorder stages."""
     return {"$cond": [{"$eq": [{"$type": "$documentKey._id"}, "string"]}, "$documentKey._id", ":"]}
 
 
 def in_oplog(instant: datetime) -> Timestamp:
-    """Return an instant as the oplog counts; raise ValueError or OverflowError."""
+    """Return an instant as a timestamp of the oplog; raise ValueError or OverflowError."""
     return Timestamp(instant, 0)
 
 
 def place_in_oplog(seconds: int, ordinal: int) -> Timestamp:
-    """Return a change's place in the oplog; raise ValueError."""
+    """Return a change's position in the oplog; raise ValueError."""
     return Timestamp(seconds, ordinal)
 
 
 def with_document_then(change: Mapping[str, Any]) -> Operation[Document]:
-    """Return the change with the document as it was then, without it where the server does not keep it so long."""
+    """Return the change with the document of that time, or without it if the server no longer has it."""
     find = command(
         "find",
         TASKS,
@@ -150,5 +150,5 @@ def with_document_then(change: Mapping[str, Any]) -> Operation[Document]:
     except DatabaseUnavailable:
         raise
     except DatabaseError:
-        pass  # five minutes later, by default, and where the collection was made or changed since
+        pass  # too old (five minutes by default), or the collection was made or changed since
     return {**change, "fullDocument": found[0] if found else None, IS_EXACT: bool(found)}

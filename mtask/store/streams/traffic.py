@@ -1,47 +1,47 @@
-"""How densely a server is written to, told from its replies: what it costs to wait for news there depends on it."""
+"""The density of writes on a server, estimated from its replies: the cost of waiting in a stream depends on it."""
 
 from __future__ import annotations
 
 from enum import Enum
 from math import inf
 
-#: Writes a second, of any kind and by anybody, from which on it is dense; and below which it is not any more.
+#: Traffic becomes dense at the first rate and ceases to be dense below the second. In writes a second, of all clients.
 DENSE_FROM, DENSE_UNTIL = 1_000.0, 500.0
-#: Writes a second from which on there is some traffic.
+#: The rate from which there is some traffic, in writes a second.
 SOME_FROM = 50.0
-#: How long it counts as dense after it was last seen to be, and as some traffic after that or news, in seconds: the end
-#: of a group is not the end of the load.
+#: Traffic counts as dense for this time after it was last dense, and as some traffic for this time after that or after
+#: an event, in seconds: load comes in bursts.
 DENSE_LASTS, SOME_LASTS = 2.0, 5.0
-#: Between two times that are compared, in seconds at least.
+#: The least time between two replies that are compared, in seconds.
 WINDOW = 0.2
 
 
 class Density(Enum):
-    """How much is written to a server, whoever writes it."""
+    """The rate of writes to a server, by all clients."""
 
-    STILL = "still"  #: next to nothing
+    STILL = "still"  #: almost no writes
     SOME = "some"
     DENSE = "dense"
 
 
 class Traffic:
-    """Tells the density of the writes to a server; there is some traffic until more is known.
+    """Estimates the density of writes on a server. It begins with `SOME`.
 
-    MongoDB numbers its writes anew in each second: two of its replies tell how many there were in between, or, where
-    another second has begun, how many at least.
+    MongoDB numbers the writes of each second. So two replies tell the number of writes in between, or a lower bound if
+    another second has begun.
     """
 
     def __init__(self, now: float) -> None:
-        """`now`, here and below: monotonic, in seconds."""
+        """`now`, here and below: a monotonic time, in seconds."""
         self._second, self._number = -1, 0
         self._seen_at = -inf
         self._dense_at, self._some_at = -inf, now
         self.density = Density.SOME
 
     def note(self, second: int, number: int, now: float, *, is_news: bool = False) -> None:
-        """Take the server's last write, as a reply told it: the second, and its number in that.
+        """Record the server's last write from a reply: its second, and its number in that second.
 
-        `is_news`: the reply brought something.
+        `is_news`: the reply contained an event.
         """
         if is_news:
             self._some_at = now

@@ -1,11 +1,11 @@
-"""The change stream: what a worker is woken for, and nothing else.
+"""The worker's change stream: it lets through only the changes that concern the worker.
 
-One stream per worker process, over the database, on a client of its own. Its filter compares an event's own
-server time (`wallTime`) with what the event says, so it holds no instant that would age. No `updateLookup`:
-inserts carry what the queue needs, updates are hints that one batched read resolves.
+Each worker process has one stream over the database, on a client of its own. The filter compares times in an event
+with the event's own server time (`wallTime`), so it contains no instant that ages. There is no `updateLookup`: inserts
+carry the fields that the queue needs, and one batched read resolves the updates.
 
-Who waits in a stream is woken, on the server, by each single write to it, to find that it is no news: 30 us and more.
-So where writes are dense it is not waited for: what came is read every 20 ms.
+On the server each write wakes every waiting stream, even if the filter then drops the change: 30 us and more. So when
+writes are dense, the worker does not wait in the stream but reads it every 20 ms.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
-#: How long the server waits for an event before it answers that there is none, in ms. Where something is written it
-#: answers soon, so that it is seen how much; and after no part of a second: answers fall into ever other parts of one.
+#: The time after which the server answers without an event, in ms. With some traffic it is short, so that the answers
+#: show the rate of writes. A second is no multiple of 700 ms, so the answers fall into different parts of a second.
 MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
-#: Between two reads where writes are dense, in seconds.
+#: The pause between two reads when writes are dense, in seconds.
 _REST = 0.02
 
 
 class EventKind(Enum):
-    """What an event is about."""
+    """The kind of an event."""
 
-    TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or malformed
-    TASK_CHANGED = "changed"  #: a task's preemption time moved inside the horizon, or a holder must look
-    WORKER_ORDER = "control"  #: something is asked of this worker
-    PEERS_CHANGED = "peers"  #: a worker came or went
-    SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; that one has fired is no news
-    CONTROLS_CHANGED = "rules"  #: what holds for a queue or a task name
+    TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or is malformed
+    TASK_CHANGED = "changed"  #: a task becomes due within the horizon, or its holder must read it
+    WORKER_ORDER = "control"  #: a client gave this worker an order
+    PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
+    SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
+    CONTROLS_CHANGED = "rules"  #: a control of a queue or a task name changed
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event."""
+    """One event of the worker's stream."""
 
     kind: EventKind
     task_id: Any = None
-    #: name, queue, priority, status and preempt_time of an inserted task, as far as it has them.
+    #: Of an inserted task: name, queue, priority, status and next_preempt_time, as far as it has them.
     document: Document | None = None
-    #: Whether an inserted task looks as if the short statements would do for it.
+    #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False
-    #: The new preemption time of a changed task, if that is what changed.
+    #: The new next_preempt_time of a changed task, if that changed.
     preempt_time: datetime | None = None
-    #: Whether some worker holds it now; None where that did not change.
+    #: Whether a worker holds the task now; None if that did not change.
     is_begun: bool | None = None
-    #: Whether a holder must look: options changed, or the end is asked for.
+    #: Whether the task's holder must read it, because options changed or the end is requested.
     concerns_holder: bool = False
 
 
@@ -87,7 +87,7 @@ def _is_soon(instant: x.Expression, horizon_ms: int) -> x.Expression:
 
 
 def _updates_under(prefix: str) -> x.Expression:
-    """Whether an update touches this field or one below it; false for events of other kinds."""
+    """Whether an update changes this field or one below it; false for other kinds of events."""
     updated = {"$map": {"input": {"$objectToArray": "$updateDescription.updatedFields"}, "as": "f", "in": "$$f.k"}}
     truncated = {"$map": {"input": "$updateDescription.truncatedArrays", "as": "f", "in": "$$f.field"}}
     names = {"$concatArrays": [{"$ifNull": [updated, []]}, {"$ifNull": [truncated, []]}]}
@@ -130,7 +130,7 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
                 {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
                 {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
-                # Who removes asks for the end first; and a purge of old tasks is no news to anybody.
+                # A removal requests the end first, and a purge of finished tasks concerns no worker.
                 {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
             ],
             "default": True,
@@ -164,8 +164,8 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
             "default": {"$not": [_updates_under("schedule_state")]},
         }
     }
-    # Plain conditions are tested on the oplog itself. What is left out there costs the server half of an event that an
-    # expression must look at, and nearly all that workers do is marked as quiet.
+    # These conditions are evaluated on the oplog entry: half the cost of an event built for `$expr`. Nearly all changes
+    # by workers are marked with quiet_time and end here.
     is_heard = {"ns.coll": {"$in": _HEARD}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
     return [
         {"$match": is_heard},
@@ -192,21 +192,21 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 
 
 class Stream:
-    """An open change stream. Any error means: close it, drop it, open a new one and scan again."""
+    """An open change stream. After any error: close it, open a new one and scan again."""
 
     def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
         self._store = store
         self._wanted = wanted
         self._traffic = Traffic(monotonic())
-        #: What it was opened for.
+        #: The density for which the stream was opened.
         self.density = self._traffic.density
-        #: It takes down what the server says of its last write.
+        #: The session records the time of the server's last write.
         self._session: AsyncClientSession
         self._cursor: AsyncDatabaseChangeStream[Document]
 
     @classmethod
     async def open(cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int) -> Stream:
-        """Open the stream from now on. Raises errors of DatabaseError."""
+        """Open a stream that begins now. Raises DatabaseError."""
         stream = cls(store, pipeline(worker_id, queues, horizon_ms))
         with bounded(_OPEN_TIMEOUT):
             stream._session = store.client.start_session(causal_consistency=False)
@@ -232,10 +232,10 @@ class Stream:
         return self._cursor.alive
 
     async def next(self) -> Event | None:
-        """Return the next event, or None where none came for a while. Raises DatabaseError."""
+        """Return the next event, or None if none came for a while. Raises DatabaseError."""
         if self._traffic.density is not self.density and self.is_open:
             await self._turn()
-        with bounded(None):  # the stream's client has a socket timeout beyond what the server waits
+        with bounded(None):  # the socket timeout of this client exceeds the server's wait
             change = await self._cursor.try_next()
         written = self._session.operation_time
         if written is not None:
@@ -247,9 +247,9 @@ class Stream:
         return None
 
     async def _turn(self) -> None:
-        """Go on where it is, at another pace: how long the server waits is said when a stream is opened."""
+        """Reopen the stream at its present position: the server's wait is only set when a stream is opened."""
         token = self._cursor.resume_token
-        if token is not None:  # else there would be a gap
+        if token is not None:  # without a token there would be a gap
             self.density = self._traffic.density
             with bounded(_OPEN_TIMEOUT):
                 await self._cursor.close()

@@ -1,1 +1,1 @@
-"""Requests on the collection of tasks."""
+"""Operations on the collection of tasks."""

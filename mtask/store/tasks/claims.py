@@ -1,4 +1,4 @@
-"""The engine's changes of tasks: claim, ping, finish, settle, quarantine; and reading back what became of them."""
+"""The engine's changes of tasks: claim, ping, finish, settle and quarantine; and the read-back after a lost reply."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mtask.store.tasks import finding, sessions
 
 Document = dict[str, Any]
 
-#: For updates by `_id` whose guards could tempt the planner to another index.
+#: The hint for updates by `_id`: their guards could lead the planner to another index.
 BY_ID = "_id_"
 
-#: A reason of so many letters fits where there is little room.
+#: The length of a shortened reason, in characters.
 _SHORT = 80
 
 
@@ -38,12 +38,12 @@ def claim(
     *,
     are_simple: bool = False,
 ) -> Operation[list[Document]]:
-    """Preempt as many of these tasks as the rules allow; return those documents, with this worker's run in each.
+    """Preempt as many of these tasks as the rules allow; return their documents, each with this worker's new run.
 
-    One task is one round trip, several are two. `token` is fresh random text; the run_ids are made from it. `timeout`:
-    None = as long as an operation may take. `also`: what they must match beside. `are_simple`: they look it, so what
-    does for plain tasks is sent first. Of several the rest is claimed as ever; one that is not plain is left as if
-    another worker had it.
+    One task takes one round trip, several take two. `token` is fresh random text, from which the run_ids are made.
+    `timeout`: None = the usual limit of an operation. `also`: further guards. `are_simple`: the tasks look simple, so
+    the short statement is sent first. Those of several tasks that are not simple are then claimed by the general
+    statement; a single task that is not simple is left, as if another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
@@ -57,7 +57,7 @@ def claim(
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
-        # What the short one took may be due again: this process may have stood still for longer than a lease.
+        # The process may have stood still for longer than a lease, so tasks of the short claim may be due again.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
         claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if not claimed_cnt:
@@ -72,12 +72,12 @@ def _claim_by_all_rules(
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
-    """Return the run_id that a claim with this token gives to each task."""
+    """Return the run_id of each task in a claim with this token."""
     return {task_id: f"{token}-{place}" for place, task_id in enumerate(task_ids)}
 
 
 def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
-    """Return those of these tasks that a claim with this token took: also the read-back after a lost reply."""
+    """Return those of these tasks that a claim with this token took. It is also the read-back after a lost reply."""
     run_ids = list(run_ids_of(task_ids, token).values())
     found: list[Document] = yield tasks("find", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
     return found
@@ -91,10 +91,10 @@ def run_of(document: Document, run_id: str) -> Document | None:
 def finish(
     outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_simple: bool = False
 ) -> Operation[set[str]]:
-    """Close these runs; return the run_ids whose outcome stands. The others had lost their lease.
+    """Close these runs; return the run_ids whose outcome is stored. The other runs had lost their lease.
 
-    `timeout`: None = as long as an operation may take. `is_simple`: try first what does for the successes of plain
-    tasks. Call it again after an error: what was finished stays finished, and is told so.
+    `timeout`: None = the usual limit of an operation. `is_simple`: the tasks look simple, so successes try the short
+    statement first. After an error call it again: runs that are already finished stay so and are returned, too.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
@@ -112,7 +112,7 @@ def finish(
 
 
 def finished(outcomes: Sequence[Outcome], timeout: timedelta | None = None) -> Operation[set[str]]:
-    """Return the run_ids whose run stands as the outcome says: the read-back after a miss or a lost reply."""
+    """Return the run_ids whose run has the outcome's status. It is the read-back after a miss or a lost reply."""
     wanted = {outcome.run_id: outcome.status.value for outcome in outcomes}
     states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted), timeout)
     return {run_id for run_id, status in states.items() if status == wanted[run_id]}
@@ -135,7 +135,7 @@ def run_statuses(
 
 
 def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
-    """Close one run inside the caller's transaction; return whether it still held its lease."""
+    """Close one run in the caller's transaction; return whether the run still held its lease."""
     result = yield tasks(
         "update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), pipelines.finish([outcome])
     )
@@ -143,7 +143,7 @@ def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
 
 
 def set_returns(task_id: str, run_id: str, returns: Any) -> Operation[None]:
-    """Add what a handler returned after its transaction had recorded the SUCCESS."""
+    """Store the value that a handler returned after its transaction had recorded the SUCCESS."""
     fence = {"_id": task_id, filters.RUNS: {"$elemMatch": {"run_id": run_id, "status": RunStatus.SUCCESS.value}}}
     yield tasks("update_one", fence, {"$set": {f"{filters.RUNS}.$.returns": returns}})
 
@@ -166,13 +166,13 @@ def ping(
     timeout: timedelta | None = None,
     session_id: str | None = None,
 ) -> Operation[list[Document]]:
-    """Move the leases of these runs (run_id to task_id); return their tasks as they are after it.
+    """Extend the leases of these runs, given as run_id to task_id; return their tasks afterwards.
 
-    `lease_ms`: how long the leases last, of each run where they differ. `progress` is what is told of some of them, by
-    run_id. `timeout`: None = as long as an operation may take. `session_id`: the session of the transaction that the
+    `lease_ms`: the length of the leases, or of each by run_id. `progress`: the reported progress of some runs, by
+    run_id. `timeout`: None = the usual limit of an operation. `session_id`: the session of the transaction that the
     one run is about to begin.
 
-    A run that is not RUNNING in what comes back, or whose task is not there at all, has lost its lease.
+    A run has lost its lease if it is not RUNNING in the answer, or if the answer lacks its task.
     """
     task_ids, run_ids = list(runs.values()), list(runs)
     guard = filters.held_runs(task_ids, run_ids)
@@ -184,48 +184,48 @@ def ping(
             return []
         if "now" in document:
             return [document]
-        # The driver sent it again after a lost reply: that answer is the image that the server kept of the first one,
-        # without what a projection computes.
+        # The driver repeated the ping after a lost reply. The server then answers with its stored image of the
+        # document, which lacks computed fields such as `now`.
         return (yield from held(task_ids, timeout))
     yield tasks("update_many", guard, pipeline).within(timeout)
     return (yield from held(task_ids, timeout))
 
 
 def held(task_ids: Sequence[str], timeout: timedelta | None = None) -> Operation[list[Document]]:
-    """Return what a holder must know of its tasks: its run, whether it is still admitted, whether to stop."""
+    """Return the parts of tasks that their holder needs: its run, the admitted workers, and whether to stop."""
     found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW).within(timeout)
     return found
 
 
 def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
-    """Mark the lapsed runs of these tasks TIMEOUT; return how many tasks changed."""
-    with suppress(DatabaseError):  # it is tried again with the next settlement
+    """Mark the lapsed runs of these tasks TIMEOUT; return the number of tasks that changed."""
+    with suppress(DatabaseError):  # the next settlement tries again
         yield from sessions.end_lapsed(task_ids)
     result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(timeout)
     return int(result.modified_count)
 
 
 def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
-    """Mark runs TIMEOUT that lapsed at least `grace_ms` ago and that nobody preempted; return how many tasks."""
+    """Mark runs TIMEOUT that lapsed at least `grace_ms` ago without a preemption; return the number of tasks."""
     task_ids = yield from finding.lapsed(grace_ms, limit)
     return (yield from settle(task_ids)) if task_ids else 0
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text, cut to so many letters."""
+    """Return the text, cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:
-    """Mark a document FAIL with the reason; return whether it was not so before.
+    """Mark a malformed document FAIL with a reason; return whether this call did it.
 
-    Where 16 MB leave no room, closed runs without a SUCCESS make place for a short reason; where that does not do, the
-    FAIL says nothing. Raises DocumentTooLarge where not even that fits. `timeout`: of each try, None = as long as an
-    operation may take.
+    If the document has too little room below 16 MB, closed runs without a SUCCESS are dropped for a short reason. If
+    that is not enough, the FAIL has no reason. Raises DocumentTooLarge if not even that fits. `timeout`: limit of each
+    attempt; None = the usual limit of an operation.
     """
     guard = filters.not_quarantined(document_id)
-    told = {Kept.ALL: reason, Kept.RESULTS: shortened(reason, _SHORT), Kept.BARE: ""}
-    for kept, words in told.items():
+    reasons = {Kept.ALL: reason, Kept.RESULTS: shortened(reason, _SHORT), Kept.BARE: ""}
+    for kept, words in reasons.items():
         try:
             pipeline = pipelines.quarantine(str(document_id), worker_id, words, kept=kept)
             result = yield tasks("update_one", guard, pipeline).within(timeout)

@@ -1,4 +1,4 @@
-"""What the engine reads of tasks: batch queries for what is due, and tasks as the rules need them."""
+"""The engine's reads of tasks: batch queries for due tasks, and the fields that the rules need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RUN_RULES = (
     "past",
 )
 
-#: What the rules need of a task, nothing that can be large, and the server's time.
+#: The fields that the rules need, none of which can be large, and the server's time.
 RULE_VIEW: Mapping[str, Any] = {
     "name": 1,
     "key": 1,
@@ -57,12 +57,12 @@ SCAN_VIEW: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one batch query found."""
+    """The result of one batch query."""
 
     documents: list[Document]
     server_time: datetime | None
     is_complete: bool
-    #: Some of it is not yet due.
+    #: Whether some of the tasks are not yet due.
     has_future: bool
 
 
@@ -76,10 +76,9 @@ def scan(
     also: Sequence[filters.Filter] = (),
     timeout: timedelta | None = None,
 ) -> Operation[Scan]:
-    """Return what this worker could take within the horizon, highest priority first, then longest due.
+    """Return the tasks that this worker could take within the horizon: highest priority first, then longest due.
 
-    `left_out`: limit_keys that are not looked for. `also`: what is to be matched beside. `timeout`: None = as long as
-    an operation may take.
+    `left_out`: limit_keys to exclude. `also`: further guards. `timeout`: None = the usual limit of an operation.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
@@ -96,7 +95,7 @@ def scan_begun(
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
-    """Do as `scan` for what some worker has begun, the longest due first: it may stand far behind in a long backlog."""
+    """Scan the RUNNING tasks alone, the longest due first: in a long backlog `scan` may not reach them."""
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
     begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
@@ -122,25 +121,25 @@ def _is_future(document: Document, now: datetime | None) -> bool:
 
 
 def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
-    """Return these tasks as the rules need them, each with the server's time as `now`."""
+    """Return the fields of these tasks that the rules need, each with the server's time as `now`."""
     found: list[Document] = yield tasks("find", filters.by_ids(task_ids), RULE_VIEW)
     return found
 
 
 def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Document]]:
-    """Do as `look` for those of these tasks that someone may take within the horizon; the others are left out."""
+    """Return the same as `look`, but only for tasks that some worker may take within the horizon."""
     found: list[Document] = yield tasks("find", filters.due_tasks_within(task_ids, horizon_ms), RULE_VIEW)
     return found
 
 
 def read(document_id: Any) -> Operation[Document | None]:
-    """Return a whole document, whatever its `_id` is, or None: one at a time, as each may have 16 MB."""
+    """Return one whole document, or None; its `_id` may be of any type. Read one at a time: each may have 16 MB."""
     found: Document | None = yield tasks("find_one", {"_id": {"$eq": document_id}})
     return found
 
 
 def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
-    """Return the tasks with runs that lapsed at least `grace_ms` ago and that nobody preempted."""
+    """Return the `_id` of tasks with runs that lapsed at least `grace_ms` ago without a preemption."""
     found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
     return [document["_id"] for document in found]
 
@@ -152,7 +151,7 @@ def undiscoverable(limit: int) -> Operation[list[Document]]:
 
 
 def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
-    """Return at most so many names of waiting tasks in these queues that are not among `names`."""
+    """Return at most `limit` names of waiting tasks in these queues that are not among `names`."""
     unserved: list[str] = []
     while len(unserved) < limit:
         found = yield tasks(

@@ -1,4 +1,4 @@
-"""Publishing: insert once, whoever calls and however often; what happens to an existing task is the caller's choice."""
+"""Publishing: however often a task is published, it is inserted once. A policy decides about existing tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPLACED = ("queue", "params", "task_option")
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A checked task, ready to be published."""
+    """A validated task, ready to be published."""
 
     task_id: str
     name: str
@@ -29,11 +29,11 @@ class NewTask:
     queue: str
     params: Any
     task_option: Mapping[str, Any]
-    #: When it may start: an instant, a wait from the server's now, or None for at once.
+    #: The start: an instant, a delay from the server's time, or None for at once.
     start: datetime | timedelta | None = None
 
     def fixed(self) -> dict[str, Any]:
-        """Return the part of the document that does not depend on the clock."""
+        """Return the fields that do not depend on the clock."""
         return {
             "_id": self.task_id,
             "name": self.name,
@@ -44,19 +44,19 @@ class NewTask:
         }
 
     def start_expression(self) -> x.Expression:
-        """Return start_time as an expression on the server's clock."""
+        """Return start_time as an expression of the server's clock."""
         if isinstance(self.start, timedelta):
             return x.add_ms(x.NOW, milliseconds(self.start))
         return self.start
 
     def start_at(self, now: datetime) -> datetime | None:
-        """Return start_time, given the server's now."""
+        """Return start_time for a given time of the server."""
         return now + self.start if isinstance(self.start, timedelta) else self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of a task that exists already."""
+    """The policy for a task that exists already."""
 
     if_exists: IfExists = "keep"
     clean_failed: bool = False
@@ -65,13 +65,13 @@ class Policy:
 
     @property
     def changes_existing(self) -> bool:
-        """Whether an existing task is touched at all."""
+        """Whether publishing may change an existing task."""
         return self.if_exists == "update" or self.clean_failed or self.clean_success
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What publish did: whether the task is new, and if not, whether it was changed."""
+    """The result of a publish: whether the task is new, and if not, whether it was changed."""
 
     task_id: str
     created: bool
@@ -79,14 +79,14 @@ class Published:
 
 
 def milliseconds(duration: timedelta) -> int:
-    """Return a duration in whole ms, rounded up: a task never starts early."""
+    """Return a duration in ms, rounded up, so that no task starts early."""
     return -(-duration // timedelta(milliseconds=1))
 
 
 def publish(task: NewTask, policy: Policy) -> Operation[Published]:
-    """Publish one task. One round trip, or two where an existing one is changed.
+    """Publish one task, in one round trip, or two if an existing task changes.
 
-    Raises TaskExists or TaskRunning as the policy says.
+    Raises TaskExists or TaskRunning, depending on the policy.
     """
     for _ in range(_RACES):
         if (yield from _insert(task)):
@@ -103,13 +103,13 @@ def _insert(task: NewTask) -> Operation[bool]:
         try:
             result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
         except DuplicateKey:
-            continue  # another publisher was faster: the next try finds its task
+            continue  # another publisher was faster; the next attempt finds its task
         return result.upserted_id is not None
     return False
 
 
 def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
-    """Apply the policy; return whether it changed the task, or None if the task has gone meanwhile."""
+    """Apply the policy; return whether it changed the task, or None if the task no longer exists."""
     if policy.if_exists == "reject":
         raise TaskExists(task.task_id)
     if not policy.changes_existing:
@@ -136,10 +136,10 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
 def publish_many(
     batch: Sequence[NewTask], policy: Policy, *, in_session: bool
 ) -> Operation[list[Published | Exception]]:
-    """Publish many tasks; return for each what happened, in order: the result, or TaskExists or TaskRunning.
+    """Publish many tasks; return for each, in order, its result or a TaskExists or TaskRunning.
 
-    New tasks are one bulk insert with the server's time, read once for the call. Inside a transaction a
-    duplicate must not raise, so there it is one bulk upsert.
+    New tasks go in one bulk insert with the server's time, which is read once per call. In a transaction an error
+    would abort the transaction, so a bulk upsert takes its place, where a duplicate is no error.
     """
     first: dict[str, int] = {}
     for index, task in enumerate(batch):

@@ -1,4 +1,4 @@
-"""What clients ask of tasks: read, search, count, cancel, run again, change options, remove."""
+"""The operations of clients on tasks: read, search, count, cancel, run again, change options, remove."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def get(task_id: str) -> Operation[Document]:
 
 
 def find(criteria: Mapping[str, Any], limit: int, *, newest_first: bool = True) -> Operation[list[Document]]:
-    """Return the matching tasks' documents, by creation."""
+    """Return the documents of matching tasks, ordered by creation."""
     order = [("task_state.create_time", -1 if newest_first else 1), ("_id", 1)]
     found: list[Document] = yield tasks("find", filters.search(criteria), sort=order, limit=limit)
     return found
 
 
 def count(criteria: Mapping[str, Any]) -> Operation[int]:
-    """Return how many tasks match."""
+    """Return the number of tasks that match."""
     matched = filters.search(criteria)
     counted: int = yield tasks("count_documents", matched) if matched else tasks("estimated_document_count")
     return counted
 
 
 def cancel(task_id: str) -> Operation[Document]:
-    """Cancel, or ask the holding worker to stop; return the task after it. A finished task stays as it is."""
+    """Cancel a task, or ask its worker to stop; return the task afterwards. A finished task stays as it is."""
     return (yield from _change({"_id": task_id}, requests.cancel(), task_id))
 
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
-    """Open a finished task for a new round; return it. Without `everything` only a FAIL or CANCELED one."""
+    """Open a finished task for a new round; return it. Without `everything` it must be FAIL or CANCELED."""
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = filters.final(task_id, allowed)
     document: Document | None = yield tasks(
@@ -59,7 +59,7 @@ def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
 
 
 def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Document]:
-    """Change options of a task; return it. Raises UnknownOption, InvalidOption or TaskNotFound."""
+    """Change options of a task; return the task. Raises UnknownOption, InvalidOption or TaskNotFound."""
     check_option_names(changes)
     for _ in range(_RACES):
         document = yield from get(task_id)
@@ -72,11 +72,11 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
         )
         if changed is not None:
             return changed
-    raise InvalidOption("task_option", "it is being changed by others all the time; call again")
+    raise InvalidOption("task_option", "other clients keep changing it; call again")
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task; return whether it was there. A live run is asked to stop first, so that it ends at once."""
+    """Remove a task; return whether it existed. A live run is first asked to stop, so that it ends at once."""
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
     result = yield tasks("delete_one", {"_id": task_id})
@@ -84,7 +84,7 @@ def remove(task_id: str) -> Operation[bool]:
 
 
 def statistics() -> Operation[list[Document]]:
-    """Return counts per queue, name and status, with the oldest due time of what waits."""
+    """Return the number of tasks per queue, name and status, each with the earliest next_preempt_time."""
     group = {
         "_id": {"queue": "$queue", "name": "$name", "status": "$task_state.status"},
         "count": {"$sum": 1},

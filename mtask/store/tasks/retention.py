@@ -1,6 +1,7 @@
-"""What is removed of tasks: all that match, or of a queue all but the newest. In batches, by `_id`.
+"""Removal of tasks: all that match a filter, or all finished tasks of a queue but the newest.
 
-Each batch reads ids first and deletes those that still match: a task that is run again meanwhile stays.
+Removal goes in batches. Each batch reads ids first, then deletes those that still match, so a task that is run again
+meanwhile stays.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, rules
 
-#: Tasks that are removed by one command.
+#: The most tasks that one command removes.
 BATCH = 500
 
 
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
-    """Match the tasks that are to be purged: those of the criteria that no live run holds and that are old enough."""
+    """Match the tasks to purge: they match the criteria, no live run holds them, and they are old enough."""
     matched = filters.search(criteria)
     conditions: list[x.Expression] = [{"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}]
     if older_than_ms is not None:
@@ -30,13 +31,13 @@ def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters
 
 
 def count(matched: filters.Filter) -> Operation[int]:
-    """Return how many match."""
+    """Return the number of tasks that match."""
     counted: int = yield tasks("count_documents", matched)
     return counted
 
 
 def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bool]]:
-    """Remove some of what matches; return how many, and whether there may be more."""
+    """Remove up to `limit` matching tasks; return their number, and whether more may match."""
     most = min(limit, BATCH)
     found = yield tasks("find", matched, {"_id": 1}, limit=most)
     ids = [document["_id"] for document in found]
@@ -47,16 +48,16 @@ def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bo
 
 
 def prepare_keep() -> Operation[None]:
-    """Make the index that finds the newest of a queue; who keeps all does not pay for it."""
+    """Make the index that finds the newest finished tasks of a queue. Databases that keep all tasks do without it."""
     yield from setup.make_finished_index()
 
 
 def remove_older(
     queue: str, statuses: Sequence[TaskStatus], keep: int, also: Sequence[filters.Filter] = ()
 ) -> Operation[int]:
-    """Remove a batch of what a queue holds of finished tasks beyond the newest so many; return how many were found.
+    """Remove a batch of a queue's finished tasks beyond the newest `keep`; return how many were found.
 
-    `also` is what must hold, too, when they are removed.
+    `also`: further guards of the removal.
     """
     assert set(statuses) <= FINAL_STATUSES
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
@@ -67,7 +68,7 @@ def remove_older(
     times = [when for when in (finish_time_of(document) for document in found) if when is not None]
     if not times:
         return 0
-    # One that has been run again since and finished anew is among the newest now.
+    # A task that has since been run again and finished again is now one of the newest.
     ids = [document["_id"] for document in found]
     guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
     yield tasks("delete_many", filters.with_guards(guard, also))
@@ -75,7 +76,7 @@ def remove_older(
 
 
 def finish_time_of(document: Mapping[str, Any]) -> datetime | None:
-    """Return when a task finished; None where a malformed document does not tell."""
+    """Return when a task finished; None if a malformed document has no valid time."""
     state = document.get("task_state")
     when = state.get("finish_time") if isinstance(state, Mapping) else None
     return when if isinstance(when, datetime) else None

@@ -1,7 +1,7 @@
-"""Sessions that dead workers left open: their transactions keep documents locked until the server ends them.
+"""Sessions that dead workers left open: their transactions lock documents until the server ends them.
 
-A run names the session of its transaction in its document before the transaction begins. So whoever rescues the task
-can have the server end that session at once.
+A run writes the session of its transaction into the task's document before the transaction begins. So the worker that
+rescues the task can let the server end that session at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 
-#: How long the read, and the command, may take: a rescue waits for both.
+#: The limit of the read and of the command: a rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)
 _FIELDS = ("status", "ping_expire_time", "session_id")
 _VIEW = {**{f"{filters.RUNS}.{field}": 1 for field in _FIELDS}, "now": x.NOW}
 
 
 def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
-    """End the sessions that lapsed runs of these tasks name; return the tasks concerned.
+    """End the sessions that lapsed runs of these tasks name; return the ids of those tasks.
 
-    The server's clock tells, in the same read, whether a lease has lapsed, and the session of a run that committed
-    under its lease is the only one that is used again: so no live run's transaction is ended. Call it before a lapsed
-    run is closed. A user may end its own sessions without a further right; one of another user stays as it is.
+    No live run's transaction is ended: the same read compares the lease with the server's clock, and a session is only
+    used again after its run committed with a live lease. Call this before a lapsed run is closed. A user may end their
+    own sessions without a further right. Sessions of other users stay.
     """
     found = yield tasks("find", filters.naming_sessions(task_ids), _VIEW, hint="_id_").within(_TIMEOUT)
     by_session = {session: document["_id"] for document in found for session in _lapsed_in(document)}
@@ -41,12 +41,12 @@ def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
 
 
 def end(sessions: Sequence[UUID]) -> Operation[None]:
-    """Have the server forget sessions of this client that are not used again."""
+    """Let the server forget sessions of this client that will not be used again."""
     yield command("endSessions", [as_document(session) for session in sessions]).within(_TIMEOUT)
 
 
 def as_document(session: UUID) -> dict[str, Any]:
-    """Return how commands name a session; the server adds who is asking."""
+    """Return a session in the form that commands take. The server adds the user."""
     return {"id": Binary(session.bytes, UUID_SUBTYPE)}
 
 
@@ -57,5 +57,5 @@ def _lapsed_in(document: dict[str, Any]) -> Iterator[UUID]:
             if isinstance(lease, datetime) and lease <= document["now"] and isinstance(named, str):
                 try:
                     yield UUID(named)
-                except ValueError:  # written by hand
+                except ValueError:  # somebody wrote it by hand
                     continue

@@ -1,4 +1,4 @@
-"""The handler's transaction: its own writes and the run's SUCCESS commit together, or not at all."""
+"""The handler's transaction: its writes and the run's SUCCESS commit together, or not at all."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _OPTIONS: dict[str, Any] = {
 
 
 def start(session: SyncSession) -> None:
-    """Start a transaction: nothing is sent before its first statement."""
+    """Start a transaction. The driver sends nothing before its first statement."""
     session.start_transaction(**_OPTIONS)
 
 
 async def start_async(session: AsyncSession) -> None:
-    """Start a transaction: nothing is sent before its first statement."""
+    """Start a transaction. The driver sends nothing before its first statement."""
     await session.start_transaction(**_OPTIONS)
 
 
 def id_of(session: SyncSession | AsyncSession) -> UUID:
-    """Return the id by which the server knows a session."""
+    """Return the server's id of a session."""
     return UUID(bytes=bytes(session.session_id["id"]))
 
 
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:
-    """Write the SUCCESS and commit, to be run in the session; raise LeaseLost, and nothing may be committed.
+    """Write the SUCCESS and commit; run this operation in the session. After a LeaseLost nothing may be committed.
 
-    A commit whose reply was lost is sent again, which repeats nothing, as long as the lease may be trusted.
+    If the reply to the commit is lost, the commit is sent again while the lease can be trusted. This repeats no write.
     """
     if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):
         raise LeaseLost(outcome.task_id, outcome.run_id)
@@ -58,17 +58,17 @@ def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[No
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the transaction met another write, or the server left it: it left no trace, try again."""
+    """Whether the transaction met another write or the server aborted it. It left no trace and can be tried again."""
     return _has_label(error, "TransientTransactionError")
 
 
 def conflict_reason(error: BaseException) -> str:
-    """Return what the driver says of a conflict, in one line."""
+    """Return the driver's message about a conflict, in one line."""
     return first_line(error)
 
 
 def _has_label(error: BaseException | None, label: str) -> bool:
-    seen: set[int] = set()  # a handler's error may be its own cause
+    seen: set[int] = set()  # a handler's error can be its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, PyMongoError) and error.has_error_label(label):
             return True

@@ -19,19 +19,19 @@ _DROP_TIMEOUT = timedelta(seconds=60)
 
 
 def is_idle() -> Operation[bool]:
-    """Whether nothing is due and nothing runs."""
+    """Whether no task is due or running."""
     found = yield tasks("find_one", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1})
     return found is None
 
 
 def due() -> Operation[list[str]]:
-    """Return some of what is due or runs."""
+    """Return the ids of some tasks that are due or running."""
     found = yield tasks("find", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1}, limit=_EXAMPLES)
     return [str(document["_id"]) for document in found]
 
 
 def until_next() -> Operation[timedelta | None]:
-    """Return how long it is until the next task is due, None where none is to come."""
+    """Return the time until the next task is due; None if no task waits."""
     found = yield tasks(
         "find", {**_OPEN, NEXT: {"$exists": True}}, {"next": f"${NEXT}", "now": x.NOW}, sort=[(NEXT, 1)], limit=1
     )
@@ -42,7 +42,7 @@ def until_next() -> Operation[timedelta | None]:
 
 
 def bring_nearer(by: timedelta) -> Operation[None]:
-    """Move every instant that a task waits for nearer by so much."""
+    """Move every instant for which a task waits nearer by this duration."""
     earlier = by // _MILLISECOND
 
     def moved(path: str) -> x.Expression:
