@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from examples import app as first
-from examples import limits, progress, schedule, several_workers, transaction
+from examples import limits, middleware, progress, schedule, several_workers, transaction
 from examples.fastapi_service import client_of, service
 from mtask import AsyncClient, Client, RunStatus, TaskStatus
 from mtask.app.loader import load_app
@@ -188,6 +188,10 @@ def test_schedules_of_the_app_and_of_the_program_fire(printed: Printed, client: 
     assert {made.id for made in client.schedules()} == {"nightly", "pulse", "digest"}
     with bench(schedule.app, uri=mongo_uri) as made:
         assert [task.returns for task in made.fire("nightly")] == ["sales reported"]
+
+
+def test_middleware_gives_priority_and_handlers_get_the_hooks_value(printed: Printed) -> None:
+    assert printed(middleware) == ["ann 99 priority 10", "bob 9 priority 0"]
 
 
 def test_progress_is_followed_from_the_beginning_to_the_end(printed: Printed, client: Client) -> None:
