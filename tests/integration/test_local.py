@@ -333,7 +333,7 @@ def test_errors_in_the_log_are_quoted(tmp_path: Path, folder: Path) -> None:
 
 def test_start_that_hangs_is_cut_off_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
     hanging = fake_mongod(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 300")
-    with pytest.raises(MongodFailed, match="not ready in the time given"):
+    with pytest.raises(MongodFailed, match="not ready within the timeout"):
         mtask.local.start(folder, mongod=hanging, timeout=timedelta(seconds=1))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -371,7 +371,7 @@ def test_start_waits_no_longer_than_its_timeout_for_another_process(folder: Path
     folder.mkdir()
     with (
         folders.exclusive(folder, Deadline(timedelta(seconds=1))),
-        pytest.raises(MongodFailed, match="another process starts or stops"),
+        pytest.raises(MongodFailed, match="another process is starting or stopping"),
     ):
         mtask.local.start(folder, timeout=timedelta(milliseconds=100))
 
