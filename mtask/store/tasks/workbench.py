@@ -1,4 +1,4 @@
-"""What only tests of users' apps do: see whether anything is due, let time pass for what waits, drop it all."""
+"""Operations for tests of users' apps: is a task due, let time pass for waiting tasks, drop the database."""
 
 from __future__ import annotations
 
