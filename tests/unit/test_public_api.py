@@ -21,6 +21,7 @@ from pydantic import BaseModel
 import mtask
 import mtask.testing
 from mtask.app.context import Transaction
+from mtask.app.middleware import FinishCall, RunCall
 from mtask.client.operating.scheduling import ScheduleArguments
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.events_sync import Events
@@ -31,9 +32,19 @@ SNAPSHOT = Path(__file__).with_name("public_api.txt")
 REMEDY = "if this is meant, run `python -m tests.unit.test_public_api` and read the diff of the file"
 
 #: What is public without a name in an `__all__`: what the public calls return, and the types of their keywords.
-_REACHED = (Events, AsyncEvents, TaskEvent, EventKind, Transaction, TaskOptions, ScheduleArguments)
+_REACHED = (
+    Events,
+    AsyncEvents,
+    TaskEvent,
+    EventKind,
+    Transaction,
+    TaskOptions,
+    ScheduleArguments,
+    RunCall,
+    FinishCall,
+)
 #: Users get these from a call or as an argument, and do not make them.
-_MADE_BY_US = (mtask.Context, Transaction, Events, AsyncEvents)
+_MADE_BY_US = (mtask.Context, Transaction, Events, AsyncEvents, RunCall, FinishCall)
 _PROTOCOLS = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__next__", "__aiter__", "__anext__")
 _NOTHING = inspect.Parameter.empty
 
