@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
 from mtask.errors import HandlerError, MtaskError
+from mtask.logs import fields
 from mtask.model.middleware import name_of
 
 logger = logging.getLogger("mtask.app")
@@ -87,12 +88,12 @@ class Started:
                 else:
                     await anext(opened, None)
             except Exception:
-                logger.exception("hook %s failed at the stop", name_of(opened))
+                logger.exception("hook failed at the stop", extra=fields(hook=name_of(opened)))
         for hook in self._stop:
             try:
                 await _called(hook)
             except Exception:
-                logger.exception("hook %s failed at the stop", name_of(hook))
+                logger.exception("hook failed at the stop", extra=fields(hook=name_of(hook)))
 
 
 async def _called(hook: Hook) -> Any:

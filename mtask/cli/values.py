@@ -18,6 +18,8 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _PART = re.compile(rf"({_NUMBER})\s*(ms|min|[smhdw])\s*")
 _WHOLE = re.compile(rf"(?:{_NUMBER}\s*(?:ms|min|[smhdw])\s*)+", re.ASCII)
 _NONE = frozenset({"none", "null"})
+#: Options of any text: text that is a number or a list in JSON stays text.
+_TEXTS = frozenset({"limit_key"})
 STDIN = "-"
 
 
@@ -72,7 +74,7 @@ def option_value(name: str, text: str) -> Any:
     except RecursionError:
         raise InvalidOption(name, "its value is nested too deeply") from None
     if not isinstance(value, str):
-        return value
+        return text.strip() if name in _TEXTS else value
     if name.endswith("_ms"):
         return _duration_option(name, value)
     if name == "specific_worker_ids":

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
+from mtask.logs import fields
+
 logger = logging.getLogger("mtask.middleware")
 
 Call = TypeVar("Call")
@@ -45,7 +47,7 @@ def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
         try:
             begun += enter((around,), call)
         except Exception:
-            logger.exception("middleware %s failed, the step is taken without it", name_of(around))
+            logger.exception("middleware failed, the step goes on", extra=fields(middleware=name_of(around)))
     return begun
 
 
@@ -64,12 +66,12 @@ def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None
                 tell_of_failure(generator, other)
         else:
             generator.close()
-            logger.error("middleware %s yields more than once, it is ended", name_of(generator))
+            logger.error("middleware yields more than once, it is ended", extra=fields(middleware=name_of(generator)))
 
 
 def tell_of_failure(middleware: object, error: BaseException) -> None:
     """Log what a middleware raised after the step."""
-    logger.error("middleware %s failed after its yield", name_of(middleware), exc_info=error)
+    logger.error("middleware failed after its yield", extra=fields(middleware=name_of(middleware)), exc_info=error)
 
 
 def name_of(middleware: object) -> str:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     ValidationError,
     model_validator,
 )
@@ -28,6 +29,8 @@ MAX_WORKERS_PER_TASK = 1000
 #: The most closed runs that a document keeps, successes not counted: this bounds its size.
 MAX_COUNTED_RUNS = 1000
 MAX_LIMIT_KEY_BYTES = 200
+#: Options that a document holds only where they are set: documents of earlier versions lack them.
+_STORED_WHERE_SET = ("limit_key",)
 #: The largest count in a field. Some drivers write only doubles, which are exact for whole numbers up to here.
 MAX_COUNT = 2**53
 
@@ -100,7 +103,7 @@ class TaskOption(BaseModel):
     retain_success_ms: Duration | None = None
     retain_fail_ms: Duration | None = None
     #: The queue's key_limit counts the tasks of each limit_key separately. The document holds it only where it is set.
-    limit_key: Annotated[str, AfterValidator(_as_limit_key)] | None = None
+    limit_key: Annotated[str, Strict(), AfterValidator(_as_limit_key)] | None = None
 
     @model_validator(mode="after")
     def _lease_outlasts_ping(self) -> Self:
@@ -112,10 +115,11 @@ class TaskOption(BaseModel):
         return self
 
     def stored(self) -> dict[str, Any]:
-        """Return all options as they are stored, without a limit_key of None."""
+        """Return the options as they are stored: those that a document may lack are left out where they are None."""
         document = self.model_dump()
-        if self.limit_key is None:
-            del document["limit_key"]
+        for name in _STORED_WHERE_SET:
+            if document[name] is None:
+                del document[name]
         return document
 
     @property
@@ -150,7 +154,7 @@ class TaskOptions(TypedDict, total=False):
 
 OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)
 #: The options that every document must hold, because the server's rules know no defaults.
-STORED_OPTIONS: tuple[str, ...] = tuple(name for name in OPTION_NAMES if name != "limit_key")
+STORED_OPTIONS: tuple[str, ...] = tuple(name for name in OPTION_NAMES if name not in _STORED_WHERE_SET)
 DEFAULT_OPTION = TaskOption()
 
 

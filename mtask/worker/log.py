@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-FIELDS = "mtask_fields"
+from mtask.logs import FIELDS, fields
+
+__all__ = ["FieldFormatter", "fields", "logger"]
+
 logger = logging.getLogger("mtask.worker")
-
-
-def fields(**values: Any) -> dict[str, dict[str, Any]]:
-    """Return the `extra` of a log call."""
-    return {FIELDS: values}
 
 
 class FieldFormatter(logging.Formatter):

@@ -13,9 +13,9 @@ from pymongo import AsyncMongoClient, MongoClient
 from mtask import App, Context
 from mtask.errors import DatabaseUnavailable
 from mtask.local import ReplicaSet
+from mtask.logs import FIELDS
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import queries
-from mtask.worker.log import FIELDS
 from tests.faults import breaks
 from tests.integration.worker_harness import PATIENCE, until, working
 from tests.mongo import Client, Document

@@ -81,6 +81,24 @@ def test_none_lifts_a_limit() -> None:
     assert values.option_from_flag("retain_fail_ms", "null") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("black friday", "black friday"),
+        ("2024", "2024"),
+        ("true", "true"),
+        ("[1]", "[1]"),
+        ('"quoted"', "quoted"),
+        ("none", None),
+        ('"none"', "none"),
+    ],
+)
+@pytest.mark.parametrize("name", ["limit_key"])
+def test_an_option_of_text_stays_text(name: str, text: str, expected: str | None) -> None:
+    assert values.option_from_flag(name, text) == expected
+    assert values.options_from_pairs([f"{name}={text}"]) == {name: expected}
+
+
 @pytest.mark.parametrize("pair", ["priority", "=5", "", " = "])
 def test_an_option_without_name_or_value_is_refused(pair: str) -> None:
     with pytest.raises(InvalidInput, match="NAME=VALUE"):
