@@ -18,8 +18,8 @@ _PAUSE, _MAX_PAUSE = 0.5, 30.0
 _HEALTHY = 30.0
 #: The exit codes after which a restart would not help: wrong usage, and a worker_id in use.
 _HOPELESS = frozenset({2, 5})
-#: The exit code of a process that cannot use the database. It is not restarted,
-#: unless a process has been healthy before.
+#: The exit code of a process that cannot use the database. It is not restarted, unless a process has been healthy
+#: before.
 _NO_DATABASE = 3
 
 
@@ -98,7 +98,7 @@ class Supervisor:
                 continue
             child.process = None
             if self._is_stopping or code == 0:
-                child.restart_at = None  # stopped, by us or remotely
+                child.restart_at = None  # stopped by this supervisor, or by a client
                 self._exit_code = self._exit_code or max(code, 0)
                 continue
             lived = monotonic() - child.started

@@ -95,7 +95,7 @@ class Limits:
 
     @property
     def is_any(self) -> bool:
-        """Whether a queue served here is limited."""
+        """Whether a queue of this worker is limited."""
         return bool(self._controls.limits)
 
     def is_limited(self, queue: str | None) -> bool:
@@ -371,8 +371,8 @@ class Limits:
         if reclaimed.has_found:
             self._unpark(asked)
             return
-        # A run of a dead worker ends with its lease. A closed run whose worker died before giving back its permit may
-        # come at any time: so the search is repeated.
+        # The next search follows the next lapse of a lease, or comes earlier: a worker may also die after it has closed
+        # a run and before it gives the permit back.
         lapse = _MAX_RECLAIM if reclaimed.next_lapse is None else reclaimed.next_lapse.total_seconds()
         for pool in asked:
             crowded[pool].reclaim_at = now + min(max(_RECLAIM, lapse), _MAX_RECLAIM)

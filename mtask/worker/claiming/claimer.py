@@ -21,7 +21,7 @@ MAX_IN_FLIGHT = 4
 _MIN_FURTHER = 50
 #: A smaller group begins after this many seconds: a slow group under way must not hold it back for longer.
 _MAX_GATHER = 0.2
-#: No tasks are claimed while more than this number of outcomes is not yet written.
+#: While more than this number of outcomes are unwritten, no tasks are claimed.
 _MAX_UNWRITTEN = 2_000
 _PAUSE = 0.05
 

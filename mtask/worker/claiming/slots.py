@@ -95,9 +95,8 @@ class Slots:
         self._impatience = None
         now = monotonic()
         if now >= due + _LATE:
-            self._be_patient(
-                _LATE
-            )  # a handler blocked the loop: let runs that have ended meanwhile free their slots first
+            # A handler blocked the loop: runs that have ended meanwhile free their slots first.
+            self._be_patient(_LATE)
             return
         while self._waiting and self._waiting[0][0] <= now - PATIENCE:
             self._pace.forget()

@@ -72,7 +72,7 @@ class Inbox:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Queue a task that a scan found. `sent` (monotonic seconds): later news of the task is newer than the scan."""
+        """Queue a task that a scan found, unless newer news of it came since the scan was sent (monotonic seconds)."""
         try:
             self._push_found(document, sent)
         except Exception as error:
@@ -155,7 +155,7 @@ class Inbox:
         names = self._ledger.unserved_names
         if is_name(name) and name not in names and len(names) < MAX_UNSERVED:
             names.add(name)
-            logger.warning("no handler here for a task in a queue served here", extra=fields(name=name))
+            logger.warning("no handler here for a task in a queue of this worker", extra=fields(name=name))
 
     def _enqueue(
         self,

@@ -278,7 +278,7 @@ class Finisher:
         kind = "is too large to be stored" if isinstance(error, DocumentTooLarge) else "was refused by the database"
         if isinstance(error, NotStorable):
             kind = "cannot be stored as BSON"
-        refused = refusal(ending.run, f"what the handler returned {kind}: {error}")
+        refused = refusal(ending.run, f"the handler's return value {kind}: {error}")
         await self._flush([Ending(ending.run, refused, 0, ending.watched)], is_apart=True)
 
     def _drop_expired(self, group: list[Ending]) -> list[Ending]:

@@ -28,8 +28,8 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
-#: The delay after a first write conflict, in ms; it grows with each. After this number of conflicts, the next ones
-#: count as failures: their cause may be in the handler itself.
+#: The bound of the random delay after a first write conflict, in ms; it grows with each. After this number of
+#: conflicts, the next ones count as failures: their cause may be in the handler itself.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
 
@@ -42,11 +42,11 @@ def checked(returned: Any) -> tuple[Any, int, str | None]:
         value = storable(returned)
         return value, stored_size(value), None
     except NotStorable as error:
-        return None, 0, f"what the handler returned cannot be stored as BSON: {error.reason}"
+        return None, 0, f"the handler's return value cannot be stored as BSON: {error.reason}"
     except DocumentTooLarge as error:
-        return None, 0, f"what the handler returned is too large to be stored: {error.reason}"
+        return None, 0, f"the handler's return value is too large to be stored: {error.reason}"
     except Exception as error:
-        return None, 0, f"what the handler returned cannot be read: {type(error).__name__}: {error}"
+        return None, 0, f"the handler's return value cannot be read: {type(error).__name__}: {error}"
 
 
 def ended(run: HeldRun, reason: EndReason) -> Outcome:

@@ -12,7 +12,8 @@ from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT, bucket_of
 
-#: From this rank on a worker waits longest, even if there are few workers: see `mtask.worker.state.queue.MAX_STAGGER`.
+#: `last` returns at least this rank: even among few workers its owner waits longest, see
+#: `mtask.worker.state.queue.MAX_STAGGER`.
 _BEHIND = 3
 #: The array type code of a score: an unsigned integer of four bytes.
 _SCORE = "I"

@@ -43,7 +43,7 @@ class Entry:
     @property
     def ready_at(self) -> float:
         """The time at which this worker tries the task (monotonic seconds)."""
-        # `Inbox` looks up a begun task first, with a delay for the rank: a second delay would be added here.
+        # No delay for a begun task: `Inbox` has already delayed its lookup for the rank.
         if self.is_begun or self.rank == 0:
             return self.due
         return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
