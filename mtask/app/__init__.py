@@ -1,1 +1,1 @@
-"""What users write against: handlers and schedules under their names, and the context that a handler gets."""
+"""The interface for users: registers handlers, schedules, middleware and hooks, and gives handlers their context."""

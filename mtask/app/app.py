@@ -1,4 +1,4 @@
-"""The app: handlers, registered under their names."""
+"""The app: registers handlers under their names, with their schedules, middleware and hooks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class App:
-    """A set of handlers. A worker process is started with one: `mtask-worker package.module:app`."""
+    """A set of handlers. A worker process serves one app: `mtask-worker package.module:app`."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
-        #: What is composed around publishing, running and finishing.
+        #: The middleware around publishing, running and finishing.
         self.around = Middleware()
-        #: What a worker runs before its first handler and after its last.
+        #: The functions that a worker calls before its first run and after its last.
         self.hooks = Hooks()
 
     @overload
@@ -53,10 +53,10 @@ class App:
         on_exception: OnException = "retry",
         **options: Unpack[TaskOptions],
     ) -> Any:
-        """Register a function, async or plain, as the handler of a task; it stays callable as it is.
+        """Register a function, async or sync, as the handler of a task. The function itself stays callable.
 
-        `name` defaults to the function's name; `queue` and the options are this handler's defaults at publish;
-        on_exception="fail" makes every exception final.
+        `name` defaults to the function's name. `queue` and the options are the defaults when tasks of this name are
+        published. on_exception="fail" makes every exception final.
 
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
@@ -89,15 +89,15 @@ class App:
         queue: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]:
-        """Have the task of this handler published again and again; above or below `task`, as often as wanted.
+        """Publish the task of this handler on a schedule. Use it above or below `task`; a handler may have several.
 
         `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or Cron(...).
         `id` defaults to the task's name. Each firing publishes one task, under the key `id/instant`, however many
-        processes run. `catch_up`: what becomes of firings that were missed while nothing ran: "none", "last" of them,
-        or "all", the newest `catch_up_limit`. overlap="skip": not while the last one's task has not finished.
-        `jitter`: each starts up to so much later, at random.
+        processes run. `catch_up` chooses among firings that were missed because no process ran: "none", the "last", or
+        "all", of these the newest `catch_up_limit`. With overlap="skip" a firing is left out while the task of the one
+        before has not finished. `jitter` delays each start by a random time up to it; a number is in seconds.
 
-        Raises InvalidInput; what is wrong with the handler is told when a worker starts.
+        Raises InvalidInput. Errors of the handler are raised when a worker starts.
         """
         trigger = trigger_of(when, timezone)
 
@@ -133,9 +133,10 @@ class App:
     def middleware(self, step: Kind, /) -> Callable[[Function], Function]: ...
 
     def middleware(self, step: Any, /) -> Any:
-        """Compose a generator function around a step: each run, or "publish" or "finish"; see `mtask.app.middleware`.
+        """Compose a generator function around a step: "run", which is the default, "publish" or "finish".
 
-        Around publishing it is used by clients that get it: `Client(uri, middleware=app.around.publish)`.
+        See `mtask.app.middleware`. Around "publish" only clients use it that were given it:
+        `Client(uri, middleware=app.around.publish)`.
 
         Raises HandlerError.
         """
@@ -150,10 +151,11 @@ class App:
         return register
 
     def on_start(self, function: Function, /) -> Function:
-        """Call this in each worker process before its first run; handlers get its value by `context.value(function)`.
+        """Call this function in each worker process before its first run.
 
-        It takes no arguments, and is a function, async or not, or a generator function with one `yield`: what it yields
-        is the value, and the rest of it runs when the worker stops. An exception ends the worker.
+        Handlers get its value from `context.value(function)`. The function takes no arguments and may be async. It may
+        also be a generator function with one `yield`: the yielded object is the value, and the rest runs when the
+        worker stops. An exception ends the worker.
 
         Raises HandlerError.
         """
@@ -161,7 +163,7 @@ class App:
         return function
 
     def on_stop(self, function: Function, /) -> Function:
-        """Call this in each worker process after its last run; it takes no arguments. An exception is logged.
+        """Call this function in each worker process after its last run. It takes no arguments. An exception is logged.
 
         Raises HandlerError.
         """
@@ -186,11 +188,11 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that the handlers name, and "default"; what a worker serves unless told otherwise."""
+        """The queues that the handlers name, and "default". A worker serves these unless its options name others."""
         return sorted({"default", *(handler.queue for handler in self._handlers.values())})
 
     def include(self, other: App) -> None:
-        """Take over all that is registered with another app; raise HandlerError where a task name is taken."""
+        """Add everything that is registered with another app; raise HandlerError if a task name is taken."""
         for name, handler in other._handlers.items():
             if self._handlers.get(name, handler) is not handler:
                 raise HandlerError(name, "both apps register this name")

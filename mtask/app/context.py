@@ -1,4 +1,4 @@
-"""The context: what a handler knows of its run, and the transaction in which its effects happen exactly once."""
+"""The context: tells a handler about its run, and opens the transaction in which its writes happen exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_MESSAGE = 500
 
 
 class ActiveRun(Protocol):
-    """What a context needs to know of the run that the worker holds."""
+    """The run that the worker holds, as far as a context uses it."""
 
     @property
     def task(self) -> StoredTask:
@@ -37,7 +37,7 @@ class ActiveRun(Protocol):
 
     @property
     def attempt(self) -> int:
-        """Which try at the task this is, from 1."""
+        """The number of this try at the task, from 1."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -47,7 +47,7 @@ class ActiveRun(Protocol):
     def is_lease_valid(self) -> bool:
         """Whether the lease may still be trusted."""
 
-    def tell(self, progress: Mapping[str, Any]) -> None:
+    def report(self, progress: Mapping[str, Any]) -> None:
         """Keep this progress until it is written."""
 
 
@@ -57,26 +57,26 @@ _RunT = TypeVar("_RunT", bound=ActiveRun, contravariant=True)
 
 
 class Transactions(Protocol[_RunT]):
-    """What a context needs of its worker for transactions."""
+    """The functions of the worker that begin and end a handler's transaction."""
 
     async def begin(self, run: _RunT) -> AsyncSession:
-        """Renew the lease, suspend pings and start a transaction."""
+        """Renew the lease, suspend pings and start a transaction; raise LeaseLost."""
 
     async def end(self, run: _RunT, session: AsyncSession, error: BaseException | None) -> None:
-        """Record the SUCCESS and commit, or abort."""
+        """Write the SUCCESS and commit; with an error, abort. Raises LeaseLost or TransactionConflict."""
 
     def begin_sync(self, run: _RunT) -> SyncSession:
-        """Do as `begin`, in a handler's thread."""
+        """Do the same as `begin`, in a handler's thread."""
 
     def end_sync(self, run: _RunT, session: SyncSession, error: BaseException | None) -> None:
-        """Do as `end`, in a handler's thread."""
+        """Do the same as `end`, in a handler's thread."""
 
 
 class Transaction:
-    """`async with` in an async handler, `with` in a plain one; gives the session for the handler's own writes.
+    """The transaction of a run: use `async with` in an async handler, `with` in a sync one.
 
-    On the way out the run's SUCCESS is written in the same transaction, fenced by the lease, and both commit.
-    Raises LeaseLost or TransactionConflict, and nothing was written.
+    It gives the session for the handler's own writes. The end of the block writes the run's SUCCESS in the same
+    transaction, fenced by the lease, and commits both. After LeaseLost or TransactionConflict nothing is written.
     """
 
     def __init__(self, run: RunT, transactions: Transactions[RunT]) -> None:
@@ -105,7 +105,7 @@ class Transaction:
 
 
 class Context:
-    """What a handler knows of its run. Ask for it with an argument annotated `Context`."""
+    """The run of a handler. A handler gets it through a parameter annotated `Context`."""
 
     __mtask_context__ = True
 
@@ -133,12 +133,12 @@ class Context:
 
     @property
     def run_id(self) -> str:
-        """The run's id: a fencing token for systems outside of MongoDB, unique per try."""
+        """The run's id. It is unique for each try, so it can serve as a fencing token in systems outside of MongoDB."""
         return self._run.run_id
 
     @property
     def attempt(self) -> int:
-        """Which try at the task this is, from 1; with retry_scope "worker", which of this worker's."""
+        """The number of this try at the task, from 1. With retry_scope "worker" only tries of this worker count."""
         return self._run.attempt
 
     @property
@@ -148,15 +148,16 @@ class Context:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end: canceled, excluded, removed, out of time or without its lease.
+        """Whether the handler is asked to end: the task was canceled or removed, its specific_worker_ids now exclude
+        this worker, the worker stops, run_timeout_ms is over, or the lease is lost.
 
-        An async handler is cancelled besides; a plain one must look here and return.
+        An async handler is also cancelled. A sync handler must check this property and return.
         """
         return self._run.is_cancelled
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease still holds, by a deadline of this process that never errs on the long side."""
+        """Whether the lease still holds, by a deadline of this process that is never later than the server's."""
         return self._run.is_lease_valid
 
     @overload
@@ -169,34 +170,36 @@ class Context:
     def value(self, hook: Callable[[], Value], /) -> Value: ...
 
     def value(self, hook: Callable[[], Any], /) -> Any:
-        """Return what a hook of `@app.on_start` returned, or yielded, in this worker process; raise HandlerError."""
+        """Return the value that a hook of `@app.on_start` returned or yielded in this process; raise HandlerError."""
         try:
             return self._values[hook]
         except (KeyError, TypeError):
             raise HandlerError(name_of(hook), "it has no value here: register it with @app.on_start") from None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
-        """Tell how far the run has come: a fraction from 0 to 1, a message, or both.
+        """Report the progress of the run: a fraction from 0 to 1, a message, or both.
 
-        It is stored in the run (`progress`), and `client.events` tells of it. It costs little: a ping takes it along,
-        once a second at most, or the finish; of what is told in between the last stands. Raises ValueError.
+        The run stores it (`progress`), and `client.events` reports it. It costs little: a ping carries it, at most once
+        per second, or the finish does. Only the latest report is written. A message is cut to 500 characters.
+
+        Raises ValueError.
         """
         if fraction is not None and (isinstance(fraction, bool) or not 0 <= fraction <= 1):
             raise ValueError(f"fraction {fraction!r}: use 0 to 1")
         if message is not None and (not isinstance(message, str) or not is_text(message)):
             raise ValueError(f"message {message!r} is not text")
         if fraction is None and message is None:
-            raise ValueError("tell a fraction, a message, or both")
-        told = {} if fraction is None else {"fraction": float(fraction)}
-        self._run.tell(told if message is None else {**told, "message": message[:MAX_MESSAGE]})
+            raise ValueError("give a fraction, a message, or both")
+        progress = {} if fraction is None else {"fraction": float(fraction)}
+        self._run.report(progress if message is None else {**progress, "message": message[:MAX_MESSAGE]})
         self._on_progress(self._run)
 
     def transaction(self) -> Transaction:
         """Return the transaction in which the handler's own writes and the SUCCESS commit together.
 
         Use it once, as the handler's last step: `async with context.transaction() as session`, then write with
-        `session.client[...]` and `session=session`. It must end within the lease (worker_timeout_ms): pings
-        pause meanwhile. What the handler returns after it is added to the run.
+        `session.client[...]` and `session=session`. It must end within the lease (worker_timeout_ms), because no pings
+        are sent meanwhile. The value that the handler returns after it is added to the run. Raises LeaseLost.
         """
         if not self._run.is_lease_valid:
             raise LeaseLost(self._run.task_id, self._run.run_id)

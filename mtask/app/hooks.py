@@ -1,4 +1,4 @@
-"""Hooks: what an app does in each worker process before the first run and after the last."""
+"""Hooks: the functions that an app calls in each worker process before the first run and after the last."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Hooks:
         self._stop: list[Hook] = []
 
     def add_start(self, function: Hook) -> None:
-        """Add a hook for the start; raise HandlerError where it takes arguments."""
+        """Add a hook for the start; raise HandlerError if it needs arguments."""
         self._start.append(_checked(function))
 
     def add_stop(self, function: Hook) -> None:
-        """Add a hook for the stop; raise HandlerError where it takes arguments, or is a generator function."""
+        """Add a hook for the stop; raise HandlerError if it needs arguments or is a generator function."""
         if _is_generator(function):
             raise HandlerError(name_of(function), "on_stop takes a function: yield only in a hook of on_start")
         self._stop.append(_checked(function))
 
     def include(self, other: Hooks) -> None:
-        """Take over the hooks of another app."""
+        """Add the hooks of another app."""
         self._start += [hook for hook in other._start if hook not in self._start]
         self._stop += [hook for hook in other._stop if hook not in self._stop]
 
     def begin(self) -> Started:
-        """Return the hooks of one worker process, not called yet."""
+        """Return the hooks for one worker process. None of them is called yet."""
         return Started(list(self._start), list(self._stop))
 
 
 class Started:
-    """The hooks of one worker process, and the values that its handlers get."""
+    """The hooks of one worker process, and the values that they give to its handlers."""
 
     def __init__(self, start: list[Hook], stop: list[Hook]) -> None:
         self._start = start
@@ -55,11 +55,11 @@ class Started:
 
     @property
     def values(self) -> Mapping[Hook, Any]:
-        """The value of each hook of the start that has been called."""
+        """The value of each start hook that has been called."""
         return self._values
 
     async def start(self) -> None:
-        """Call the hooks of the start, in order, sync ones in a thread; raise HandlerError where one fails."""
+        """Call the start hooks in order, sync ones in a thread; raise HandlerError if one fails."""
         for hook in self._start:
             try:
                 self._values[hook] = await self._started(hook)
@@ -79,7 +79,7 @@ class Started:
         return value
 
     async def stop(self) -> None:
-        """End what the hooks of the start have opened, the last first, then call those of the stop."""
+        """Run the rest of the start hooks that are generators, the last first, then call the stop hooks."""
         while self._open:
             opened = self._open.pop()
             try:
@@ -132,7 +132,7 @@ def _checked(function: Hook) -> Hook:
             and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         ]
     except (TypeError, ValueError):
-        return function  # a builtin tells nothing of its parameters
+        return function  # the parameters of a builtin may be unknown
     if needed:
-        raise HandlerError(name_of(function), f"a hook takes no arguments, and this one needs {', '.join(needed)}")
+        raise HandlerError(name_of(function), f"a hook takes no arguments, but this one needs {', '.join(needed)}")
     return function

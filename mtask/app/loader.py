@@ -1,4 +1,4 @@
-"""Finds the App that `package.module:app` names."""
+"""Loads the App that `package.module:app` names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtask.errors import AppNotFound, MtaskError
 
 
 def load_app(path: str) -> App:
-    """Import the module and return its App; raise AppNotFound with what is wrong."""
+    """Import the module and return its App; raise AppNotFound with the reason."""
     module_name, colon, attribute = path.partition(":")
     if not module_name or not colon or not attribute:
         raise AppNotFound(path, "it is not of the form package.module:app")

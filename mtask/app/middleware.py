@@ -1,6 +1,6 @@
 """Middleware: your functions, composed around publishing, running and finishing.
 
-A middleware is a generator function. It runs up to its `yield` before the step, and on from there after it:
+A middleware is a generator function. Its code before the `yield` runs before the step, the rest after it:
 
     @app.middleware
     def warn_of_slow(run: RunCall):
@@ -11,13 +11,15 @@ A middleware is a generator function. It runs up to its `yield` before the step,
             if time.monotonic() - began > 5:
                 log.warning("%s took long", run.task.id)
 
-The `yield` returns what came of the step: what the handler returned, what `publish` returned, or whether an outcome was
-written. It raises what the handler or `publish` raised. A middleware observes that; it cannot change it, and what it
-raises itself after its yield is logged. What it raises before its yield is taken for the step's own exception: a
-handler is not called, and `Retry` or `Fail` do as they do in a handler; nothing is published. One that returns without
-a yield takes no part in this call.
+The `yield` returns the result of the step: the value that the handler or `publish` returned, or for "finish" whether
+the outcome was written. It raises the exception of the handler or of `publish`. A middleware can observe the result but
+not change it; its own exceptions after the `yield` are logged.
 
-The first that was registered is the outermost. Where there is none, the seam costs nothing.
+An exception before the `yield` counts as the exception of the step. For "run", the handler is not called, and `Retry`
+and `Fail` work as in a handler. For "publish", nothing is published. A middleware that returns without a `yield` takes
+no part in this call.
+
+The middleware that was registered first is the outermost. Without middleware, the steps cost nothing extra.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from mtask.model.status import RunStatus
 if TYPE_CHECKING:
     from mtask.app.context import Context
 
-#: Around which step: "publish" in clients, "run" and "finish" in workers.
+#: The step that a middleware is composed around: "publish" in clients, "run" and "finish" in workers.
 Kind = Literal["publish", "run", "finish"]
 KINDS: tuple[Kind, ...] = ("publish", "run", "finish")
 
@@ -45,13 +47,13 @@ AsyncAround = Callable[["RunCall"], AsyncGenerator[None, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """A handler that is about to be called. Params are as they are stored: the handler's hints are not applied yet."""
+    """A handler that is about to be called. The params are still as stored: the type hints are applied later."""
 
     context: Context
 
     @property
     def task(self) -> Task:
-        """The task as it was when this run claimed it: name, key, queue, params, task_option."""
+        """The task as it was when this run claimed it, with name, key, queue, params and task_option."""
         return self.context.task
 
     @property
@@ -61,19 +63,19 @@ class RunCall:
 
     @property
     def attempt(self) -> int:
-        """Which try at the task this is, from 1."""
+        """The number of this try at the task, from 1."""
         return self.context.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class FinishCall:
-    """An outcome that is about to be written. The `yield` returns whether it was: False where the lease was lost."""
+    """An outcome that is about to be written. The `yield` returns whether it was: False if the lease was lost."""
 
     task: Task
     run_id: str
     attempt: int
     worker_id: str
-    #: SUCCESS, FAIL, or CANCELED for a run that is handed back.
+    #: SUCCESS, FAIL or CANCELED: of a Retry, a cancelation or a hand-back.
     status: RunStatus
     reason: str | None
     returns: Any
@@ -83,29 +85,30 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Middleware:
-    """The middleware of an app, by step, the outermost first."""
+    """The middleware of an app for each step, the outermost first."""
 
     def __init__(self) -> None:
         self._by_kind: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
 
     @property
     def publish(self) -> Sequence[Around[TaskSpec]]:
-        """What is composed around each publish, in clients that were given it."""
+        """The middleware around each publish, for clients that are given it."""
         return self._by_kind["publish"]
 
     @property
     def run(self) -> Sequence[Around[RunCall] | AsyncAround]:
-        """What is composed around each call of a handler."""
+        """The middleware around each call of a handler."""
         return self._by_kind["run"]
 
     @property
     def finish(self) -> Sequence[Around[FinishCall]]:
-        """What is composed around the writing of each outcome."""
+        """The middleware around the writing of each outcome."""
         return self._by_kind["finish"]
 
     def add(self, function: Callable[..., Any], kind: Kind) -> None:
-        """Add a middleware; raise HandlerError where it is no generator function, or an async one around "publish" or
-        "finish".
+        """Add a middleware.
+
+        Raises HandlerError if it is no generator function, or an async one around "publish" or "finish".
         """
         if kind not in KINDS:
             raise HandlerError(
@@ -122,14 +125,14 @@ class Middleware:
         self._by_kind[kind].append(function)
 
     def include(self, other: Middleware) -> None:
-        """Take over the middleware of another app."""
+        """Add the middleware of another app."""
         for kind in KINDS:
             own = self._by_kind[kind]
             own += [function for function in other._by_kind[kind] if function not in own]
 
 
 class Entered:
-    """The middleware around one run, from its yields to its ends. Some of it is async."""
+    """The middleware around one run that has reached its `yield`. Some of it may be async."""
 
     __slots__ = ("_begun",)
 
@@ -137,7 +140,7 @@ class Entered:
         self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
 
     async def enter(self, middleware: Sequence[Around[RunCall] | AsyncAround], call: RunCall) -> None:
-        """Run each up to its yield, the outermost first; what one raises is raised, and `leave` is to follow."""
+        """Run each middleware up to its `yield`, the outermost first. Call `leave` afterwards, even if one raises."""
         for around in middleware:
             begun = around(call)
             try:
@@ -150,7 +153,7 @@ class Entered:
             self._begun.append(begun)
 
     async def leave(self, result: Any, error: BaseException | None) -> None:
-        """Give what came of the handler to each, the innermost first."""
+        """Give the handler's result or exception to each middleware, the innermost first."""
         for begun in reversed(self._begun):
             if isinstance(begun, Generator):
                 leave([begun], result, error)

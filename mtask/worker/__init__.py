@@ -1,4 +1,4 @@
-"""The worker: discovery, preemption queue, claimer, runner, pinger, and the registry of handlers."""
+"""The worker: finds, claims and runs tasks with the handlers of an app."""
 
 from mtask.app.app import App
 from mtask.app.context import Context

@@ -1,4 +1,4 @@
-"""The assembly of a worker: opens its connections, builds its parts from the bottom up, and connects their signals."""
+"""The assembly: opens the connections of a worker, builds its parts from the bottom up, and connects their signals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _QUEUE_CAPACITY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections of a worker's loop. The stream, and handlers' transactions, would keep others waiting."""
+    """The connections of a worker's event loop. Stream and handlers' transactions take long and have their own."""
 
     store: AsyncStore
     stream: AsyncStore
@@ -55,7 +55,7 @@ class Connections:
 
 @asynccontextmanager
 async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Connections]:
-    """Open the connections of a worker's loop, and close them at the end."""
+    """Open the connections of a worker's event loop, and close them at the end of the block."""
     uri, database = options.uri, options.database
     store = connect.async_store(uri, database, app_name)
     stream = connect.async_store(uri, database, app_name, **connect.QUIET)
@@ -75,7 +75,7 @@ def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a worker that is registered, from the bottom up."""
+    """The parts of a registered worker, from the bottom up."""
 
     scope: Scope
     registrar: Registrar
@@ -103,7 +103,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What the parts of a worker are made of."""
+    """The objects from which the parts of a worker are built."""
 
     app: App
     options: WorkerOptions
@@ -111,10 +111,10 @@ class Assembly:
     connections: Connections
     pings: SyncStore
     registrar: Registrar
-    values: Mapping[Hook, Any]  #: of the app's hooks
+    values: Mapping[Hook, Any]  #: the values of the app's hooks
 
     def build(self) -> Parts:
-        """Build the parts, and connect their signals. To be called in the worker's event loop."""
+        """Build the parts and connect their signals. Call it in the worker's event loop."""
         scope, around = self.scope, self.app.around
         pinger = Pinger(scope, self.pings, self.registrar.registration, self.options.heartbeat_interval)
         controls = Controls(scope)
@@ -170,7 +170,7 @@ class Assembly:
 
 
 def _connect(parts: Parts) -> None:
-    """Say which part listens to which signal: here and nowhere else."""
+    """Connect all signals to the parts that listen to them. This is the only place that does."""
     signals = parts.scope.signals
     signals.task_queued.connect(parts.claimer.wake)
     signals.slot_freed.connect(parts.slots.free)

@@ -1,4 +1,4 @@
-"""Logs: a constant message plus fields."""
+"""Logging: each record has a constant message, and fields for what varies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FieldFormatter(logging.Formatter):
         super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; fields come behind the message, before a traceback."""
+        """Return the line. The fields follow the message and precede a traceback."""
         values = getattr(record, FIELDS, None)
         if not values:
             return super().format(record)
@@ -31,6 +31,6 @@ class FieldFormatter(logging.Formatter):
 
 def _shown(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    # What cannot be printed might steer the terminal that shows it: keys are other people's text.
+    # Unprintable characters could control the terminal that shows them, and any client may choose a task's key.
     is_simple = text.isprintable() and not any(letter in text for letter in " \"'=")
     return text if text and is_simple else repr(text)

@@ -19,16 +19,16 @@ CONCURRENCIES = range(10_001)
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker process is run."""
+    """The options of one worker process."""
 
     uri: str = field(repr=False)  # it may hold a password
     database: str
-    queues: Sequence[str] | None = None  #: None: those that the app's handlers name, and "default"
+    queues: Sequence[str] | None = None  #: None: the queues that the app's handlers name, and "default"
     concurrency: int = 100
-    scheduler: bool = True  #: make the firings of schedules, beside whoever else does
+    scheduler: bool = True  #: whether this process also makes the firings of schedules
     worker_id: str | None = None
     shutdown_timeout: timedelta = timedelta(seconds=30)
-    #: Called in the last resort, when a stop cannot end in order: a handler that blocks for good.
+    #: Ends the process with an exit code, as the last resort of a stop: a handler may block the event loop for good.
     hard_exit: Callable[[int], None] | None = None
     heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
@@ -43,7 +43,7 @@ class WorkerOptions:
         return found
 
     def checked_worker_id(self) -> str:
-        """Return the worker_id, a new one where none was given; raise InvalidInput."""
+        """Return the worker_id, or a new one if none was given; raise InvalidInput."""
         return check_text("worker_id", automatic_worker_id() if self.worker_id is None else self.worker_id)
 
     def checked_concurrency(self) -> int:

@@ -1,4 +1,4 @@
-"""Several worker processes under one supervisor: `mtask-worker --processes N`."""
+"""The supervisor: runs several worker processes, for `mtask-worker --processes N`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from time import monotonic
 from mtask.worker.log import fields, logger
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0
-#: A process that lived this long had started well: the next restart is quick again, in seconds.
+#: After a process has lived for this many seconds, the next restart uses the first pause again.
 _HEALTHY = 30.0
-#: Exit codes that a restart cannot mend: usage, and an id in use.
+#: The exit codes after which a restart would not help: wrong usage, and a worker_id in use.
 _HOPELESS = frozenset({2, 5})
-#: The database cannot be used: told at once, as by a single worker, unless it could be before.
+#: The exit code of a process that cannot use the database. It is not restarted, unless a process has been healthy
+#: before.
 _NO_DATABASE = 3
 
 
 @dataclass(slots=True)
 class _Child:
-    place: int
+    index: int
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = _PAUSE
@@ -37,7 +38,7 @@ class Supervisor:
     def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
         self._commands = commands
         self._environment = environment
-        self._children = [_Child(place) for place in range(len(commands))]
+        self._children = [_Child(index) for index in range(len(commands))]
         self._wake = threading.Event()
         self._signals: list[int] = []
         self._is_stopping = False
@@ -45,7 +46,7 @@ class Supervisor:
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run until told to stop by SIGTERM or SIGINT, or until nothing can be restarted; return the exit code."""
+        """Run until SIGTERM or SIGINT, or until no process can be restarted; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
@@ -75,7 +76,7 @@ class Supervisor:
                     child.process.send_signal(number)
 
     def _start_due(self) -> float:
-        """Start what is due; return the seconds until the next start, or a bound at which to look again."""
+        """Start the processes that are due; return the seconds until the next start, 5 at most."""
         now = monotonic()
         wait = 5.0
         for child in self._children:
@@ -85,9 +86,9 @@ class Supervisor:
                 wait = min(wait, child.restart_at - now)
                 continue
             child.started = now
-            # Groups of their own: Ctrl-C reaches them through the supervisor, once.
-            child.process = subprocess.Popen(self._commands[child.place], env=self._environment, start_new_session=True)
-            logger.info("worker process started", extra=fields(place=child.place, pid=child.process.pid))
+            # A process group of its own: Ctrl-C reaches the process only once, through the supervisor.
+            child.process = subprocess.Popen(self._commands[child.index], env=self._environment, start_new_session=True)
+            logger.info("worker process started", extra=fields(index=child.index, pid=child.process.pid))
         return wait
 
     def _reap(self) -> None:
@@ -97,13 +98,13 @@ class Supervisor:
                 continue
             child.process = None
             if self._is_stopping or code == 0:
-                child.restart_at = None  # stopped, by us or remotely
+                child.restart_at = None  # stopped by this supervisor, or by a client
                 self._exit_code = self._exit_code or max(code, 0)
                 continue
             lived = monotonic() - child.started
             self._has_been_well |= lived > _HEALTHY
             if code in _HOPELESS or (code == _NO_DATABASE and not self._has_been_well):
-                logger.error("worker process gave up", extra=fields(place=child.place, code=code))
+                logger.error("worker process gave up", extra=fields(index=child.index, code=code))
                 child.restart_at = None
                 self._exit_code = code
                 continue
@@ -111,7 +112,7 @@ class Supervisor:
             child.restart_at = monotonic() + child.pause
             logger.warning(
                 "worker process died, starting another",
-                extra=fields(place=child.place, code=code, pause=child.pause),
+                extra=fields(index=child.index, code=code, pause=child.pause),
             )
             child.pause = min(child.pause * 2, _MAX_PAUSE)
 
@@ -122,8 +123,10 @@ def worker_command(arguments: Sequence[str]) -> list[str]:
 
 
 def with_uri(environment: Mapping[str, str], uri: str) -> dict[str, str]:
-    """Return the environment with the URI for a worker process. It may hold a password, and every user of the machine
-    can read command lines, but an environment only its own user can."""
+    """Return the environment of a worker process, with the URI.
+
+    The URI may hold a password. All users of the machine can read command lines, but an environment only its own user.
+    """
     return {**environment, "MTASK_URI": uri}
 
 

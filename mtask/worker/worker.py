@@ -26,21 +26,22 @@ from mtask.worker.state.timing import enduring
 
 Document = dict[str, Any]
 
-#: How long a cancelled async handler may clean up, in seconds, before its run is handed back all the same.
+#: The time for a cancelled async handler to clean up, in seconds. Then its run is handed back anyway.
 _CANCEL_GRACE = 2.0
+#: The time limit of the last writes of a stop, in seconds.
 _LAST_WRITES = 5.0
-#: How long a second signal waits for an orderly end, in seconds.
+#: After a second stop request the process has this many seconds to end in order.
 _AT_ONCE = 3.0
 
 
 class Worker:
-    """One worker process's engine. `run` it in an event loop; `stop` it from any thread."""
+    """The worker of one process. `run` it in an event loop; `stop` it from any thread."""
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
-        """Check the options; raise InvalidInput or HandlerError. Nothing is connected yet."""
+        """Check the options; raise InvalidInput or HandlerError. It opens no connection yet."""
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
-        app.schedules  # noqa: B018  raises where one is wrong
+        app.schedules  # noqa: B018  raises if a schedule is invalid
         self._app = app
         self._options = options
         self._hooks = app.hooks.begin()
@@ -57,7 +58,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """What the worker is at."""
+        """The status of the worker."""
         return self._vitals.status
 
     @property
@@ -70,7 +71,7 @@ class Worker:
     # --- from outside -------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "asked to stop") -> None:
-        """Stop gracefully; called again, at once. From any thread, and from signal handlers."""
+        """Stop gracefully; at the second call, stop at once. For any thread, and for signal handlers."""
         self._stop_requests += 1
         if self._stop_requests == 1:
             self._stop_reason = reason
@@ -86,11 +87,11 @@ class Worker:
     # --- life ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until stopped.
+        """Work until `stop`.
 
-        Raises DatabaseError in its kinds where the database cannot be used at the start, HandlerError where a hook of
-        the app's start fails, and WorkerIdInUse, also later, where another process took the id over from one that was
-        out of touch.
+        Raises DatabaseError if the database cannot be used at the start, and HandlerError if a hook of the app's start
+        fails. Raises WorkerIdInUse if another process has the worker_id: at the start, or later, when that process took
+        it over while this one was out of touch.
         """
         self._loop = asyncio.get_running_loop()
         if self._stop_requests:
@@ -99,7 +100,7 @@ class Worker:
         async with AsyncExitStack() as closing:
             pings = ping_store(self._options, name)
             closing.push_async_callback(asyncio.to_thread, pings.close)
-            # Its thread outlives the other connections, for the last resort: to close them may hang, too.
+            # The pinger's thread outlives the other connections, for the last resort: their closing may hang.
             closing.push_async_callback(self._stop_pinger)
             opened = await closing.enter_async_context(connections(self._options, name))
             scope, registrar, document = await self._register(opened.store)
@@ -113,7 +114,7 @@ class Worker:
                 raise self._failure
 
     async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
-        """Make sure of the database and take the worker_id; return also the worker's document."""
+        """Set the database up and register; return also the worker's document."""
         options, names = self._options, sorted(self._app.handlers)
         sent = monotonic()
         server_time = await store.run(setup.ensure())
@@ -137,7 +138,7 @@ class Worker:
         )
         try:
             await self._hooks.start()
-            # Who pauses a queue waits for every live worker: so one that stops confirms controls to its end.
+            # A call that pauses a queue waits for every live worker. So a stopping worker confirms controls to its end.
             async with asyncio.TaskGroup() as to_the_end:
                 to_the_end.create_task(enduring(parts.controls.run))
                 to_the_end.create_task(enduring(parts.controls.run_confirming))
@@ -150,7 +151,7 @@ class Worker:
                     parts.limits.stop()
         finally:
             await self._hooks.stop()
-            # Its thread stays, for the last resort: the rest of the stop may hang on the database, too.
+            # The pinger's thread stays, for the last resort: the rest of the stop may hang on the database.
             await asyncio.to_thread(parts.pinger.rest)
             parts.runner.close()
             self._set_status(WorkerStatus.STOPPED)
@@ -158,7 +159,7 @@ class Worker:
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
 
     async def _work(self, parts: Parts) -> None:
-        """Find, claim and run tasks until stopped; what runs then goes on."""
+        """Find, claim and run tasks until `stop`. Current runs continue after it."""
         loops = [
             parts.stream.run,
             parts.scans.run,
@@ -183,7 +184,7 @@ class Worker:
             parts.retention.stop()
             if parts.scheduler is not None:
                 parts.scheduler.stop()
-            parts.controls.poll()  # no stream tells of them any more
+            parts.controls.poll()  # the stream has ended and reports no changes
             parts.lookups.stop()
             parts.scans.stop()
             parts.stream.stop()
@@ -204,7 +205,7 @@ class Worker:
             self._options.on_status(status)
 
     async def _finish_runs(self, parts: Parts) -> None:
-        """Give the runs their time, hand back the rest, and see that every ending is written."""
+        """Wait for the runs up to shutdown_timeout, hand back the rest, and wait until all outcomes are written."""
         finished = asyncio.create_task(parts.runner.wait_empty(self._options.shutdown_timeout.total_seconds()))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait((finished, at_once), return_when=asyncio.FIRST_COMPLETED)
@@ -216,17 +217,17 @@ class Worker:
             run.end(EndReason.WORKER_STOP)
         await parts.runner.wait_empty(_CANCEL_GRACE)
         for run in ledger.runs:
-            # It was told to end and has not: this process will right after, and the run with it.
+            # The handler was asked to end and continues. The process will exit soon, so the run is handed back.
             if not run.is_finishing:
                 parts.finisher.submit(run, ended(run, EndReason.WORKER_STOP))
         try:
             async with asyncio.timeout(_LAST_WRITES):
                 await parts.finisher.drain()
         except TimeoutError:
-            logger.error("some endings were not written: their leases will lapse")
+            logger.error("some outcomes were not written: their leases will lapse")
 
     def _arm_last_resort(self) -> None:
-        """Have the pinger's thread end the process where a handler that blocks the event loop would keep it."""
+        """Let the pinger's thread end the process in time, even if a handler blocks the event loop."""
         if self._options.hard_exit is None or self._parts is None:
             return
         orderly = self._options.shutdown_timeout.total_seconds() + _CANCEL_GRACE + _LAST_WRITES + 1.0
@@ -247,21 +248,21 @@ class Worker:
 
     @property
     def has_stuck_threads(self) -> bool:
-        """Whether threads of sync handlers remain that did not end when told."""
+        """Whether sync handlers continue in their threads after they were asked to end."""
         parts = self.parts
         return parts.runner.has_stuck_threads or bool(parts.scope.ledger.running)
 
     # --- registry -----------------------------------------------------------------------------------------
 
     def _take_registered(self, document: Document | None) -> None:
-        """Do as the worker's document says; None: the document is gone from the registry."""
+        """Apply the worker's document of a heartbeat's reply; None: the document is gone."""
         controls = self.parts.controls
         if document is not None:
             _heard(controls, document, was_silent=document.get("was_silent") is True)
             control = document.get("control")
             self._take_order(control if isinstance(control, dict) else {})
         elif not self._stopping.is_set():
-            controls.is_gone()
+            controls.registration_lost()
             self.parts.registrar.register_again(self._registered_again, self._taken_over)
 
     def _registered_again(self, document: Document) -> None:
@@ -272,10 +273,10 @@ class Worker:
         self.stop("worker_id taken over")
 
     def _take_order(self, order: Document) -> None:
-        """Do what the registry asks of this worker."""
+        """Carry out an order that a client has written for this worker."""
         if self._stopping.is_set():
             return
-        # Any client may have written it, in any language: what is no clear order is none.
+        # Clients of any language may write orders: an unclear one is ignored.
         if order.get("stop") is True:
             self.stop("stopped remotely")
         wanted = order.get("concurrency")

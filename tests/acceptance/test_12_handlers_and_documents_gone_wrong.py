@@ -145,7 +145,7 @@ def test_handler_that_returns_what_bson_cannot_hold_fails_with_that_reason_and_i
 
     for kind in UNSTORABLE:
         (run,) = runs_of(stage.wait_status(f"{handler}:{kind}", "FAIL"))
-        assert run["fail_reason"].startswith("what the handler returned"), run["fail_reason"]
+        assert run["fail_reason"].startswith("the handler's return value"), run["fail_reason"]
         assert ("too large" in run["fail_reason"]) == (kind == "17 MB"), run["fail_reason"]
         assert "returns" not in run
     for number in range(20):

@@ -25,7 +25,7 @@ _ENDINGS = "tests/integration/test_worker_endings.py"
 _LEAKS = "tests/integration/test_worker_leaks.py"
 _LOCKED = "tests/integration/test_locked_tasks.py"
 
-_SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # What", "        # What")
+_SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ WORKER_MUTATIONS = (
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
             Edit(_SENDER,
-                 "left = await self._recovery.recover(attempt, look_again_first=not is_timeout)",
+                 "left = await self._recovery.recover(attempt, read_again_first=not is_timeout)",
                  "left = task_ids\n            self._scope.signals.tasks_doubtful.send(task_ids)"),
         ),
         (f"{_CLAIMS}::test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run",),
@@ -163,7 +163,7 @@ WORKER_MUTATIONS = (
         "malformed-document-raises",
         "One document that cannot be read keeps all others of its group from starting.",
         (
-            Edit(_ADOPTION, "except Exception as error:  # whatever it is about this one, the others begin",
+            Edit(_ADOPTION, "except Exception as error:  # an error at one task does not keep the others from starting",
                  "except StopIteration as error:"),
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),

@@ -268,7 +268,7 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
 
 
 def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
-    """Take down what the worker's limits let go from now on; else it is lost."""
+    """Record the tasks that the worker's limits let go from now on; without `goes_on` nothing else hears of them."""
     limits: Any = bench.worker.parts.limits
     signals, freed = limits._signals, list[list[str]]()
 
@@ -294,8 +294,8 @@ def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urg
             await until(lambda: gauge.running["all"] == 1, message="one runs")
             specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
             await bench.client.publish_many(specs)
-            waiting = bench.worker.parts.limits._waiting
-            await until(lambda: len(waiting[QUEUE].parked) >= 118 if QUEUE in waiting else False, message="all wait")
+            parked = bench.worker.parts.limits._parked
+            await until(lambda: len(parked[QUEUE].tasks) >= 118 if QUEUE in parked else False, message="all wait")
             freed = recorded(bench, goes_on=True)
             await until(lambda: len(freed) >= 3, message="some were tried")
             assert max(map(len, freed)) <= 2

@@ -281,7 +281,7 @@ class _LateClaim:
         result = await self._store.run(operation)
         if _name(operation) == "claimed":
             self.reads += 1
-            if self.reads == len(recovery._LOOKS_AGAIN) + 1 and self._late is not None:
+            if self.reads == len(recovery._READ_AGAIN_AFTER) + 1 and self._late is not None:
                 self.is_carried_out = bool(await self._store.run(self._late))
         return result
 

@@ -401,7 +401,7 @@ def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
             controls = bench.worker.parts.controls
             assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
             write(mongo, database_name, {"$set": {"limit.starts": 5}})
-            await until(lambda: "what it last said holds" in caplog.text, message="it was read")
+            await until(lambda: "its last readable version stays in force" in caplog.text, message="it was read")
             await until(lambda: not controls.keeps, message="taken up")
             assert (list(controls.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
             await bench.client.publish("send", key="1", queue="mail")

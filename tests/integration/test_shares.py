@@ -1,4 +1,4 @@
-"""How several workers share a backlog: by the slots of its tasks, which the server knows as they do."""
+"""How several workers share a backlog: by the buckets of its tasks, which the server computes as they do."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_server_puts_each_id_into_the_slot_that_a_worker_does(mongo: Client,
     ids = {f"work:{number}" for number in range(1_000)} | {"work:" + "k" * 512, "", "a"}
     ids |= {"".join(chance.choices(letters, k=chance.randrange(1, 90))) for _ in range(2_000)}
     mongo[database_name]["ids"].insert_many({"_id": task_id} for task_id in ids)
-    rows = mongo[database_name]["ids"].aggregate([{"$project": {"slot": x.bucket()}}])
-    found = {row["_id"]: row["slot"] for row in rows}
+    rows = mongo[database_name]["ids"].aggregate([{"$project": {"bucket": x.bucket()}}])
+    found = {row["_id"]: row["bucket"] for row in rows}
     assert found == {task_id: bucket_of(task_id) for task_id in ids}
     assert len(set(found.values())) > 0.9 * BUCKET_CNT
 

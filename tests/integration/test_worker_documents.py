@@ -237,12 +237,12 @@ _STEPS = [
     "scans._upkeep",
     "stream._follow",
     "stream._read",
-    "lookups._look_at_holders",
-    "lookups._take_looks",
-    "lookups._look_at_due",
+    "lookups._check_holders",
+    "lookups._take_found",
+    "lookups._look_up_due",
     "claimer._launch",
-    "limits._bury_dead",
-    "retention._look",
+    "limits._reclaim_dead",
+    "retention._remove_surplus",
     "controls.refresh",
 ]
 

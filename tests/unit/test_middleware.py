@@ -126,7 +126,7 @@ def test_hook_that_needs_arguments_is_refused_with_what_to_do() -> None:
     def opens() -> Iterator[int]:
         yield 1
 
-    with pytest.raises(HandlerError, match="a hook takes no arguments, and this one needs pool"):
+    with pytest.raises(HandlerError, match="a hook takes no arguments, but this one needs pool"):
         app.on_start(needs)
     with pytest.raises(HandlerError, match="yield only in a hook of on_start"):
         app.on_stop(opens)

@@ -102,7 +102,7 @@ def test_read_that_was_begun_before_a_silence_ends_none() -> None:
 
 def test_after_its_place_was_gone_the_first_heartbeat_ends_a_silence() -> None:
     worker = Worker()
-    worker.controls.is_gone()
+    worker.controls.registration_lost()
     worker.beat(5)  # registered anew, and the reply was lost
     assert not worker.is_valid
     worker.read()

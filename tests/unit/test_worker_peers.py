@@ -30,8 +30,8 @@ def fleet(size: int) -> dict[str, Peers]:
     return {known["_id"]: peers_of(known["_id"], *workers) for known in workers}
 
 
-def plain_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
-    """Return the worker's rank for each slot, by the rule as it reads, slot by slot."""
+def simple_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
+    """Return the worker's rank for each bucket, by the rule as it is written, bucket by bucket."""
     workers = sorted(worker_ids)
     scored = {
         name: struct.unpack(f"<{BUCKET_CNT}I", hashlib.shake_128(name.encode()).digest(4 * BUCKET_CNT))
@@ -39,8 +39,8 @@ def plain_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
     }
     room = dict.fromkeys(workers, -(-BUCKET_CNT // len(workers)))
     ranks = []
-    for slot in range(BUCKET_CNT):
-        order = sorted(workers, key=lambda name: -scored[name][slot])
+    for bucket in range(BUCKET_CNT):
+        order = sorted(workers, key=lambda name: -scored[name][bucket])
         first = next(name for name in order if room[name])
         room[first] -= 1
         order.remove(first)
@@ -49,14 +49,14 @@ def plain_ranks(worker_id: str, worker_ids: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 64, 300])
-def test_ranks_are_those_of_the_rule_slot_by_slot(size: int) -> None:
+def test_ranks_are_those_of_the_rule_bucket_by_bucket(size: int) -> None:
     worker_ids = [f"host-{number}" for number in range(size)]
     for name in (worker_ids[0], worker_ids[-1]):
         peers = peers_of(name, *(worker(worker_id) for worker_id in worker_ids))
-        of_slot = {bucket_of(task_id): peers.rank(task_id, "work") for task_id in IDS}
-        ranks = plain_ranks(name, worker_ids)
-        assert len(of_slot) > BUCKET_CNT / 2
-        assert of_slot == {slot: ranks[slot] for slot in of_slot}
+        of_bucket = {bucket_of(task_id): peers.rank(task_id, "work") for task_id in IDS}
+        ranks = simple_ranks(name, worker_ids)
+        assert len(of_bucket) > BUCKET_CNT / 2
+        assert of_bucket == {bucket: ranks[bucket] for bucket in of_bucket}
 
 
 def test_scores_of_workers_that_are_gone_are_forgotten() -> None:
@@ -86,16 +86,16 @@ def test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_pa
     if size == 1:
         assert marked == [[]]
         return
-    slots = [slots for [(names, slots)] in marked if names == ["work"]]
-    assert [len(digits) for digits in slots] == [BUCKET_CNT] * size
-    assert all([digits[slot] for digits in slots].count("1") == 1 for slot in range(BUCKET_CNT))
-    assert max(digits.count("1") for digits in slots) <= -(-BUCKET_CNT // size)
+    buckets = [buckets for [(names, buckets)] in marked if names == ["work"]]
+    assert [len(digits) for digits in buckets] == [BUCKET_CNT] * size
+    assert all([digits[bucket] for digits in buckets].count("1") == 1 for bucket in range(BUCKET_CNT))
+    assert max(digits.count("1") for digits in buckets) <= -(-BUCKET_CNT // size)
 
 
 def test_share_is_what_the_worker_ranks_first_for() -> None:
     peers = fleet(3)["w1"]
-    [(_, slots)] = peers.shares(["work"])
-    assert all((slots[bucket_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
+    [(_, buckets)] = peers.shares(["work"])
+    assert all((buckets[bucket_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
 
 
 def test_what_ranks_second_is_spread_over_all_others() -> None:
@@ -131,13 +131,13 @@ def test_only_live_workers_that_serve_the_name_and_take_something_count() -> Non
 
 def test_names_that_others_serve_are_shared_and_the_rest_is_all_its_own() -> None:
     peers = peers_of("me", worker("one", "work", "mail"), worker("two", "mail", "import"))
-    shares = {tuple(names): slots for names, slots in peers.shares(["work", "mail", "import", "alone"])}
+    shares = {tuple(names): buckets for names, buckets in peers.shares(["work", "mail", "import", "alone"])}
     assert set(shares) == {("work",), ("mail",), ("import",), ("alone",)}
     assert shares["alone",] == "1" * BUCKET_CNT
     assert [round(BUCKET_CNT / shares[name,].count("1")) for name in ("work", "mail", "import")] == [2, 3, 2]
     same = peers_of("me", worker("one", "work", "mail"))
-    [(names, slots)] = same.shares(["work", "mail"])
-    assert (names, slots.count("1")) == (["work", "mail"], BUCKET_CNT // 2)
+    [(names, buckets)] = same.shares(["work", "mail"])
+    assert (names, buckets.count("1")) == (["work", "mail"], BUCKET_CNT // 2)
 
 
 def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
@@ -149,8 +149,8 @@ def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
             worker("odd", "import", queues="a"),
         ]
     )
-    shares = {name: slots for names, slots in peers.shares(["work", "mail", "import"]) for name in names}
-    assert {name: round(BUCKET_CNT / slots.count("1")) for name, slots in shares.items()} == {
+    shares = {name: buckets for names, buckets in peers.shares(["work", "mail", "import"]) for name in names}
+    assert {name: round(BUCKET_CNT / buckets.count("1")) for name, buckets in shares.items()} == {
         "work": 2,
         "mail": 1,
         "import": 1,

@@ -1,1 +1,1 @@
-"""Admission: whether a task may be taken now: pauses, limits, quarantine."""
+"""Admission: decides whether a task may be claimed now, by pauses, limits and quarantine."""

@@ -1,4 +1,4 @@
-"""Admission: whether a task may be taken now. The parts of it, together."""
+"""Admission: the parts that decide whether a task may be claimed now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtask.worker.admission.quarantine import Quarantine
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Pauses, limits, documents that are left alone, and claims that were lost."""
+    """Controls, limits, quarantined documents and lost claims."""
 
     controls: Controls
     limits: Limits
@@ -21,7 +21,7 @@ class Admission:
     losses: Losses = field(default_factory=Losses)
 
     def lost(self, task_ids: Sequence[str], won: Iterable[str]) -> None:
-        """Count the claims of these tasks that were lost; those of the others were won."""
+        """Count a lost claim of each of these tasks, and forget the losses of the tasks that were won."""
         for task_id in won:
             self.losses.forget(task_id)
         self.losses.add(task_ids)

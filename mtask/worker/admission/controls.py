@@ -1,8 +1,8 @@
-"""What holds for this worker's queues and task names: what is paused, and until when it may go by that.
+"""Controls: applies the pauses, limits and retention of this worker's queues and task names, and confirms them.
 
-A pause must hold for every worker once its caller is told so. So a worker that hears of one lets its claims under way
-land, and only then says, in its own document, that it goes by it. And a claim holds only as long as the worker's
-heartbeat: one that was out of touch may have missed a pause, and nobody waits for it.
+When the call that sets a pause returns, no worker may claim from the queue any more. So a worker that reads a new pause
+first waits for its claims under way, and then confirms the pause in its own document. A claim is valid only until the
+worker's heartbeat expires: a worker that lost touch may have missed a pause, and the call does not wait for it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mtask.worker.state.timing import wake_or_wait
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PAUSE, _REFUSED_PAUSE = 0.2, 30.0
-#: How often a worker looks that stops, in seconds.
+#: The interval at which a stopping worker reads the controls, in seconds.
 _POLL = 0.5
 
 
 class Controls:
-    """Knows what is paused here, and makes the guard of the claims."""
+    """Reads the controls of this worker's queues and names, and makes the guard of its claims."""
 
     def __init__(self, scope: Scope) -> None:
         self._store = scope.store
@@ -41,17 +41,18 @@ class Controls:
         self._names = list(scope.names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
-        #: By id, those that could be read last.
+        #: The last readable version of each control, by its id.
         self._good: dict[str, Control] = {}
-        #: By queue, what bounds it.
+        #: The controls with limits, by queue.
         self.limits: dict[str, Control] = {}
-        #: By queue, how much of what has finished is kept.
+        #: The controls with bounds on finished tasks, by queue.
         self.keeps: dict[str, Control] = {}
-        #: When this worker's heartbeat runs out, by the server's clock: so long its claims are valid.
+        #: The time at which this worker's heartbeat expires, by the server's clock. Its claims are valid until then.
         self._valid_until: datetime | None = None
-        #: The same, once what holds has been read: it was out of touch, and nobody waited for it.
+        #: The value of `_valid_until` after the next read of the controls. Set after a silence: until the read no claim
+        #: is valid, since nobody waited for this worker to confirm a pause.
         self._valid_then: datetime | None = None
-        #: When the last heartbeat runs out that was answered.
+        #: The time at which the last answered heartbeat expires.
         self._heard_until: datetime | None = None
         self._silence_cnt = 0
         self._found: list[dict[str, Any]] = []
@@ -61,11 +62,11 @@ class Controls:
         self._poll_seconds: float | None = None
 
     def wake(self) -> None:
-        """Read what holds, soon: it has changed, or may have."""
+        """Read the controls soon: they have changed, or may have."""
         self._wake.set()
 
     def poll(self) -> None:
-        """Look again and again: there is no change stream any more that would tell."""
+        """Read the controls at intervals from now on: the change stream has ended and reports no changes."""
         self._poll_seconds = _POLL
         self._wake.set()
 
@@ -76,7 +77,7 @@ class Controls:
         self._changed.set()
 
     async def run(self) -> None:
-        """Apply what holds from the next claim on, until `stop`."""
+        """Read changed controls and apply them from the next claim on, until `stop`."""
         while True:
             await wake_or_wait(self._wake, self._poll_seconds)
             self._wake.clear()
@@ -99,7 +100,7 @@ class Controls:
                 self._changed.set()
 
     async def run_confirming(self) -> None:
-        """Confirm what this worker has applied once everything that began before has landed, until `stop`."""
+        """Confirm applied controls once all claims and removals that began before have ended, until `stop`."""
         while not self._is_stopping:
             await self._changed.wait()
             self._changed.clear()
@@ -123,33 +124,33 @@ class Controls:
         return [name for name in self._names if name not in self.paused_names]
 
     def is_paused(self, queue: str | None, name: str) -> bool:
-        """Whether a task of this queue and name is not to be claimed now."""
+        """Whether tasks of this queue or name must not be claimed now."""
         return name in self.paused_names or queue in self.paused_queues
 
     def limit_of(self, queue: str, *, of_key: bool) -> Limit | None:
-        """Return what bounds a queue, or each limit_key in it."""
+        """Return the limit of a queue or, with `of_key`, of each limit_key in it; None: no limit."""
         control = self.limits.get(queue)
         if control is None:
             return None
         return control.key_limit if of_key else control.limit
 
     def guard(self) -> Filter:
-        """Return what a claim asks for beside the task's own state."""
+        """Return the conditions of a claim besides the state of the task."""
         return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
 
     def validity(self) -> list[Filter]:
-        """Return what asks for nothing but that this worker's heartbeat has not run out."""
+        """Return the one condition that this worker's heartbeat has not expired."""
         return [] if self._valid_until is None else [in_time(self._valid_until)]
 
     def is_out_of_touch(self) -> bool:
-        """Whether no claim would be valid now."""
+        """Whether the heartbeat has expired, so that no claim would be valid now."""
         return self._valid_until is not None and self._clock.now() >= self._valid_until
 
     def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:
-        """Take down until when the heartbeat holds that was sent `at` a time of the server's clock.
+        """Note that a heartbeat of the server's time `at` was answered; it is valid until `valid_until`.
 
-        Where the one before had run out, what holds is read first. The server says so (`was_silent`); but where the
-        reply was lost that did, only the times tell.
+        If the heartbeat before it had expired, the controls are read before the next claim. The server reports that as
+        `was_silent`. If the reply with that report was lost, a comparison of the times shows it.
         """
         was_silent |= self._heard_until is not None and at >= self._heard_until
         self._heard_until = valid_until
@@ -162,17 +163,20 @@ class Controls:
         else:
             self._valid_until = valid_until
 
-    def is_gone(self) -> None:
-        """Claim nothing until `heard`: this worker's place in the registry is gone."""
+    def registration_lost(self) -> None:
+        """Let no claim be valid until `heard`: this worker's registration is gone."""
         self._valid_until = self._heard_until = _LONG_AGO
 
     async def refresh(self) -> bool:
-        """Read what holds and go by it, from the next claim on; return whether something was resumed."""
+        """Read the controls and apply them from the next claim on; return whether a queue or name was resumed.
+
+        Raises DatabaseError.
+        """
         silence_cnt = self._silence_cnt
         documents = await self._store.run(controls.of(self._queues, self._names))
         sound, malformed = self._parsed(documents)
-        # Of what cannot be read the last that could be holds on, but that nothing is removed by it. Where there was
-        # none, nothing is claimed: it may have been a pause.
+        # The last readable version of a malformed control stays in force, except that it removes no tasks. If no
+        # version was readable, nothing of its queue or name is claimed: it may be a pause.
         found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]
         self._good = {control.id: control for control in found}
         paused = {c.id for c in found if c.paused} | {id_ for id_ in malformed if id_ not in self._good}
@@ -186,7 +190,8 @@ class Controls:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
         if self._valid_then is not None and silence_cnt == self._silence_cnt:
-            # The heartbeat that made it live again came before this read: who pauses since waits for it.
+            # The heartbeat that ended the silence came before this read. A pause that this read could not see is later:
+            # its caller waits for this worker again.
             self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)
 
@@ -201,9 +206,9 @@ class Controls:
             except ValidationError as error:
                 malformed.append(id_)
                 logger.error(
-                    "malformed control: what it last said holds"
+                    "malformed control: its last readable version stays in force"
                     if id_ in self._good
-                    else "malformed control: nothing of it is claimed until it is mended",
+                    else "malformed control: its queue or name is not claimed from until it is mended",
                     extra=fields(control=id_, reason=describe_validation(error), remedy=MENDING),
                 )
         return sound, malformed
@@ -212,11 +217,17 @@ class Controls:
         return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
 
     async def begin(self) -> None:
-        """Read what holds, for the first claims; a user who may not read it goes on without."""
+        """Read the controls before the first claim. A user without the right to read them works without pauses.
+
+        Raises DatabaseUnavailable.
+        """
         try:
             await self.refresh()
         except DatabaseUnavailable:
             raise
         except DatabaseError as error:
-            logger.error("controls cannot be read: pauses do not hold here", extra=fields(reason=str(error)))
+            logger.error(
+                "controls cannot be read: pauses and limits have no effect on this worker",
+                extra=fields(reason=str(error)),
+            )
         self._vitals.controls_seen = self._found

@@ -1,4 +1,4 @@
-"""Claims in vain: a task that looks due and is not taken, again and again, is tried ever more rarely."""
+"""Lost claims: after repeated losses a task is tried at growing intervals, so that it does not keep the worker busy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: So many losses in a row are usual: another worker was faster, or the task was not as plain as it looked.
+#: Fewer losses in a row than this are usual: another worker was faster, or the task was not as simple as it seemed.
 _USUAL = 3
-#: The first pause after them, in seconds; twice as long each time, and at most.
+#: The first pause after them and the longest, in seconds. Each pause is twice as long as the one before.
 _PAUSE, _MAX_PAUSE = 0.1, 30.0
-#: After so many losses the whole document is examined.
+#: After this number of losses in a row the whole document is examined.
 _SUSPICIOUS = 6
 _MAX_REMEMBERED = 10_000
 
@@ -18,12 +18,12 @@ _MAX_REMEMBERED = 10_000
 @dataclass(slots=True)
 class _Lost:
     count: int = 0
-    paused_cnt: int = 0  #: the losses that were paused for
+    paused_cnt: int = 0  #: the count of losses at the last pause
     was_examined: bool = False
 
 
 class Losses:
-    """Counts the claims of each task that were lost in a row, though nobody else took it."""
+    """Counts for each task the claims that were lost in a row while the task stayed due."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, _Lost] = OrderedDict()
@@ -32,7 +32,7 @@ class Losses:
         return len(self._lost)
 
     def add(self, task_ids: Iterable[str]) -> None:
-        """Count one more lost claim of each; the longest known are forgotten where there are many."""
+        """Count one more lost claim of each task. Beyond a maximum the tasks with the oldest losses are forgotten."""
         for task_id in task_ids:
             self._lost.setdefault(task_id, _Lost()).count += 1
             self._lost.move_to_end(task_id)
@@ -40,12 +40,12 @@ class Losses:
             self._lost.popitem(last=False)
 
     def forget(self, task_id: str) -> None:
-        """Begin anew: the task was taken, or is not due any more."""
+        """Forget the losses of a task: it was claimed, or is not due any more."""
         if self._lost:
             self._lost.pop(task_id, None)
 
     def pause(self, task_id: str) -> float:
-        """Return the seconds until a task that is still due should be tried again: once for each loss."""
+        """Return the pause, in seconds, before a task that is still due is tried again. Each loss causes one pause."""
         lost = self._lost.get(task_id)
         if lost is None or lost.count < _USUAL or lost.paused_cnt == lost.count:
             return 0.0
@@ -53,7 +53,7 @@ class Losses:
         return float(min(_PAUSE * 2 ** min(lost.count - _USUAL, 20), _MAX_PAUSE))
 
     def is_suspicious(self, task_id: str) -> bool:
-        """Whether the document is to be examined now: once in a row of losses."""
+        """Whether the whole document is to be examined now. True once in a row of losses."""
         lost = self._lost.get(task_id)
         if lost is None or lost.was_examined or lost.count < _SUSPICIOUS:
             return False

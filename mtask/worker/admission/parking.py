@@ -1,4 +1,4 @@
-"""What waits in a worker for one place of a limit."""
+"""Parked tasks: the tasks that wait in this worker for permits of one pool."""
 
 from __future__ import annotations
 
@@ -8,51 +8,53 @@ from math import inf
 from operator import itemgetter
 from time import monotonic
 
-#: What waits for a place that opens within this, in seconds, is looked for if little of it is known.
+#: A pool that is tried again within this many seconds is worth a scan for further tasks.
 _SOON = 2.0
-#: What tasks are ordered by: the highest priority first, then what has been due longest.
+#: The order of parked tasks: the highest priority first, then the longest due.
 Rank = tuple[int, float]
 
 
 @dataclass(slots=True)
-class Waiting:
-    """What waits here for a place: because it had none free when asked, or behind others that ask for one now."""
+class ParkedTasks:
+    """The tasks that wait for permits of one pool. It had none free, or tasks before them are requesting some now."""
 
-    width: int  #: no more than so many places can be free
-    most: int  #: so many are kept at least
+    width: int  #: the largest number of permits that can be free
+    keep: int  #: at least this number of the most urgent tasks is kept
+    #: The pool had no free permit: no task requests one until some are let go.
     is_blocked: bool = True
-    #: When some are let go, if nothing was heard of the place before (monotonic seconds).
-    until: float = inf
-    #: When the dead are to be looked for among those that take it up; None: nobody found it crowded.
-    dead_at: float | None = None
-    #: How often in a row it had none free.
+    #: The time at which some tasks are let go, if no free permit is reported before (monotonic seconds).
+    retry_at: float = inf
+    #: The time to look for dead runs that hold permits (monotonic seconds); None: the pool was not found crowded.
+    reclaim_at: float | None = None
+    #: The number of requests in a row that found no free permit.
     refusals: int = 0
-    #: Tasks, with what they are ordered by.
-    parked: dict[str, Rank] = field(default_factory=dict)
-    #: More wait than are known here.
+    #: The tasks and their order.
+    tasks: dict[str, Rank] = field(default_factory=dict)
+    #: More tasks wait in the database than this worker knows.
     has_more: bool = False
 
     @property
-    def is_hungry(self) -> bool:
-        """Whether a scan should look for more of them, since those that are known may soon be too few."""
-        is_soon = not self.is_blocked or self.until < monotonic() + _SOON
-        return self.has_more and is_soon and len(self.parked) < self.width
+    def wants_scan(self) -> bool:
+        """Whether a scan should find more tasks of the pool: the known ones may soon be fewer than its permits."""
+        is_soon = not self.is_blocked or self.retry_at < monotonic() + _SOON
+        return self.has_more and is_soon and len(self.tasks) < self.width
 
     def park(self, task_id: str, rank: Rank) -> None:
-        """Have a task wait; of too many the most urgent are kept."""
-        self.parked[task_id] = rank
-        if len(self.parked) > 2 * self.most:
-            self.parked = dict(self._most_urgent(self.most))
+        """Park a task. If there are too many, only the most urgent are kept."""
+        self.tasks[task_id] = rank
+        if len(self.tasks) > 2 * self.keep:
+            self.tasks = dict(self._most_urgent(self.keep))
             self.has_more = True
 
-    def let_go(self) -> list[str]:
-        """Return the most urgent, and keep them no longer: one more than there can be places, so that it is seen when
-        all are taken.
+    def take_most_urgent(self) -> list[str]:
+        """Remove and return the most urgent tasks: one more than the pool has permits.
+
+        The last one is refused if all permits are taken, and that blocks the pool again.
         """
         gone = [task_id for task_id, _ in self._most_urgent(self.width + 1)]
         for task_id in gone:
-            del self.parked[task_id]
+            del self.tasks[task_id]
         return gone
 
     def _most_urgent(self, count: int) -> list[tuple[str, Rank]]:
-        return heapq.nsmallest(count, self.parked.items(), key=itemgetter(1))
+        return heapq.nsmallest(count, self.tasks.items(), key=itemgetter(1))

@@ -1,4 +1,4 @@
-"""Malformed documents: told from others, marked FAIL with the reason, and kept from disturbing the rest."""
+"""Quarantine: marks malformed documents FAIL with the reason, and keeps them from disturbing other tasks."""
 
 from __future__ import annotations
 
@@ -19,57 +19,58 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, finding
 from mtask.worker.log import fields, logger
 
-#: How long a task that the server refuses to change, though it looks well, is left alone, in seconds.
+#: The pause of a well-formed task that the server refuses to change, in seconds.
 _REFUSED_PAUSE = 30.0
-#: How long one that looked malformed, and is well, in seconds.
+#: The pause of a task that seemed malformed and is well-formed, in seconds.
 _MENDED_PAUSE = 1.0
-#: How long one is left alone that cannot even be marked, in seconds: only a hand can mend it.
+#: The pause of a malformed task that cannot be marked FAIL, in seconds: only an operator can mend it.
 _UNMARKABLE_PAUSE = 600.0
-#: Why a task is FAIL whose claim would not fit. Short: it has to find room in the document.
+#: The reason of a task whose claim would not fit. It is short, because it must fit into the document.
 TOO_LARGE = "too large: a claim would exceed MongoDB's 16 MB; put less into params"
 _MAX_REASON = 1_000
-#: How long a task is left alone that could not be claimed in time, in seconds; twice as long each time, and at most.
+#: The first pause of a locked task and the longest, in seconds. Each pause is twice as long as the one before.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
+#: A task that is locked again after this many seconds gets the first pause again.
 _FORGOTTEN_AFTER = 60.0
-#: How long a mark may wait for a document that is locked.
+#: The time limit of a mark at a locked document.
 _LOCK_WAIT = timedelta(seconds=1)
 _MAX_REMEMBERED = 10_000
 
 
 class Quarantine:
-    """Marks malformed documents FAIL, and remembers what had better be left alone for a while."""
+    """Marks malformed documents FAIL, and remembers the tasks that are left alone for a while."""
 
     def __init__(self, store: AsyncStore, worker_id: str) -> None:
         self._store = store
         self._worker_id = worker_id
         self._left_alone: dict[str, float] = {}
-        #: The last pause of what was held up, in seconds.
+        #: The last pause of each locked task, in seconds.
         self._held_up: dict[str, float] = {}
 
     def is_left_alone(self, task_id: Any) -> bool:
-        """Whether the server refused to change this task a short while ago."""
+        """Whether this task is not to be tried now."""
         return self.left_alone_until(task_id) > monotonic()
 
     def left_alone_until(self, task_id: Any) -> float:
-        """Return until when (monotonic seconds) it is left alone; what is past says that it is not."""
+        """Return the instant (monotonic seconds) until which the task is left alone; a past one if it is not."""
         return self._left_alone.get(_name_of(task_id), 0.0)
 
     def left_alone(self) -> list[str]:
-        """Return the tasks that are left alone now, by their ids."""
+        """Return the ids of the tasks that are left alone now."""
         now = monotonic()
         return [name for name, until in self._left_alone.items() if until > now]
 
     def leave_alone(self, task_id: Any, pause: float = _REFUSED_PAUSE) -> None:
-        """Do not try this task for so long (seconds)."""
+        """Do not try this task for `pause` seconds."""
         now = monotonic()
         if len(self._left_alone) >= _MAX_REMEMBERED:
             self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
         self._left_alone[_name_of(task_id)] = now + pause
 
     def hold_up(self, task_id: Any) -> None:
-        """Leave a task alone that could not be claimed in time: someone's open transaction holds it, as a rule.
+        """Leave a task alone whose change timed out: usually an open transaction has locked its document.
 
-        Each try takes a slot, so they become rare; a task that was not held up for a minute begins anew.
+        Each try takes a slot, so the pauses grow. After a minute without a timeout they start again with the first.
         """
         name, now = _name_of(task_id), monotonic()
         is_again = now - self._left_alone.get(name, -inf) < _FORGOTTEN_AFTER
@@ -82,19 +83,20 @@ class Quarantine:
         self._held_up[name] = pause
 
     def was_held_up(self, task_id: str) -> bool:
-        """Whether the task was locked when it was last tried, as far as is known."""
+        """Whether the document was locked at the last try, as far as is known."""
         return task_id in self._held_up
 
     def heard(self, task_id: str) -> None:
-        """Take note that a task has changed: the transaction that had locked it is over."""
+        """Note that a task has changed: the transaction that had locked its document has ended."""
         if self._held_up.pop(task_id, None) is not None:
             self._left_alone.pop(task_id, None)
 
     async def examine(self, task_ids: Iterable[Any], refusal: Exception | str | None = None) -> None:
-        """Judge whole documents, one by one, that could not be read, or that the server refused to change.
+        """Examine the whole documents of tasks that could not be read, or that the server refused to change.
 
-        A malformed one becomes FAIL with the reason, as does one that is too large to be changed; one that looks well
-        is left alone for a while. What goes wrong with one keeps no other from being judged.
+        A malformed document is marked FAIL with the reason, and so is one that is too large to be changed. A
+        well-formed task is left alone for a while. An error at one task does not keep the others from being examined.
+        Raises DatabaseUnavailable.
         """
         for task_id in task_ids:
             try:
@@ -102,7 +104,7 @@ class Quarantine:
             except DatabaseUnavailable:
                 raise
             except Exception as error:
-                logger.error("task cannot be examined", extra=fields(task=_name_of(task_id), reason=_told(error)))
+                logger.error("task cannot be examined", extra=fields(task=_name_of(task_id), reason=_text_of(error)))
                 self.leave_alone(task_id, _UNMARKABLE_PAUSE)
 
     async def _examine(self, task_id: Any, refusal: Exception | str | None) -> None:
@@ -115,14 +117,17 @@ class Quarantine:
         if reason is not None:
             await self._mark(task_id, reason)
         elif refusal is None:
-            # It looked malformed a moment ago: what is derived has been derived anew since.
+            # It seemed malformed a moment ago: its derived fields have been derived again since.
             self.leave_alone(task_id, _MENDED_PAUSE)
         else:
-            logger.error("task refused", extra=fields(task=_name_of(task_id), reason=_told(refusal)))
+            logger.error("task refused", extra=fields(task=_name_of(task_id), reason=_text_of(refusal)))
             self.leave_alone(task_id)
 
     async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> bool:
-        """End a run that was claimed and cannot be started; return whether it is closed in the task by that."""
+        """Close a claimed run that cannot be started as FAIL; return whether it is closed.
+
+        Raises DatabaseUnavailable.
+        """
         malformed = malformation(document)
         reason = malformed or f"it cannot be run here: {type(error).__name__}: {error}"
         task_id = document["_id"]
@@ -139,7 +144,7 @@ class Quarantine:
             logger.warning("finish refused", extra=fields(task=task_id, reason=str(refused)))
         if ended:
             logger.error("task that cannot be run marked FAIL", extra=fields(task=task_id, reason=reason))
-        elif malformed is not None:  # without a lease that holds, say
+        elif malformed is not None:  # the finish found no valid lease, for example
             await self._mark(task_id, malformed)
         return bool(ended)
 
@@ -149,41 +154,41 @@ class Quarantine:
             if await self._store.run(claims.quarantine(task_id, self._worker_id, reason, _LOCK_WAIT)):
                 logger.error("malformed task marked FAIL", extra=fields(task=name, reason=reason))
         except DatabaseTimeout:
-            # Someone's transaction has locked it, as a rule: what is to be examined behind it does not wait.
+            # Usually an open transaction has locked it: the documents to be examined after it must not wait.
             self.hold_up(task_id)
         except DatabaseUnavailable:
             raise
         except MtaskError as refused:
             logger.error(
-                "malformed task cannot be marked, `mtask doctor` names it",
+                "malformed task cannot be marked FAIL, `mtask doctor` lists it",
                 extra=fields(task=name, malformed=reason, reason=str(refused)),
             )
             self.leave_alone(task_id, _UNMARKABLE_PAUSE)
 
 
 def _name_of(task_id: Any) -> str:
-    # An `_id` that is no text, of a malformed document, need not be hashable.
+    # The `_id` of a malformed document may be no text and not hashable.
     return task_id if type(task_id) is str else repr(task_id)
 
 
-def _told(error: Exception | str) -> str:
+def _text_of(error: Exception | str) -> str:
     return str(error) if isinstance(error, MtaskError | str) else f"{type(error).__name__}: {error}"
 
 
 def malformation(document: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a task's document, or None."""
+    """Return the reason for which a task's document is malformed, or None."""
     try:
         StoredTask.model_validate(document)
         wrong = _code_in({name: document[name] for name in ("_id", "name", "key", "queue")})
     except ValidationError as error:
         wrong = describe_validation(error)
-    except Exception as error:  # whatever it is: what cannot be read cannot be run
+    except Exception as error:  # any error means that the task cannot be run
         wrong = f"it cannot be read: {type(error).__name__}: {error}"
     return None if wrong is None else f"malformed document: {claims.shortened(wrong, _MAX_REASON)}"
 
 
 def _code_in(value: Any, path: tuple[str, ...] = ()) -> str | None:
-    """Name the field that holds JavaScript code, which Python takes for text, and the server does not."""
+    """Return a complaint about a field that holds JavaScript code: Python reads code as text, the server does not."""
     if path[-1:] in (("returns",), ("progress",)):
         return None
     if is_code(value):

@@ -1,1 +1,1 @@
-"""Claiming: takes what is due, as much as there are free slots for."""
+"""Claiming: claims due tasks, as many as there are free slots."""

@@ -1,4 +1,4 @@
-"""Adoption: turns the documents that a claim took into runs, and has them started."""
+"""Adoption: turns the documents of claimed tasks into held runs, and passes these to the slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 class Adoption:
-    """Starts the runs that claims took."""
+    """Takes over the runs that claims have won."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Adoption:
         self._questions = questions
         self._runner = runner
         self._slots = slots
-        #: Whether the tasks of the last group were simple: the next one's may be, too.
+        #: Whether the tasks of the last group were simple: a guess for the next group.
         self.are_simple = True
         self.won_cnt = 0
 
     async def adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
-        """Start the runs that a claim took. What cannot be started is ended, after all that can has begun."""
+        """Start the runs that a claim has won. Runs that cannot be started are closed after the others have started."""
         if attempt.admitted is not None:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
@@ -62,13 +62,13 @@ class Adoption:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
-            except Exception as error:  # whatever it is about this one, the others begin
+            except Exception as error:  # an error at one task does not keep the others from starting
                 refused.append((document, error))
                 continue
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
                 self._runner.hold(run)
-                if task.task_state.status.is_final:  # marked as malformed since, by whoever looked at it
+                if task.task_state.status.is_final:  # another worker has marked it FAIL as malformed since
                     self._runner.hand_back(run)
                     continue
                 self._slots.add(run, now)
@@ -88,19 +88,19 @@ class Adoption:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
-        """Start the runs that a claim took whose reply was lost."""
+        """Start the runs that a claim has won whose reply was lost."""
         await self.adopt(documents, attempt)
         if attempt.admitted is not None:
             await self._limits.settle(attempt.admitted, claim_times(documents, attempt.token), ())
 
     async def give_up(self, task_ids: Sequence[str], attempt: Attempt) -> None:
-        """Give back the permits of tasks that a claim did not take after all."""
+        """Give back the permits of tasks that the claim did not win."""
         if attempt.admitted is not None and task_ids:
             await self._limits.settle(attempt.admitted, {}, task_ids)
 
 
 def claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, datetime]:
-    """Return by task when the claim with this token took it."""
+    """Return the claim time of each task that the claim with this token has won."""
     return {
         document["_id"]: run["claim_time"]
         for document in documents

@@ -1,4 +1,4 @@
-"""An attempt: one claim that was sent."""
+"""An attempt: the record of one claim that was sent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mtask.worker.admission.limits import Admitted
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A claim that was sent: of these tasks, under this token, at a monotonic instant (seconds)."""
+    """A claim of these tasks, under this token, sent at a monotonic instant (seconds)."""
 
     task_ids: Sequence[str]
     token: str
     sent: float
-    #: The places that its tasks got first, where their queues are limited.
+    #: The permits of its tasks; None: their queues are not limited.
     admitted: Admitted | None = None
 
     @property
     def run_ids(self) -> dict[str, str]:
-        """The run_id that it gives to each task."""
+        """The run_id of each task under this claim."""
         return claims.run_ids_of(self.task_ids, self.token)

@@ -1,4 +1,4 @@
-"""The claimer: decides when to claim and how many tasks, by the queue and the free slots. The claim is the truth."""
+"""The claimer: decides when to claim and how many tasks, by the preemption queue and the free slots."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mtask.worker.state.timing import wake_or_wait
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: A further group is begun beside others only when it is worth it: it is large, or a rescue.
+#: While a group is under way, a further one begins only if it has at least this many tasks, or is a rescue.
 _MIN_FURTHER = 50
-#: The next tasks wait this long, in seconds, for the group under way: a slower group holds back none of the others.
+#: A smaller group begins after this many seconds: a slow group under way must not hold it back for longer.
 _MAX_GATHER = 0.2
-#: With more outcomes than this unwritten, nothing is claimed.
+#: While more than this number of outcomes are unwritten, no tasks are claimed.
 _MAX_UNWRITTEN = 2_000
 _PAUSE = 0.05
 
 
 class Claimer:
-    """Claims due tasks, in groups, as many as there are free slots."""
+    """Claims due tasks in groups, as many as there are free slots."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Claimer:
         self._is_stopping = False
 
     def wake(self) -> None:
-        """Look at the queue again: something came in, or a slot is free."""
+        """Check the queue again: a task was queued, or a slot is free."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Claim until `stop`. Woken by `wake`, by a task's time and by a landed group; bounded by free slots."""
+        """Claim tasks until `stop`. `wake`, a task that becomes due and a landed group cause the next claim."""
         while not self._is_stopping:
             self._wake.clear()
             await wake_or_wait(self._wake, self._launch())
@@ -66,14 +66,14 @@ class Claimer:
         self._slots.close()
 
     async def until_landed(self) -> None:
-        """Wait until every claim that is under way now has landed, or cannot any more."""
+        """Wait until every claim that is under way now has landed, or can no longer take effect."""
         for under_way in (self._in_flight, *self._sender.under_way):
             begun = set(under_way)
             if begun:
                 await asyncio.wait(begun)
 
     def stop(self) -> None:
-        """Claim nothing more, and hand back what has not begun. `run` returns when what is under way has landed."""
+        """Claim no more tasks, and hand back runs that have not started. `run` returns when all claims have landed."""
         self._is_stopping = True
         self._sender.stop()
         self._slots.stop()
@@ -88,7 +88,7 @@ class Claimer:
         return self._finisher.pending > _MAX_UNWRITTEN
 
     def _launch(self) -> float | None:
-        """Begin what can be begun; return the seconds until there is more to do, None: until woken."""
+        """Begin the claims that can begin now; return the seconds until the next one, None: until `wake`."""
         while not self._is_stopping:
             free_slots = self._slots.free_cnt
             room = free_slots + self._slots.ahead_cnt
@@ -102,13 +102,13 @@ class Claimer:
                 return pause
             is_limited = self._queue.is_limited_next
             if is_limited:
-                room = free_slots  # a permit counts from the claim: its run has to start at once
+                room = free_slots  # a permit counts from the claim, so its run must start at once
                 if room <= 0:
                     return None
             waited = now - self._launched_at
             is_worth_it = min(room, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
-                return _MAX_GATHER - waited  # the next group gathers; the one under way wakes us
+                return _MAX_GATHER - waited  # the next group gathers; the landing of the one under way wakes the loop
             entries = self._queue.take(min(room, MAX_GROUP), now)
             if is_limited:
                 entries = [entry for entry in entries if not self._limits.park(entry)]
@@ -124,14 +124,16 @@ class Claimer:
         """Begin the claim of a group."""
         task_ids = [entry.task_id for entry in entries]
         self._ledger.claiming.update(task_ids)
-        is_rescue = entries[0].is_begun  # and looked at just now
-        look_first = entries[0].rank > 0 and not is_rescue
+        is_rescue = entries[0].is_begun  # a lookup has just read them
+        lookup_first = entries[0].rank > 0 and not is_rescue
         is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender
         claim = (
             partial(sender.claim_limited, task_ids, is_rescue=is_rescue)
             if is_limited
-            else partial(sender.claim_free, task_ids, look_first=look_first, is_rescue=is_rescue, is_simple=is_simple)
+            else partial(
+                sender.claim_free, task_ids, lookup_first=lookup_first, is_rescue=is_rescue, is_simple=is_simple
+            )
         )
         job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
         self._in_flight.add(job)
@@ -139,7 +141,7 @@ class Claimer:
         job.add_done_callback(self._landed)
 
     def _without_locked(self, entries: list[Entry]) -> list[Entry]:
-        """Claim apart what was locked at the last try, so that no group waits for it again; return the others."""
+        """Claim tasks alone that were locked at the last try, so that no group waits for them; return the others."""
         locked = [entry.task_id for entry in entries if self._quarantine.was_held_up(entry.task_id)]
         if not locked:
             return entries

@@ -1,4 +1,4 @@
-"""The pace: how many runs end while a claim is under way, and so how many to claim for slots that will be free."""
+"""The pace: measures how many runs end while a claim is under way, to claim ahead for their slots."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from collections.abc import Callable
 from math import exp
 from time import monotonic
 
-#: How long what was claimed ahead waits for a slot, in seconds, before it is handed back.
+#: A run that was claimed ahead and has no slot after this many seconds is handed back.
 PATIENCE = 0.5
-#: So many times what ends while a claim is under way: one goes, one gathers, so that groups are large.
+#: Claim ahead this many times the number of runs that end during a claim: while one group is under way, the next
+#: gathers.
 _SHARE = 2.0
-#: No more than what ends within so many seconds, however long claims take.
-_MAX_LOOK = 0.25
-#: What was so many seconds ago counts about a third of what is now.
+#: If claims take longer, claim ahead at most the number of runs that end within this many seconds.
+_MAX_SPAN = 0.25
+#: Time constant of the moving average, in seconds.
 _MEMORY = 0.25
-#: After such a pause, in seconds, what was is no guide; nor does a longer one weigh more.
+#: After a pause of this many seconds nothing is claimed ahead. A longer pause counts as this in the average.
 _PAUSE = 1.0
+#: The weight of the last claim in the moving average of their durations.
 _CLAIM_SHARE = 0.4
-#: At most so many times the slots: the more is held, the more waits for its lease to lapse if the process dies.
+#: Claim ahead at most this many times the slots: if the process dies, each held task waits for its lease to lapse.
 _MAX_TIMES = 10
 
 
 class Pace:
-    """Measures how many runs end in a second, and how long claims take.
+    """Measures how many runs end per second and how long claims take.
 
-    Claiming ahead what will end meanwhile keeps the slots busy where handlers are quick: with more at hand more end
-    during the next claim, until the process can do no more. Where handlers take long, it comes to none.
+    With quick handlers, claiming ahead keeps the slots busy during a claim. More tasks in hand let more runs end during
+    the next claim, until the process is at its capacity. With slow handlers, hardly any run ends during a claim, and
+    nothing is claimed ahead.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -36,11 +39,11 @@ class Pace:
         self._ahead = 0
 
     def ended(self) -> None:
-        """Take down that a run has ended."""
+        """Note that a run has ended."""
         self._ended_since += 1
 
     def claimed(self, seconds: float) -> None:
-        """Take down that a claim has landed, and how long it took."""
+        """Note that a claim has landed after this many seconds."""
         now = self._clock()
         since = min(now - self._landed_at, _PAUSE)
         memory = exp(-since / _MEMORY)
@@ -50,13 +53,13 @@ class Pace:
         self._ended_since = 0
         self._claim_seconds += _CLAIM_SHARE * (seconds - self._claim_seconds)
         rate = self._ended / self._seconds if self._seconds > 0 else 0.0
-        self._ahead = int(rate * min(_SHARE * self._claim_seconds, _MAX_LOOK))
+        self._ahead = int(rate * min(_SHARE * self._claim_seconds, _MAX_SPAN))
 
     def forget(self) -> None:
-        """Begin anew: what was claimed ahead has waited too long for a slot."""
+        """Reset the averages: a run that was claimed ahead has waited too long for a slot."""
         self._ended = self._seconds = 0.0
         self._ended_since = self._ahead = 0
 
     def ahead(self, slots: int) -> int:
-        """Return how many tasks to claim beyond the slots that are free, of so many; none after a pause."""
+        """Return the number of tasks to claim beyond the free slots, of `slots` in all; 0 after a pause."""
         return min(self._ahead, _MAX_TIMES * slots) if self._clock() - self._landed_at < _PAUSE else 0

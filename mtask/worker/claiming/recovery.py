@@ -1,4 +1,4 @@
-"""Recovery: claims whose reply was lost, or cut short, are read back; what they took is run or handed back."""
+"""Recovery: reads back claims whose reply was lost or is incomplete, and runs or hands back the tasks that they won."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 Document = dict[str, Any]
 
 _PAUSE, _MAX_PAUSE = 0.05, 0.5
-#: When a claim that was not answered is looked for again, in seconds after the look before: it may be written, and not
-#: yet by the majority, which is all that may be run.
-_LOOKS_AGAIN = (0.05, 0.2, 0.5)
-#: A claim cannot come true later than this after its reply was given up, in seconds: its last write was sent before.
+#: The pauses before each further read of a claim without a reply, in seconds. The claim may be written but not yet
+#: majority-committed, and only majority-committed claims may be run.
+_READ_AGAIN_AFTER = (0.05, 0.2, 0.5)
+#: A claim cannot take effect later than this after the wait for its reply ended, in seconds.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 
 
 class Recovery:
-    """Finds out what became of claims that were not answered as they should be."""
+    """Finds out the results of claims without a complete reply."""
 
     def __init__(self, scope: Scope, adoption: Adoption) -> None:
         self._store = scope.store
         self._signals = scope.signals
         self._adoption = adoption
         self._stopped = asyncio.Event()
-        #: Recoveries that go on after `recover` has returned.
+        #: The recoveries that continue after `recover` has returned.
         self.jobs: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Wait no longer for a database that is away than a claim can come true."""
+        """Wait for an unavailable database only until no claim can take effect any more."""
         self._stopped.set()
 
-    async def recover(self, attempt: Attempt, *, look_again_first: bool = False) -> list[str]:
-        """Read back what a claim took, and start that; return the rest.
+    async def recover(self, attempt: Attempt, *, read_again_first: bool = False) -> list[str]:
+        """Read back which tasks a claim has won, and start their runs; return the other tasks.
 
-        Some of the rest may come true later: it is read back a few times more, before the return if
-        `look_again_first`. What comes true after these reads is handed back.
+        The claim may still take effect for some of the other tasks. So they are read a few more times: before the
+        return if `read_again_first`, else in the background. A run that appears after these reads is handed back.
         """
         settled = monotonic() + _SETTLED
         doubtful = await self._adopt(attempt, attempt.task_ids, settled)
-        if look_again_first:
+        if read_again_first:
             doubtful = await self._adopt_later(attempt, doubtful, settled)
         self._signals.tasks_doubtful.send(doubtful)
         if doubtful:
-            late = self._recover_late(attempt, doubtful, settled, is_to_look=not look_again_first)
+            late = self._recover_late(attempt, doubtful, settled, reads_again=not read_again_first)
             job = asyncio.get_running_loop().create_task(late)
             self.jobs.add(job)
             job.add_done_callback(self._landed)
@@ -66,14 +66,14 @@ class Recovery:
         if not job.cancelled() and job.exception() is not None:
             logger.error("recovery failed", exc_info=job.exception())
 
-    async def _recover_late(self, attempt: Attempt, doubtful: list[str], settled: float, *, is_to_look: bool) -> None:
-        if is_to_look:
+    async def _recover_late(self, attempt: Attempt, doubtful: list[str], settled: float, *, reads_again: bool) -> None:
+        if reads_again:
             doubtful = await self._adopt_later(attempt, doubtful, settled)
         if doubtful:
             await self._hand_back_late(attempt, doubtful, settled)
 
     async def _adopt_later(self, attempt: Attempt, doubtful: list[str], settled: float) -> list[str]:
-        for pause in _LOOKS_AGAIN:
+        for pause in _READ_AGAIN_AFTER:
             if not doubtful or self._stopped.is_set():
                 break
             await asyncio.sleep(pause)
@@ -81,7 +81,7 @@ class Recovery:
         return doubtful
 
     async def _adopt(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> list[str]:
-        """Read back which of the tasks in doubt the claim took, and start those; return the rest."""
+        """Read back which of the doubtful tasks the claim has won, and start their runs; return the rest."""
         documents = await self._read_back(attempt, settled)
         if documents is None:
             return []
@@ -92,7 +92,7 @@ class Recovery:
         return [task_id for task_id in doubtful if task_id not in known]
 
     async def _read_back(self, attempt: Attempt, settled: float) -> list[Document] | None:
-        """Return what a claim took, as soon as the database can be asked; None where a stop ends the wait for it."""
+        """Return the tasks that a claim has won, once the database answers; None: a stop has ended the wait."""
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while True:
             try:
@@ -103,16 +103,16 @@ class Recovery:
                 await asyncio.sleep(pauses.next())
 
     async def _hand_back_late(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> None:
-        """Hand back runs of a claim that came true on the server after we had read back: nobody runs them."""
+        """Hand back runs of a claim that took effect after the last read: this worker does not run them."""
         run_ids = attempt.run_ids
         await wake_or_wait(self._stopped, max(0.0, settled - monotonic()))
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
             late = [task_id for task_id in doubtful if states.get(run_ids[task_id]) == RunStatus.RUNNING]
-            for task_id in late:  # each alone: one that is locked must not keep the others
+            for task_id in late:  # each alone: a locked document must not hold up the others
                 logger.warning("late claim handed back", extra=fields(task=task_id))
                 await self._hand_back(task_id, run_ids[task_id])
-            if len(attempt.task_ids) == 1:  # a group's tasks were claimed again, each alone
+            if len(attempt.task_ids) == 1:  # the tasks of a group were claimed again, each alone
                 never_came = [task_id for task_id in doubtful if run_ids[task_id] not in states]
                 await self._adoption.give_up(never_came, attempt)
         except MtaskError as error:

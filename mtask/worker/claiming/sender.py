@@ -1,7 +1,7 @@
-"""The sender: sends claims, each of a group of tasks, and takes up what came of them.
+"""The sender: sends the claims of groups of tasks, and handles their results.
 
-A group that cannot be claimed together is claimed apart: each task alone, beside the groups, so that a document that is
-malformed or locked holds up none of the others.
+A group that cannot be claimed together is claimed apart: each task alone, beside the groups. So a malformed or locked
+document does not hold up the other tasks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: How long a claim may wait for a document that is locked, in seconds: at least, and at most.
+#: The bounds of the time limit of a claim at a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: Tasks of a held up group that are claimed at once, each alone.
+#: The number of tasks that are claimed alone at the same time.
 _MAX_APART = 16
 _PAUSE = 0.05
 
 
 class Sender:
-    """Claims groups of tasks and has the runs that it won started."""
+    """Claims groups of tasks and passes the runs that it won to the adoption."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
-        #: Tasks that are claimed one by one, since their groups failed: they hold back no group.
+        #: The claims of tasks alone, whose groups had failed. They run beside the groups and do not hold these back.
         self._apart: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(_MAX_APART)
         self._held_up_cnt = 0
@@ -61,49 +61,49 @@ class Sender:
 
     @property
     def under_way(self) -> tuple[set[asyncio.Task[None]], ...]:
-        """The jobs that go on beside the groups; each leaves some to those after it."""
+        """The jobs beside the groups, in order: a job of one set may start a job of the next."""
         return (self._apart, self._recovery.jobs)
 
     def stop(self) -> None:
-        """Wait no longer for a database that is away than a claim can come true."""
+        """Wait for an unavailable database only until no claim can take effect any more."""
         self._recovery.stop()
 
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Carry out one claim of these tasks, by one of the methods below, and free the slots that it did not use."""
+        """Carry out a claim of these tasks by one of the methods below, and free the slots that it did not use."""
         apart: Collection[str] = ()
         try:
             apart = await claim()
         except DatabaseError as error:
             await self._failed(task_ids, error)
         finally:
-            self._let_go([task_id for task_id in task_ids if task_id not in apart])
+            self._free_slots([task_id for task_id in task_ids if task_id not in apart])
 
     async def _failed(self, task_ids: Collection[str], error: DatabaseError) -> None:
         logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
         await asyncio.sleep(_PAUSE)
         self._scope.signals.tasks_doubtful.send(task_ids)
 
-    def _let_go(self, task_ids: Collection[str]) -> None:
-        """Free the slots that were kept for a claim of these tasks: the runs that it won have taken theirs."""
+    def _free_slots(self, task_ids: Collection[str]) -> None:
+        """Free the slots that were reserved for a claim of these tasks. The runs that it won have taken theirs."""
         self._scope.ledger.claiming.difference_update(task_ids)
         self._scope.signals.claim_landed.send(task_ids)
         self._scope.signals.room_made.send()
 
     async def claim_free(
-        self, task_ids: list[str], *, look_first: bool, is_rescue: bool, is_simple: bool
+        self, task_ids: list[str], *, lookup_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
-        """Claim these tasks, which need no places; return those that are claimed apart from now on."""
+        """Claim these tasks, which need no permits; return those that are claimed apart from now on."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
-        if look_first:
+        if lookup_first:
             wanted = [task.id for task in await self._store.run(self._lookups.still_due(task_ids))]
         return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
-        """Claim those of these tasks that get their places; the others wait for theirs.
+        """Claim those of these tasks that get their permits, and park the others.
 
-        Returns those that are claimed apart from now on.
+        Returns the tasks that are claimed apart from now on.
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
@@ -116,7 +116,8 @@ class Sender:
             return apart
         admitted = await self._limits.admit(limited, fresh_token())
         if is_rescue:
-            # Their places do not wait for a second try, as those of a group that is held up would.
+            # Each alone at once: a second try, after a group that timed out, might come later than `claim_by` of the
+            # permits.
             return apart + self.claim_apart(admitted.task_ids, admitted)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
@@ -125,7 +126,7 @@ class Sender:
     ) -> list[str]:
         """Claim each of these tasks alone from now on, beside the groups; return them.
 
-        `was_held_up`: their group waited too long for a document that was locked, it seems.
+        `was_held_up`: their group timed out, probably at a locked document.
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
@@ -141,23 +142,23 @@ class Sender:
 
     async def _claim_each(self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool) -> None:
         left_alone_cnt = self._held_up_cnt
-        each = [self._claim_alone(task_id, place, admitted) for place, task_id in enumerate(task_ids)]
+        each = [self._claim_alone(task_id, index, admitted) for index, task_id in enumerate(task_ids)]
         for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
                 logger.error("claim failed", exc_info=ended)
         if was_held_up and left_alone_cnt == self._held_up_cnt:
             self._tempo.took(self._wait)  # nothing is locked: the server is busy
 
-    async def _claim_alone(self, task_id: str, place: int, admitted: Admitted | None) -> None:
+    async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None) -> None:
         try:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
-                await self._claim_group([task_id], admitted=admitted, part=f"-{place}")
+                await self._claim_group([task_id], admitted=admitted, part=f"-{index}")
         except DatabaseError as error:
             await self._failed([task_id], error)
         finally:
-            self._let_go([task_id])
+            self._free_slots([task_id])
 
     async def _claim_group(
         self,
@@ -168,9 +169,10 @@ class Sender:
         admitted: Admitted | None = None,
         part: str = "",
     ) -> Collection[str]:
-        """Claim these tasks and start the runs won; return those that are claimed apart from now on.
+        """Claim these tasks and start the runs that were won; return the tasks that are claimed apart from now on.
 
-        `is_simple`: the one task; where it is not, it counts as lost. `part` tells the claims of one admission apart.
+        `is_simple`: the one task is claimed as a simple task; if it is not simple, the claim is lost. `part` makes the
+        tokens of several claims of one admission distinct.
         """
         if not task_ids:
             return ()
@@ -188,17 +190,17 @@ class Sender:
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
             is_timeout, asked = isinstance(error, DatabaseTimeout), monotonic()
-            left = await self._recovery.recover(attempt, look_again_first=not is_timeout)
+            left = await self._recovery.recover(attempt, read_again_first=not is_timeout)
             if not is_timeout:
                 return ()
-            if monotonic() - asked > timeout.total_seconds() / 2:  # and reading waits for no lock
+            if monotonic() - asked > timeout.total_seconds() / 2:  # a read waits for no lock, so the server is busy
                 self._tempo.took(timeout.total_seconds())
                 return ()
             if len(task_ids) > 1:
                 return self.claim_apart(left, admitted, was_held_up=True)
             self._leave_alone(left)
         except MtaskError as error:
-            # One malformed document fails its whole group, after some were taken: the rest is tried one by one.
+            # A malformed document fails its whole group, after some tasks were claimed: the others are claimed alone.
             left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
                 return self.claim_apart(left, admitted)
@@ -221,22 +223,22 @@ class Sender:
 
     @property
     def _wait(self) -> float:
-        """How long a claim may wait for a document that is locked, in seconds."""
+        """The time limit of a claim that may meet a locked document, in seconds."""
         return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
 
     async def _end_lapsed_sessions(self, task_ids: Sequence[str]) -> None:
-        """End the transactions that dead workers left open on these tasks: a claim would wait for them."""
+        """End the transactions that dead workers left open on these tasks: a claim would wait for their end."""
         try:
             ended = await self._store.run(sessions.end_lapsed(task_ids))
         except DatabaseError as error:
-            # The claim decides all the same: what is still locked is left alone for a while.
+            # The claim is still tried: a task that is still locked is left alone for a while.
             logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
             return
         for task_id in ended:
             logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     def _leave_alone(self, task_ids: Sequence[str]) -> None:
-        """Leave tasks alone for a while that someone's open transaction has locked."""
+        """Leave tasks alone for a while whose documents an open transaction has locked."""
         for task_id in task_ids:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1

@@ -1,4 +1,4 @@
-"""Slots: how many handlers may run at once, and the claimed runs that wait for one."""
+"""Slots: bounds the number of handlers that run at once, and starts the claimed runs that wait for a slot."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mtask.worker.running.runner import Runner
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: A timer that comes later than this, in seconds, says that something blocked the loop.
+#: A timer that fires later than this, in seconds, shows that a handler has blocked the event loop.
 _LATE = 0.05
 
 
 class Slots:
     """Starts claimed runs as slots become free.
 
-    Where handlers are quick, more is claimed than there are free slots: those will be free by the time the claim has
-    landed. So the worker may hold more leases than its concurrency for an instant; handlers never overlap beyond it. A
-    run that waits for a slot is started in the order of the claims, and not at all once it is to be ended.
+    With quick handlers the worker claims more tasks than it has free slots: slots become free while the claim is under
+    way. So for a moment the worker may hold more leases than its concurrency, but never more handlers run at once. The
+    waiting runs start in the order of their claims. A run that is to end before its start is handed back.
     """
 
     def __init__(self, scope: Scope, runner: Runner, pace: Pace) -> None:
@@ -30,29 +30,29 @@ class Slots:
         self._runner = runner
         self._pace = pace
         self.running_cnt = 0
-        #: Claimed runs whose slots are not free yet; with the time at which their claim landed.
+        #: The claimed runs that wait for a slot, each with the time at which its claim landed (monotonic seconds).
         self._waiting: deque[tuple[float, HeldRun]] = deque()
         self._impatience: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
     @property
     def free_cnt(self) -> int:
-        """How many slots are free, and not kept for a claim that is under way; below 0: claimed ahead."""
+        """The number of free slots that no claim under way has reserved. Negative: the worker has claimed ahead."""
         return self._vitals.concurrency - len(self._ledger.claiming) - self.running_cnt - len(self._waiting)
 
     @property
     def ahead_cnt(self) -> int:
-        """How many tasks to claim beyond the slots that are free."""
+        """The number of tasks to claim beyond the free slots."""
         return self._pace.ahead(self._vitals.concurrency)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Run this many handlers at once from now on; 0 pauses. What runs goes on."""
+        """Run at most this many handlers at once from now on; 0 pauses the worker. Current runs continue."""
         self._vitals.concurrency = concurrency
         self.start_waiting()
         self._signals.room_made.send()
 
     def free(self) -> None:
-        """Take back the slot of a run that has really ended."""
+        """Free the slot of a run whose handler has ended."""
         self.running_cnt -= 1
         self._pace.ended()
         if self._waiting:
@@ -60,21 +60,21 @@ class Slots:
         self._signals.room_made.send()
 
     def add(self, run: HeldRun, now: float) -> None:
-        """Have a run wait for its slot, from a monotonic instant (seconds) on; `start_waiting` is to follow."""
+        """Let a run wait for a slot since `now` (monotonic seconds). Call `start_waiting` afterwards."""
         self._waiting.append((now, run))
 
     def stop(self) -> None:
-        """Hand back what has not begun, now and from now on."""
+        """Hand back all runs that have not started, now and from now on."""
         self._is_stopping = True
         self.start_waiting()
 
     def close(self) -> None:
-        """End the timer."""
+        """Cancel the timer."""
         if self._impatience is not None:
             self._impatience.cancel()
 
     def start_waiting(self) -> None:
-        """Start what waits, as far as slots are free."""
+        """Start waiting runs while slots are free."""
         while self._waiting and (self.running_cnt < self._vitals.concurrency or self._is_stopping):
             _, run = self._waiting.popleft()
             if self._is_stopping:
@@ -91,11 +91,12 @@ class Slots:
         self._impatience = asyncio.get_running_loop().call_later(seconds, self._lose_patience, monotonic() + seconds)
 
     def _lose_patience(self, due: float) -> None:
-        """Hand back what has waited long for a slot: some handlers take longer than those before them."""
+        """Hand back runs that have waited too long for a slot: the handlers take longer than the pace expected."""
         self._impatience = None
         now = monotonic()
         if now >= due + _LATE:
-            self._be_patient(_LATE)  # a handler blocked the loop: what has ended meanwhile frees its slots first
+            # A handler blocked the loop: runs that have ended meanwhile free their slots first.
+            self._be_patient(_LATE)
             return
         while self._waiting and self._waiting[0][0] <= now - PATIENCE:
             self._pace.forget()

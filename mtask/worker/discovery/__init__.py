@@ -1,1 +1,1 @@
-"""Discovery: finds tasks by the change stream and by batch queries, and puts them into the preemption queue."""
+"""Discovery: finds tasks with the change stream and batch queries, and puts them into the preemption queue."""

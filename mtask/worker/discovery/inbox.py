@@ -1,6 +1,6 @@
-"""The inbox: turns hints, of the stream and of scans, into entries of the preemption queue.
+"""The inbox: turns the hints of the change stream and of scans into entries of the preemption queue.
 
-Nothing here decides: a hint may be late, doubled or wrong. The claim decides.
+A hint may be late, doubled or wrong. The inbox decides nothing: the claim decides.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: By how much later a worker looks at a task for each worker that ranks before it, in seconds, and at most: the first
-#: one to look takes the task, and the stream tells the others.
+#: The delay of a lookup for each worker that ranks before this one, and the longest, in seconds. The first worker to
+#: look a task up claims it, and the stream tells the others.
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
-#: The most names without a handler here that are kept in mind.
+#: The most unserved names that are remembered.
 MAX_UNSERVED = 100
 
 
@@ -47,13 +47,13 @@ class Inbox:
         self._ranks = ranks
 
     def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
-        """Take a task as its document says; where that cannot be read, look at the whole of it."""
+        """Queue a task by its document. If a needed field cannot be read, have the task looked up."""
         try:
             name, queue = document["name"], document.get("queue")
             priority = int(document["task_option"]["priority"])
             state = document["task_state"]
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
-            # Code is a str, and not hashable; a name or a queue may be a list.
+            # In a malformed document a name or queue may be a list, or JavaScript code: a str that is not hashable.
             is_readable = type(task_id) is str and type(name) is str and type(queue) in (str, type(None))
             is_readable = is_readable and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
@@ -72,7 +72,7 @@ class Inbox:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Take a task that a scan found, unless there is newer news than the scan, sent then (monotonic seconds)."""
+        """Queue a task that a scan found, unless newer news of it came since the scan was sent (monotonic seconds)."""
         try:
             self._push_found(document, sent)
         except Exception as error:
@@ -84,13 +84,16 @@ class Inbox:
             if self._ledger.is_old_news(task_id, sent) or self._ledger.held_run(task_id) is not None:
                 return
             if task_id in self._ledger.claiming:
-                return  # the scan is no news to the claim under way
+                return  # the claim under way is newer than the scan
         self.push(task_id, document)
 
     def push_changed(
         self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False
     ) -> None:
-        """Take a change of a task that the stream told of, without its document."""
+        """Take a change of a task that the stream reported without the document.
+
+        `concerns_holder`: the run of the task may have to end.
+        """
         if type(task_id) is not str:
             self._questions.suspect(task_id)
             return
@@ -109,7 +112,7 @@ class Inbox:
         if not is_begun and self._queue.move(task_id, due, is_begun=is_begun):
             self._scope.signals.task_queued.send()
         else:
-            # Another worker's lease, mostly; or only the time is known, and the rest can wait until then.
+            # Usually another worker's lease. Else only the time is known, and a lookup at that time reads the rest.
             self._look_when_due(task_id, name, due)
 
     def is_served(self, queue: str | None) -> bool:
@@ -121,17 +124,17 @@ class Inbox:
         return name in self._names
 
     def schedule(self, task: Task, now: datetime) -> None:
-        """Put a task into the queue for when the rules let this worker take it, if that is within the horizon."""
+        """Queue a task for the time at which the rules let this worker claim it, if that is within the horizon."""
         moment = rules.preemptable_at(task, self._scope.worker_id, now)
         stored = task.task_state.next_preempt_time
         if moment is not None and stored is not None:
-            moment = max(moment, stored)  # the claim's guard goes by what is stored, whoever wrote it
+            moment = max(moment, stored)  # the guard of the claim reads the stored time
         is_due = moment is not None and moment <= now
         if not is_due:
             self._losses.forget(task.id)
         elif pause := self._losses.pause(task.id):
             if self._losses.is_suspicious(task.id):
-                self._questions.doubt(task.id, "it is due, and each claim of it is lost")
+                self._questions.doubt(task.id, "it is due, but every claim of it is lost")
             self._quarantine.leave_alone(task.id, pause)
         if moment is None or moment - now > HORIZON:
             self.forget(task.id)
@@ -143,16 +146,16 @@ class Inbox:
             self._enqueue(task.id, task.name, task.queue, task.task_option.priority, due, is_begun=is_begun)
 
     def forget(self, task_id: str) -> None:
-        """Drop what is known of a task."""
+        """Remove a task from the queue and from the due lookups."""
         self._queue.discard(task_id)
         self._questions.due.discard(task_id)
 
     def note_unserved(self, name: str) -> None:
-        """Note a name that tasks of a queue served here have, and no handler here."""
+        """Note a task name that occurs in this worker's queues and has no handler here."""
         names = self._ledger.unserved_names
         if is_name(name) and name not in names and len(names) < MAX_UNSERVED:
             names.add(name)
-            logger.warning("no handler here for a task in a queue served here", extra=fields(name=name))
+            logger.warning("no handler here for a task in a queue of this worker", extra=fields(name=name))
 
     def _enqueue(
         self,

@@ -1,6 +1,6 @@
-"""The janitor: settles what nobody else takes up: lapsed runs, malformed documents, names without a handler.
+"""The janitor: settles lapsed runs that no worker rescued, and finds malformed documents and unserved names.
 
-A scan calls it now and then, and repeats it where the database fails it.
+The loop of the scans calls it at intervals, and calls it again after a failure of the database.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: A lapsed lease that nobody preempted for this long, in ms, is settled by any worker that scans.
+#: A run whose lease lapsed this long ago and whose task nobody preempted is settled by any worker, in ms.
 _SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
-#: How long settling may wait for a locked document; and how many documents are settled at once, each alone.
+#: The time limit of a settling at a locked document; and the number of tasks that are settled alone at the same time.
 _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
 
 
 class Janitor:
-    """Looks for tasks that no scan for due tasks finds."""
+    """Takes care of tasks that no scan for due tasks finds."""
 
     def __init__(self, scope: Scope, quarantine: Quarantine, questions: Questions, inbox: Inbox) -> None:
         self._scope = scope
@@ -37,18 +37,18 @@ class Janitor:
         self._inbox = inbox
 
     async def note_unserved(self) -> None:
-        """Note the names that wait in queues served here, without a handler here."""
+        """Note the names of waiting tasks in this worker's queues that have no handler here."""
         scope = self._scope
         for name in await self._store.run(finding.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
             self._inbox.note_unserved(str(name))
 
     async def look_for_malformed(self) -> None:
-        """Have documents examined that no scan can find."""
+        """Have malformed documents looked up that no scan can find."""
         found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
         self._questions.suspect_all(document["_id"] for document in found)
 
     async def settle_lapsed(self) -> None:
-        """Close runs whose leases have lapsed, of tasks that nobody takes up."""
+        """Close lapsed runs of tasks that no worker preempts."""
         lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
@@ -57,11 +57,11 @@ class Janitor:
             if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
                 self._questions.suspect_all(task_ids)  # another worker was faster, or some are malformed
         except (OperationFailed, DatabaseTimeout):
-            # One document fails the whole batch, or holds it up: it is malformed, too large, or locked.
+            # One document fails the whole batch, or holds it up. It is malformed, too large or locked.
             await self._settle_apart(task_ids)
 
     async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
-        """Settle each alone, so that what is locked, or cannot be changed, holds up none of the others."""
+        """Settle each task alone, so that a locked or unchangeable document does not hold up the others."""
         at_once = asyncio.Semaphore(_MAX_APART)
         await asyncio.gather(*(self._settle_alone(task_id, at_once) for task_id in task_ids))
 

@@ -1,4 +1,4 @@
-"""Lookups: reads, in batches, the tasks of which a hint alone does not tell enough, and resolves them by the rules."""
+"""Lookups: batched reads of tasks that a hint does not describe fully. The rules then decide what to do with each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
-#: The most tasks that one read looks at.
-_MAX_LOOK = 500
-#: The least time between two looks at tasks that came due, in seconds: those that come due meanwhile share one read.
+#: The most tasks of one lookup.
+_MAX_TASKS = 500
+#: The least time between two lookups of due tasks, in seconds. Tasks that become due meanwhile share one read.
 _GATHER = 0.05
 _PAUSE = 0.1
 
@@ -45,57 +45,57 @@ class Lookups:
         self._questions = questions
         self._inbox = inbox
         self._pinger = pinger
-        self._looked_at = -inf
+        self._looked_up_at = -inf
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Resolve hints until `stop`. Woken by hints; bounded by one read at a time, while which others gather."""
+        """Answer questions until `stop`. There is one read at a time; questions that come meanwhile share the next."""
         while not self._is_stopping:
             await self._questions.wake.wait()
             self._questions.wake.clear()
             try:
                 while self._questions.is_any and not self._is_stopping:
-                    await self._look_at_holders()
+                    await self._check_holders()
                     await self._examine_doubted()
-                    batch = list(self._questions.suspects)[:_MAX_LOOK]
+                    batch = list(self._questions.suspects)[:_MAX_TASKS]
                     if batch:
-                        await self._look({name: self._questions.suspects.pop(name) for name in batch})
+                        await self._look_up({name: self._questions.suspects.pop(name) for name in batch})
             except DatabaseError as error:
-                logger.warning("look failed, will be repeated", extra=fields(reason=str(error)))
+                logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
                 await asyncio.sleep(_PAUSE)
                 self._questions.wake.set()
             except Exception:
-                self._questions.wake.set()  # the rest waits for the next turn
+                self._questions.wake.set()  # the remaining questions are answered in the next turn
                 raise
 
     async def run_due(self) -> None:
-        """Look at what comes due until `stop`, beside whatever else is looked at: a rescue waits for it."""
+        """Look tasks up when they become due, until `stop`. Beside `run`, because a rescue waits for this lookup."""
         while not self._is_stopping:
             self._questions.wake_due.clear()
-            await wake_or_wait(self._questions.wake_due, self._until_due_look())
-            await self._look_at_due()
+            await wake_or_wait(self._questions.wake_due, self._until_due_lookup())
+            await self._look_up_due()
 
     def forgot_leases(self) -> bool:
-        """Return whether others held more since the last call than is kept in mind here: only a scan finds those."""
+        """Return whether due lookups were dropped since the last call: only a scan finds their tasks."""
         was_cut, self._questions.due.was_cut = self._questions.due.was_cut, False
         return was_cut
 
-    def _until_due_look(self) -> float | None:
-        """Return the seconds until the next due look, None where there is none."""
+    def _until_due_lookup(self) -> float | None:
+        """Return the seconds until the next due lookup; None: there is none."""
         when = self._questions.due.next_time()
-        return None if when is None else max(0.0, max(when, self._looked_at + _GATHER) - monotonic())
+        return None if when is None else max(0.0, max(when, self._looked_up_at + _GATHER) - monotonic())
 
-    async def _look_at_due(self) -> None:
-        """Look at what has come due: most of it is finished, and not even returned."""
-        if self._is_stopping or self._until_due_look() != 0.0:
+    async def _look_up_due(self) -> None:
+        """Look up the tasks that have become due. Most of them are finished, and the query does not return these."""
+        if self._is_stopping or self._until_due_lookup() != 0.0:
             return
-        self._looked_at = sent = monotonic()
+        self._looked_up_at = sent = monotonic()
         task_ids = [
-            task_id for task_id in self._questions.due.take(sent, _MAX_LOOK) if not self._ledger.held_run(task_id)
+            task_id for task_id in self._questions.due.take(sent, _MAX_TASKS) if not self._ledger.held_run(task_id)
         ]
         if task_ids:
             try:
-                await self._take_looks(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
+                await self._take_found(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self._questions.suspect_all(task_ids)
             except Exception:
@@ -103,24 +103,27 @@ class Lookups:
                 raise
 
     def stop(self) -> None:
-        """Look at nothing more."""
+        """End `run` and `run_due`."""
         self._is_stopping = True
         self._questions.wake.set()
         self._questions.wake_due.set()
 
-    async def look_at_held(self, task_ids: Iterable[str]) -> None:
-        """See whether the runs that this worker holds of these tasks may go on."""
+    async def check_held(self, task_ids: Iterable[str]) -> None:
+        """Check whether the runs of these tasks that this worker holds may continue; end those that may not.
+
+        Raises DatabaseError.
+        """
         runs = [run for task_id in task_ids if (run := self._ledger.held_run(task_id)) is not None]
         if runs:
             documents = await self._store.run(claims.held([run.task_id for run in runs]))
             self._pinger.apply(runs, documents, None)
 
-    async def _look_at_holders(self) -> None:
+    async def _check_holders(self) -> None:
         holders = list(self._questions.holders)
         self._questions.holders.clear()
-        await self.look_at_held(holders)
+        await self.check_held(holders)
 
-    async def _look(self, suspects: dict[str, Any]) -> None:
+    async def _look_up(self, suspects: dict[str, Any]) -> None:
         sent = monotonic()
         try:
             documents = await self._store.run(finding.look(list(suspects.values())))
@@ -128,17 +131,17 @@ class Lookups:
             self._questions.suspects = {**suspects, **self._questions.suspects}
             raise
         except DatabaseError as error:
-            await self._look_apart(suspects, error)
+            await self._look_up_apart(suspects, error)
             return
-        await self._take_looks(documents, sent)
+        await self._take_found(documents, sent)
 
-    async def _look_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
-        """Look at each alone: the database refuses to tell of one of them."""
+    async def _look_up_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
+        """Look up each task alone: the database refuses to read one of them."""
         if len(suspects) > 1:
             for name, task_id in suspects.items():
-                await self._look({name: task_id})
+                await self._look_up({name: task_id})
             return
-        logger.warning("look refused", extra=fields(task=next(iter(suspects)), reason=str(error)))
+        logger.warning("lookup refused", extra=fields(task=next(iter(suspects)), reason=str(error)))
         await self._quarantine.examine(suspects.values(), error)
 
     async def _examine_doubted(self) -> None:
@@ -146,7 +149,7 @@ class Lookups:
             task_id, error = self._questions.doubted.pop()
             await self._quarantine.examine([task_id], error)
 
-    async def _take_looks(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
+    async def _take_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
         malformed = []
         for document in documents:
             try:
@@ -156,18 +159,18 @@ class Lookups:
             else:
                 if not is_well:
                     malformed.append(document["_id"])
-        # The look leaves parts out: only the whole document can be judged.
+        # A lookup reads only some fields: whether a document is malformed shows only in the whole of it.
         await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
 
     def _resolve(self, document: Mapping[str, Any], sent: float) -> bool:
-        """Take a task as a look shows it; return False where it is malformed."""
+        """Apply the rules to a task that was looked up; return False if it is malformed."""
         self._scope.clock.observe(document["now"], sent, monotonic())
         try:
             task = StoredTask.model_validate(document)
         except ValidationError:
             return False
         if not all(type(document[field]) is str for field in ("name", "key", "queue")):
-            return False  # code, which only Python takes for text
+            return False  # JavaScript code, which Python reads as text
         if not self._ledger.is_old_news(task.id, sent) and self._inbox.is_served(task.queue):
             if self._ledger.held_run(task.id) is not None:
                 self._questions.ask_holder(task.id)
@@ -180,14 +183,14 @@ class Lookups:
         return True
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
-        """Return those of these tasks that this worker could take now; the others are queued for when it can."""
+        """Return the tasks that this worker may claim now, and queue the others for the time when it may."""
         sent = monotonic()
         documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []
         for document in documents:
             try:
                 task = StoredTask.model_validate(document)
-            except Exception:  # whatever it is: a look finds out
+            except Exception:  # the lookup of the task alone handles any error
                 self._questions.suspect(document["_id"])
                 continue
             if self._controls.is_paused(task.queue, task.name):

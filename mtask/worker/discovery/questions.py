@@ -1,4 +1,4 @@
-"""Questions: the tasks that have to be read again, and when. Passive: `mtask.worker.discovery.lookups` answers them."""
+"""Questions: collects the tasks that must be read again, and the time. `mtask.worker.discovery.lookups` reads them."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.log import fields, logger
-from mtask.worker.state.due import DueLooks
+from mtask.worker.state.due import DueLookups
 from mtask.worker.state.ledger import Ledger
 
-#: The most tasks that are looked at when they come due: about 200 bytes each.
-_MAX_DUE_LOOKS = 10_000
+#: The most due lookups that are kept, of about 200 bytes each.
+_MAX_DUE_LOOKUPS = 10_000
 
 
 class Questions:
-    """What a hint alone does not tell."""
+    """The tasks of which a hint alone does not say enough."""
 
     def __init__(self, ledger: Ledger, quarantine: Quarantine) -> None:
         self._ledger = ledger
         self._quarantine = quarantine
-        #: Tasks to be read now, by a name of their `_id` that is hashable.
+        #: The tasks to be read now, by a hashable text of their `_id`.
         self.suspects: dict[str, Any] = {}
-        #: Tasks whose documents raised an unforeseen error, or whose claims are lost again and again; and what is odd.
+        #: The tasks whose documents raised an unexpected error, or whose claims are lost repeatedly; with the reason.
         self.doubted: list[tuple[Any, Exception | str]] = []
-        #: Tasks whose run here may have to end.
+        #: The tasks whose run in this worker may have to end.
         self.holders: set[str] = set()
-        #: Tasks to be read when they come due.
-        self.due = DueLooks(_MAX_DUE_LOOKS)
-        #: Set when there is something to be read now; and when the first due look has changed.
+        #: The tasks to be read when they become due.
+        self.due = DueLookups(_MAX_DUE_LOOKUPS)
+        #: Set when a task is to be read now; and when the first due lookup has changed.
         self.wake, self.wake_due = asyncio.Event(), asyncio.Event()
-        #: Tasks that changed while their claim was under way; and whether in a way that concerns their holder.
+        #: The tasks that changed while their claim was under way, and whether the change concerns their holder.
         self._missed: dict[str, bool] = {}
 
     @property
     def is_any(self) -> bool:
-        """Whether there is something to be read now."""
+        """Whether a task is to be read now."""
         return bool(self.suspects or self.holders or self.doubted)
 
     def suspect(self, task_id: Any) -> None:
         """Read this task soon."""
-        # By its text: the `_id` of a malformed document need not be hashable.
+        # By the text of the `_id`: that of a malformed document may not be hashable.
         self.suspects[task_id if type(task_id) is str else repr(task_id)] = task_id
         self.wake.set()
 
@@ -51,12 +51,12 @@ class Questions:
             self.suspect(task_id)
 
     def cannot_take(self, task_id: Any, error: Exception) -> None:
-        """Examine a task soon whose document raised an unforeseen error; to be called while that is handled."""
+        """Have a task examined whose document raised an unexpected error. Call it in the `except` block: it logs."""
         if self.doubt(task_id, error):
             logger.exception("a document that cannot be taken is examined", extra=fields(task=repr(task_id)))
 
     def doubt(self, task_id: Any, error: Exception | str) -> bool:
-        """Examine the whole document of a task soon, for this reason; return False where it is left alone for now."""
+        """Have the whole document of a task examined, for this reason; return False if the task is left alone now."""
         if self._quarantine.is_left_alone(task_id):
             return False
         self.doubted.append((task_id, error))
@@ -64,7 +64,7 @@ class Questions:
         return True
 
     def ask_holder(self, task_id: str) -> None:
-        """Find out soon whether the run held here may go on; after the claim that is under way, if there is one."""
+        """Have the run of this task checked, whether it may continue. A claim under way must land first."""
         if task_id in self._ledger.claiming:
             self._missed[task_id] = True
         else:
@@ -76,7 +76,7 @@ class Questions:
         self._missed.setdefault(task_id, False)
 
     def landed(self, task_ids: Iterable[str]) -> None:
-        """Take up the hints that came while the claim of these tasks was under way."""
+        """Handle the hints that came while the claim of these tasks was under way."""
         if not self._missed:
             return
         for task_id in task_ids:

@@ -1,4 +1,4 @@
-"""Ranks: which of the live workers goes first for a task, and which tasks this worker ranks first for."""
+"""Ranks: orders the live workers for each task, and finds the share of tasks for which this worker ranks first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtask.worker.state.scope import Scope
 
 
 class Ranks:
-    """Ranks this worker among its peers, and the queue's tasks by that."""
+    """Ranks this worker among its peers, and reorders the preemption queue by these ranks."""
 
     def __init__(self, scope: Scope, queue: PreemptionQueue) -> None:
         self._ledger = scope.ledger
@@ -22,23 +22,23 @@ class Ranks:
         self._peers = Peers(scope.worker_id, scope.queues)
 
     async def take(self, live: Sequence[Mapping[str, Any]]) -> None:
-        """Rank anew among these workers."""
-        # In a thread: ranks among a thousand workers take a tenth of a second.
+        """Rank again, among these live workers."""
+        # In a thread: to rank a thousand workers takes 0.1 s.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
 
     def rank(self, task_id: str, name: str) -> int:
-        """Return how many live workers go before this one for the task."""
-        # A task that is due again after a run here did not succeed. Another worker may do better; ranked by the task's
-        # id alone, it would come back here each time, until its limit is used up.
+        """Return this worker's rank: the number of live workers that go before it for the task."""
+        # A task that is due again after a run here has not succeeded. Another worker goes first now, and may do better.
+        # Ranked by its id alone, the task would come back to this worker until no try is left.
         return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
 
     def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
-        """Return a filter that matches only tasks this worker ranks first for, and at least which part of all that is.
+        """Return a filter for the tasks for which this worker ranks first, and the least fraction of all that they are.
 
-        No filter where all of them are its own.
+        There is no filter if this worker ranks first for all tasks.
         """
         shares = self._peers.shares(names)
-        part = min((slots.count("1") / len(slots) for _, slots in shares), default=1.0)
-        return ([of_shares(shares)] if shares else []), part
+        fraction = min((buckets.count("1") / len(buckets) for _, buckets in shares), default=1.0)
+        return ([of_shares(shares)] if shares else []), fraction

@@ -1,4 +1,4 @@
-"""Scans: batch queries for what is due or soon will be: regularly, after breaks, and when the queue has drained."""
+"""Scans: batch queries for due and soon due tasks, at intervals, after breaks and when the queue has drained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtask.store.layout import setup
 from mtask.store.statements.filters import Filter, other_than
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
-from mtask.worker.admission.limits import Part
+from mtask.worker.admission.limits import ScanTarget
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
 from mtask.worker.discovery.lookups import Lookups
@@ -25,16 +25,17 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff, wake_or_wait
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
-#: The least time between scans that were asked for because the queue had drained, in seconds.
+#: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
-#: A queue of which some tasks wait for limits is scanned by itself, in batches this many times smaller than the others.
+#: A queue with parked tasks is scanned alone. Its batch is this many times smaller than that of the others.
 _APART = 4
-#: A batch divided by this keeps a worker busy for a while.
+#: A share scan is worth it if it finds at least the queue's capacity divided by this.
 _ENOUGH = 4
-#: The smaller this worker's share, the smaller the batch: to find it the server looks through this many batches.
+#: A small share makes a small batch: to fill it, the server reads about as many documents as this many full batches
+#: have.
 _LOOKED_THROUGH = 4
-#: Where little of a long backlog is this worker's, a scan for its share looks through much for little: this is its time
-#: limit, and the next such scan comes after this many times what it took.
+#: A share scan of a long backlog may read many documents and find few. So it has this time limit, and the next one
+#: waits for this many times its duration.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
 #: After this many seconds a refill scans the whole backlog, not only this worker's share: otherwise older tasks of a
 #: full or departed worker would wait behind newer ones.
@@ -42,7 +43,7 @@ _ALL = 2.0
 
 
 class Scans:
-    """Finds what is due, or soon will be, and puts it into the inbox."""
+    """Finds tasks that are due or soon will be, and puts them into the inbox."""
 
     def __init__(
         self,
@@ -69,12 +70,12 @@ class Scans:
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
-        #: How many tasks were ready after the last scan; and whether only those count that this worker ranks first for:
-        #: they were enough, or more of them may be had.
+        #: The number of ready tasks after the last scan; and whether only tasks of this worker's share are counted.
+        #: They are if the share was enough, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
-        #: A refill that was wanted right after the last scan, whose tasks are done already.
+        #: The timer of a refill that was wanted too soon after the last scan.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self.is_ready = asyncio.Event()
@@ -88,27 +89,27 @@ class Scans:
             self._refill.cancel()
 
     def ask_full(self) -> None:
-        """Look for all that waits, soon: what was left out may be served again."""
+        """Scan soon for all waiting tasks, those that earlier scans excluded too."""
         self._is_full_due = True
-        self.ask_peers()  # workers that came while there was no stream were not heard of either
+        self.ask_peers()  # workers may have come or gone while no stream was open
 
     def ask_peers(self) -> None:
-        """Read which workers live, soon: some came or went."""
+        """Read the live workers before the next scan, soon: some came or went."""
         self._are_peers_due = True
         self._wake.set()
 
     def ask_setup(self) -> None:
-        """Make the collections again before the next scan: they were dropped."""
+        """Create the collections again before the next scan, soon: they were dropped."""
         self._is_setup_due = True
         self._wake.set()
 
     def ask_soon(self) -> None:
-        """Scan for what is due: permits are free again that it may take up."""
+        """Scan soon for due tasks: permits are free again."""
         self._is_refill = True
         self._wake.set()
 
     def refill(self) -> None:
-        """Scan again soon if what the last scan brought for this worker has drained and more is known to wait."""
+        """Scan again soon if the tasks of the last scan have drained and more are known to wait."""
         if not self._queue.has_more or self._refill is not None:
             return
         now = monotonic()
@@ -127,7 +128,7 @@ class Scans:
         self.refill()
 
     async def run(self) -> None:
-        """Scan every half horizon until `stop`, and at once after a break or when a drained queue has more."""
+        """Scan at intervals of half a horizon until `stop`, and at once when asked."""
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         next_regular = 0.0
         regular_cnt = 0
@@ -149,7 +150,7 @@ class Scans:
                     logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
                 else:
                     logger.exception("scan failed, will be repeated")
-                # An index that the scan relies on may be gone, with the collection or by hand.
+                # An index that the scan needs may have been dropped, with its collection or alone.
                 self._is_setup_due |= isinstance(error, OperationFailed)
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
@@ -175,9 +176,9 @@ class Scans:
         self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     def _not_left_alone(self) -> list[Filter]:
-        """Return what leaves the tasks out of a scan that are left alone here.
+        """Return the filter that excludes the tasks that are left alone.
 
-        Each is looked at when its pause is over; a batch full of them would hide what stands behind it.
+        Each of them is looked up when its pause is over. A batch full of them would hide the tasks behind it.
         """
         return other_than(self._quarantine.left_alone())
 
@@ -186,17 +187,17 @@ class Scans:
         return self._queue.capacity // _ENOUGH
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
-        """Return this worker's share, as `Ranks.share` does, where it may be asked for."""
-        # Where places are limited, each queue is scanned by how many there are.
+        """Return this worker's share as `Ranks.share` does, or none if no share scan may be made now."""
+        # With limits, each queue is scanned as its permits allow, and there are no share scans.
         return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
 
     async def _scan_share(self) -> bool:
-        """Scan for what is due and other workers leave to this one; return whether there is enough of it for now."""
+        """Scan for due tasks of this worker's share; return whether it found enough for now."""
         began = monotonic()
-        share, part = self._share(began)
+        share, fraction = self._share(began)
         if not share or began > self._scanned_all_at + _ALL:
             return False
-        limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * part * self._queue.capacity)))
+        limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         scan = finding.scan(
             self._controls.queues,
             self._controls.names,
@@ -226,28 +227,30 @@ class Scans:
         if not found.is_complete:
             self._queue.has_more = True
             if found.has_future:
-                # What is not yet due fills the batch: it must not stand before what is.
+                # Tasks that are not yet due may have filled the batch before due ones: scan for due ones alone.
                 await self._scan_within(timedelta(0))
 
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
-        """Scan, apart for queues of which some has to wait for the limits' places."""
+        """Scan all queues, those with parked tasks apart."""
         is_complete, has_future = True, False
-        for part in self._limits.parts(self._controls.queues):
-            found = await self._scan_part(part, horizon, begun_only=begun_only)
-            if not part.is_apart:
+        for target in self._limits.scan_targets(self._controls.queues):
+            found = await self._scan_target(target, horizon, begun_only=begun_only)
+            if not target.is_apart:
                 is_complete, has_future = found.is_complete, found.has_future
             elif not found.is_complete:
-                self._limits.note_more(part)
+                self._limits.note_more(target)
                 if found.has_future:
-                    await self._scan_part(part, timedelta(0), begun_only=begun_only)
+                    await self._scan_target(target, timedelta(0), begun_only=begun_only)
         return finding.Scan([], None, is_complete, has_future)
 
-    async def _scan_part(self, part: Part, horizon: timedelta, *, begun_only: bool) -> finding.Scan:
+    async def _scan_target(self, target: ScanTarget, horizon: timedelta, *, begun_only: bool) -> finding.Scan:
         scan = finding.scan_begun if begun_only else finding.scan
-        limit = self._queue.capacity // _APART if part.is_apart else self._queue.capacity
+        limit = self._queue.capacity // _APART if target.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._scope.worker_id
         also = self._not_left_alone()
-        return await self._take_scan(scan(part.queues, names, worker_id, _ms(horizon), limit, part.left_out, also))
+        return await self._take_scan(
+            scan(target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
+        )
 
     async def _take_scan(self, scan: Operation[finding.Scan]) -> finding.Scan:
         sent = monotonic()
@@ -261,7 +264,7 @@ class Scans:
 
     async def _upkeep(self, count: int) -> None:
         if count % 4 == 1:
-            self._controls.wake()  # the stream tells of them; this is for what nobody foresaw
+            self._controls.wake()  # in case the stream has missed a change
         if self._is_full_due:
             self._is_full_due = False
             try:
@@ -275,10 +278,10 @@ class Scans:
             await self._janitor.settle_lapsed()
         else:
             self._are_peers_due = True
-        await self._lookups.look_at_held([run.task_id for run in self._scope.ledger.runs])
+        await self._lookups.check_held([run.task_id for run in self._scope.ledger.runs])
 
     async def _full_upkeep(self) -> None:
-        # A collection dropped while no stream was open was not heard of, and a scan of none finds nothing wrong.
+        # A collection may have been dropped while no stream was open. A scan does not notice that: it finds nothing.
         if not await self._store.run(setup.is_there()):
             self._is_setup_due = True
             self._wake.set()
@@ -288,7 +291,7 @@ class Scans:
         self._are_peers_due = False
         sent = monotonic()
         live = await self._store.run(workers.live(list(self._scope.queues)))
-        if live:  # this worker's own document is there as a rule: an idle worker's clock is read by it, too
+        if live:  # usually at least its own document: so an idle worker reads the server's clock, too
             self._scope.clock.observe(live[0]["now"], sent, monotonic())
         await self._ranks.take(live)
 

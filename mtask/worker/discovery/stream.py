@@ -1,6 +1,6 @@
-"""The stream loop: follows the worker's change stream, and opens a new one after any break.
+"""The stream loop: passes the events of the worker's change stream on, and opens a new stream after any break.
 
-A break loses events. So a full scan is asked for once the new stream is open, and there is no gap between the two.
+A break loses events. So a full scan follows once the new stream is open, and the two leave no gap.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class StreamLoop:
-    """Takes what the change stream tells into the inbox."""
+    """Passes events of the change stream to the inbox and to the parts that they concern."""
 
     def __init__(
         self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
     ) -> None:
-        """`store` is the stream's own: a stream that is waited on does not end with its task, but with its client."""
+        """`store` is for the stream alone: a stream that waits for events ends with its client, not with its task."""
         self._scope = scope
         self._store = store
         self._inbox = inbox
@@ -42,7 +42,7 @@ class StreamLoop:
         self.event_cnt = 0
 
     def stop(self) -> None:
-        """End `run`. The wait for events is cut short."""
+        """End `run`, also while it waits for events."""
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -73,7 +73,7 @@ class StreamLoop:
             self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
         )
         self._scans.ask_full()
-        # What changed while there was no stream was not heard of.
+        # Changes without a stream were not reported.
         self._scope.signals.schedules_changed.send()
         self._controls.wake()
         try:
@@ -89,7 +89,7 @@ class StreamLoop:
                 return
 
     def _take(self, event: Event) -> bool:
-        """Take one event, without any call to the database; return False where the stream must be opened anew."""
+        """Handle one event without a call to the database; return False if a new stream must be opened."""
         self.event_cnt += 1
         try:
             return self._take_event(event)

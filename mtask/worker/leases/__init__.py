@@ -1,1 +1,1 @@
-"""Leases: the runs held by this process, the pings that extend them, and the registration of the worker."""
+"""Leases: pings that extend the leases of held runs, and the registration and heartbeat of the worker."""

@@ -1,4 +1,4 @@
-"""Who this process is: host, pid, and the scope in which a pid means something."""
+"""Identifies this process by its host, its pid and the scope in which the pid is unique."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: Above every pid of Linux and macOS.
+#: All pids of Linux and macOS are smaller.
 _PID_LIMIT = 2**31
 
 
@@ -19,9 +19,9 @@ def host_name() -> str:
 
 
 def pid_scope(pid: int | None = None) -> str | None:
-    """Return boot, pid namespace and start of a process: with its pid, that is one process for ever.
+    """Return the boot id, the pid namespace and the start time of a process. With the pid they identify it for ever.
 
-    None where the system does not tell, or where there is no such process.
+    `pid`: None stands for this process. Returns None if the system does not show them or the process does not exist.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -33,22 +33,24 @@ def pid_scope(pid: int | None = None) -> str | None:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process started, by the kernel's count; None where it has ended and waits to be reaped.
+    """Return the start time of a process, in the kernel's clock ticks; None if it has ended and waits to be reaped.
 
-    Raises OSError where /proc does not show the process.
+    Raises OSError if /proc does not show the process.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None if fields[0] == "Z" else fields[19]
 
 
 def automatic_worker_id() -> str:
-    """Return a worker_id of host, pid and a random part."""
+    """Return a new worker_id: the host, the pid and a random part."""
     return f"{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def is_known_dead(document: Mapping[str, Any]) -> bool:
-    """Whether the process that a worker's document tells of is known to be gone: its boot and pid namespace are
-    ours, and no process here has its pid and start."""
+    """Whether the process of this worker document is known to be dead.
+
+    It is if it ran on this host, in this boot and pid namespace, and no process here has its pid and start time.
+    """
     theirs, ours, pid = document.get("pid_scope"), pid_scope(), document.get("pid")
     if not isinstance(theirs, str) or ours is None or not isinstance(pid, int) or document.get("host") != host_name():
         return False
@@ -58,16 +60,16 @@ def is_known_dead(document: Mapping[str, Any]) -> bool:
     try:
         return _start_of(pid) != start
     except OSError:
-        # /proc may be mounted with hidepid: it then shows no process of another user, dead or alive.
+        # If /proc is mounted with hidepid, it shows no process of another user, dead or alive.
         return not _exists(pid)
 
 
 def _exists(pid: int) -> bool:
-    """Whether some process has this pid, as the kernel tells even where /proc does not."""
+    """Whether a process has this pid, asked without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is there, and another user's
+    except OSError:  # the process exists and belongs to another user
         return True
     return True

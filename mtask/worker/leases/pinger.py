@@ -1,7 +1,7 @@
-"""The pinger: leases and heartbeats, in a thread of its own with a connection of its own.
+"""The pinger: sends pings and heartbeats, in a thread of its own with a connection of its own.
 
-A handler that blocks the event loop does not lose its lease by it. The thread also watches the deadline up to
-which each lease may be trusted, and the end of a stop that takes too long.
+So a handler that blocks the event loop does not lose its lease. The thread also ends runs whose lease can no longer be
+trusted, and ends a stop that takes too long.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
+#: The most runs of one ping.
 _GROUP = 500
-#: Pings due within this part of their interval go along with one that is due.
+#: A ping that will be due within this fraction of its interval is sent with one that is due now.
 _SLACK = 0.1
+#: The bounds of the time limit of a statement, in seconds.
 _MAX_CALL = 5.0
 _MIN_CALL = 0.2
-#: How long a ping may wait for a document that is locked, in seconds: at least, and at most.
+#: The bounds of the time limit of a ping at a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.5, _MAX_CALL
-#: Runs of a held up group that are pinged at once, each alone.
+#: The number of runs that are pinged alone at the same time.
 _MAX_APART = 8
-#: How long the last resort waits for all runs to be handed back together, in seconds.
+#: The time limit of the last resort for handing back all runs together, in seconds.
 _HAND_BACK = 2.0
+#: The longest wait of the thread, in seconds.
 _IDLE = 3600.0
-#: After a failure that nobody foresaw, in seconds: what is due still is.
+#: The pause after an unexpected error, in seconds: pings that are due remain due.
 _AFTER_FAILURE = 0.1
-#: How long a run is pinged beyond its run_timeout_ms, in seconds: enough for its FAIL to be written.
+#: A run is pinged for this many seconds beyond its run_timeout_ms, so that its FAIL can be written.
 _OVERTIME = 10.0
-#: Between two pings that are sent for the sake of progress, in seconds.
+#: The least time between two pings that are sent early because of progress, in seconds.
 _BETWEEN_PROGRESS = 1.0
 
 
 class Pinger:
-    """Holds the leases of this worker's runs, and its place in the registry."""
+    """Keeps the leases of this worker's runs and its heartbeat alive."""
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Pinger:
         registration: workers.Registration,
         heartbeat_interval: timedelta,
     ) -> None:
-        """`store` is this thread's own. To be made in the worker's event loop."""
+        """`store` is for this thread alone. Create the pinger in the worker's event loop."""
         self._scope = scope
         self._store = store
         self._registration = registration
@@ -64,10 +67,10 @@ class Pinger:
         self._worker_loop = asyncio.get_running_loop()
         self._runs: dict[str, HeldRun] = {}
         self._condition = threading.Condition()
-        #: The runs that a ping is under way for, by run_id.
+        #: The run_ids whose ping is under way.
         self._under_way: set[str] = set()
         self._tempo = scope.tempo
-        #: Made when it is needed first.
+        #: The threads of pings that are sent alone; created at the first need.
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
@@ -80,7 +83,7 @@ class Pinger:
         self._thread.start()
 
     def rest(self) -> None:
-        """Send nothing more, and wait for what is under way; what `call_at` was asked for still happens."""
+        """Send no more pings and heartbeats, and wait for those under way. The action of `call_at` still happens."""
         with self._condition:
             self._is_resting = True
             self._condition.notify_all()
@@ -97,14 +100,14 @@ class Pinger:
             self._apart.shutdown(cancel_futures=True)
 
     def hold(self, run: HeldRun) -> None:
-        """Keep this run's lease alive from now on."""
+        """Ping this run from now on."""
         with self._condition:
             self._runs[run.run_id] = run
             if min(run.next_ping, run.trusted_until) < self._wake_at:
                 self._condition.notify_all()
 
     def release(self, run: HeldRun) -> None:
-        """Let go of a run."""
+        """Ping this run no more."""
         with self._condition:
             self._runs.pop(run.run_id, None)
 
@@ -114,26 +117,29 @@ class Pinger:
             return list(self._runs.values())
 
     def expedite(self, run: HeldRun) -> None:
-        """Ping this run soon, to tell of its progress: at once, but for a second after the last time."""
+        """Ping this run soon because it has progress: at once, or one second after the last ping with progress."""
         with self._condition:
             run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
             if run.next_ping < self._wake_at:
                 self._condition.notify_all()
 
     def beat_now(self) -> None:
-        """Send a heartbeat at once, and read what is asked of this worker."""
+        """Send a heartbeat at once, and read the orders to this worker in its document."""
         with self._condition:
             self._next_beat = 0.0
             self._condition.notify_all()
 
     def call_at(self, deadline: float, action: Callable[[], None]) -> None:
-        """Call `action` in this thread once, at a monotonic instant (seconds): it works though the loop is blocked."""
+        """Call `action` once in this thread, at a monotonic instant (seconds), even if the event loop is blocked."""
         with self._condition:
             self._deadline = (deadline, action)
             self._condition.notify_all()
 
     def hand_back(self, outcomes: Sequence[Outcome]) -> None:
-        """Give runs back from this thread, in the last resort: each alone where some of them are locked."""
+        """Hand runs back from this thread, as the last resort; each alone if some documents are locked.
+
+        Raises MtaskError if some run could not be handed back.
+        """
         try:
             self._store.run(claims.finish(outcomes, timedelta(seconds=_HAND_BACK)))
             return
@@ -149,11 +155,14 @@ class Pinger:
 
     @contextmanager
     def suspended(self, run: HeldRun) -> Iterator[None]:
-        """Send no ping for this run meanwhile: it would conflict with the run's own transaction. May block."""
+        """Send no ping for this run inside the block: it would conflict with the run's transaction.
+
+        Waits for a ping that is under way.
+        """
         with self._condition:
             run.suspended += 1
         try:
-            with self._condition:  # a ping that is under way has ended
+            with self._condition:  # wait for a ping that is under way
                 self._condition.wait_for(lambda: run.run_id not in self._under_way)
             yield
         finally:
@@ -176,7 +185,7 @@ class Pinger:
             try:
                 self._work(monotonic())
             except Exception:
-                # Whatever it is, the leases of the other runs must go on.
+                # After any error the leases of the other runs must be kept.
                 logger.exception("pinger failed and goes on")
                 with self._condition:
                     self._condition.wait(_AFTER_FAILURE)
@@ -220,7 +229,8 @@ class Pinger:
 
     @staticmethod
     def _is_to_ping(run: HeldRun, now: float) -> bool:
-        # A run out of time whose handler cannot be ended is not kept alive: its lease lapses, and it counts.
+        # A run past its deadline whose handler does not end is pinged no more: its lease lapses and counts as a
+        # failure.
         is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
         return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
 
@@ -238,7 +248,7 @@ class Pinger:
             self._ping(due[start : start + _GROUP])
 
     def _ping(self, candidates: Sequence[HeldRun]) -> None:
-        """Ping these runs together; one by one, in threads beside this one, where that cannot be done."""
+        """Ping these runs together. If that fails, ping each alone, in threads beside this one."""
         with self._sending(candidates) as runs:
             if not runs:
                 return
@@ -249,21 +259,21 @@ class Pinger:
             except MtaskError as error:
                 self._put_off(runs, error)
                 is_timeout, is_refused = isinstance(error, DatabaseTimeout), not isinstance(error, DatabaseUnavailable)
-            # One malformed document fails its whole group, and one that is locked holds it up: the others' leases are
-            # kept one by one.
+            # A malformed document fails its whole group, and a locked one holds it up. Pings sent alone keep the other
+            # leases.
             is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1
         for run in runs if is_apart else ():
             self._ping_apart(run)
 
     def _send(self, runs: Sequence[HeldRun], limit: float) -> None:
         sent = monotonic()
-        told = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
+        reported = {run.run_id: progress for run in runs if (progress := run.progress) is not None}
         leases = {run.run_id: run.lease_ms for run in runs}
-        ping = claims.ping({run.run_id: run.task_id for run in runs}, leases, told, timedelta(seconds=limit))
+        ping = claims.ping({run.run_id: run.task_id for run in runs}, leases, reported, timedelta(seconds=limit))
         documents = self._store.run(ping)
         self._tempo.took(monotonic() - sent)
         self.apply(runs, documents, sent)
-        self._note_told(runs, told, sent)
+        self._note_progress(runs, reported, sent)
 
     def _put_off(self, runs: Sequence[HeldRun], error: MtaskError) -> None:
         logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
@@ -272,7 +282,7 @@ class Pinger:
             run.next_ping = again
 
     def _is_held_up(self, runs: Sequence[HeldRun], limit: float) -> bool:
-        """Whether it is a locked document that a ping waited for, as it seems: reading waits for no lock."""
+        """Whether a ping probably waited for a locked document: then a read, which waits for no lock, is quick."""
         asked = monotonic()
         try:
             self._store.run(claims.held([run.task_id for run in runs], timedelta(seconds=limit)))
@@ -285,7 +295,7 @@ class Pinger:
         return is_prompt
 
     def _ping_apart(self, run: HeldRun) -> None:
-        """Ping this run in a thread beside this one: a locked document holds up none of the others."""
+        """Ping this run in a thread beside this one, so that a locked document does not hold up the others."""
         if self._apart is None:
             self._apart = ThreadPoolExecutor(_MAX_APART, thread_name_prefix="mtask-pinger-apart")
         run.is_pinged_apart = True
@@ -309,7 +319,7 @@ class Pinger:
 
     @contextmanager
     def _sending(self, candidates: Sequence[HeldRun], *, is_apart: bool = False) -> Iterator[list[HeldRun]]:
-        """Give those of these runs that are to be pinged now; `suspended` waits for the end of it."""
+        """Yield those of these runs that are to be pinged now. `suspended` waits for the end of the block."""
         with self._condition:
             runs = [run for run in candidates if not run.suspended and (is_apart or not run.is_pinged_apart)]
             self._under_way.update(run.run_id for run in runs)
@@ -321,7 +331,7 @@ class Pinger:
                 self._condition.notify_all()
 
     def _limit_of(self, runs: Sequence[HeldRun]) -> float:
-        """Return how long (seconds) a ping of these may take: it must not hide the end of any other lease either."""
+        """Return the time limit of a ping of these runs, in seconds. It must end before any held lease does."""
         now = monotonic()
         with self._condition:
             own = {run.run_id for run in runs}
@@ -329,21 +339,21 @@ class Pinger:
         others = [run for run in held if run.run_id not in own]
         left = min((run.trusted_until - now for run in (*runs, *others) if run.trusted_until > now), default=_MAX_CALL)
         if len(runs) == 1 and not others:
-            return max(_MIN_CALL, min(_MAX_CALL, left))  # it holds up nobody
+            return max(_MIN_CALL, min(_MAX_CALL, left))  # no other run waits for it
         return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left))
 
-    def _note_told(self, runs: Sequence[HeldRun], told: Mapping[str, Mapping[str, Any]], sent: float) -> None:
+    def _note_progress(self, runs: Sequence[HeldRun], reported: Mapping[str, Mapping[str, Any]], sent: float) -> None:
         for run in runs:
-            if run.run_id in told:
+            if run.run_id in reported:
                 run.progress_at = sent
-                if not run.was_told(told[run.run_id]):  # the handler has told more meanwhile
+                if not run.was_written(reported[run.run_id]):  # the handler has reported more meanwhile
                     self.expedite(run)
 
     def _bound_call(self, left: float) -> None:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
-        """Extend or end these runs by their tasks' documents: see `mtask.worker.leases.replies`."""
+        """Extend or end these runs according to their tasks' documents: see `mtask.worker.leases.replies`."""
         replies.apply(runs, documents, sent, self._registration.worker_id)
 
     def _heartbeat(self) -> None:
@@ -357,5 +367,5 @@ class Pinger:
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
         if not self._worker_loop.is_closed():
-            with suppress(RuntimeError):  # it closes at this very moment
+            with suppress(RuntimeError):  # the loop has closed in this moment
                 self._worker_loop.call_soon_threadsafe(self._scope.signals.heartbeat_answered.send, document)

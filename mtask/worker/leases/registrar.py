@@ -1,4 +1,4 @@
-"""The registrar: this worker's place in the registry, so that no two live processes share a worker_id."""
+"""The registrar: registers this worker, so that no two live processes share a worker_id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtask.worker.state.scope import Scope
 
 
 class Registrar:
-    """Takes the place in the registry, takes it again if it is gone, and leaves it."""
+    """Registers this process under its worker_id, registers it again if the document is gone, and unregisters it."""
 
     def __init__(self, store: AsyncStore, registration: workers.Registration) -> None:
         self._store = store
@@ -27,9 +27,10 @@ class Registrar:
         self._again: asyncio.Task[None] | None = None
 
     async def register(self) -> dict[str, Any]:
-        """Take the worker_id and return the worker's document; raise WorkerIdInUse while a live process has the id.
+        """Register this process and return the worker's document.
 
-        A process is taken for live until it is known to be dead.
+        Raises WorkerIdInUse while another process has the id, until its heartbeat expires or it is known to be dead.
+        Raises DatabaseError.
         """
         try:
             return await self._store.run(workers.register(self.registration))
@@ -44,7 +45,7 @@ class Registrar:
     def register_again(
         self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
     ) -> None:
-        """Take the place again that is gone, and tell of it; or that another process has it now."""
+        """Register again in the background. Call `on_registered`, or `on_taken_over` if another process has the id."""
         if self._again is None:
             self._again = asyncio.get_running_loop().create_task(self._register_again(on_registered, on_taken_over))
 
@@ -64,17 +65,17 @@ class Registrar:
             self._again = None
 
     async def leave(self, last: workers.Heartbeat) -> None:
-        """Tell that this worker has stopped, if the database can be reached."""
+        """Store that this worker has stopped, if the database can be reached."""
         try:
             await self._store.run(workers.heartbeat(self.registration, last))
         except MtaskError as error:
-            logger.warning("could not unregister: the heartbeat will run out", extra=fields(reason=str(error)))
+            logger.warning("could not unregister: the heartbeat will expire", extra=fields(reason=str(error)))
 
 
 def registration(
     worker_id: str, queues: Sequence[str], names: Sequence[str], concurrency: int, heartbeat_timeout: timedelta
 ) -> workers.Registration:
-    """Return what this process registers as."""
+    """Return the registration of this process."""
     return workers.Registration(
         worker_id=worker_id,
         incarnation=fresh_token(),
@@ -90,7 +91,7 @@ def registration(
 
 
 def heartbeat(scope: Scope) -> workers.Heartbeat:
-    """Return what a heartbeat tells now, in any thread."""
+    """Return the content of a heartbeat now. Call it in any thread."""
     return workers.Heartbeat(
         status=scope.vitals.status,
         running_cnt=len(scope.ledger.running),

@@ -1,4 +1,4 @@
-"""Replies: what the documents read by a ping, or by a look, mean for the runs held here."""
+"""Replies: applies the documents that a ping or a lookup has read to the runs that this worker holds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mtask.worker.state.held_run import EndReason, HeldRun, trusted_until
 
 
 def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: float | None, worker_id: str) -> None:
-    """Extend the leases of these runs, or end the runs, by their tasks' documents.
+    """Extend the leases of these runs, or end the runs, according to their tasks' documents.
 
-    `sent` is when the ping was sent (monotonic seconds); None: the documents were only read, and extend nothing.
+    `sent`: the time at which the ping was sent (monotonic seconds); None: the documents were only read, and no lease is
+    extended.
     """
     by_id = {document["_id"]: document for document in documents}
     for run in runs:
@@ -25,7 +26,7 @@ def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: fl
         try:
             _apply(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
         except Exception:
-            # Its lease is not trusted any longer than it was; those of the others are.
+            # Its lease is not extended. The leases of the others are.
             logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
 
 
@@ -35,11 +36,11 @@ def _apply(
     if run.is_finishing:
         if sent is not None and document is not None:
             _extend(run, document, sent)
-        return  # how it ends is the finisher's to find out
+        return  # the finisher finds out whether its lease is lost
     reason = _end_reason(run, document, worker_id)
     if reason is not None:
         if reason is EndReason.REMOVED and sent is not None and is_alone:
-            reason = EndReason.LEASE_LOST  # a single ping's fence tells no more than that
+            reason = EndReason.LEASE_LOST  # a ping of one run returns no document in both cases
         run.end(reason)
     if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
         _extend(run, document, sent)

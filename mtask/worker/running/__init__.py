@@ -1,1 +1,1 @@
-"""Running: calls handlers, and writes how their runs end."""
+"""Running: calls handlers, and writes the outcomes of their runs."""

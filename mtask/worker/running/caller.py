@@ -1,4 +1,4 @@
-"""The caller: calls a run's handler, in the loop or in a thread, within the app's middleware."""
+"""The caller: calls a run's handler, on the event loop or in a thread, inside the app's middleware."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mtask.worker.state.held_run import HeldRun
 
 @dataclass(slots=True)
 class Called:
-    """What came of a handler's call."""
+    """The result of a handler's call."""
 
     returned: Any = None
     raised: BaseException | None = None
-    #: The thread in which a sync handler was called; it may go on after its run has ended.
+    #: The call of a sync handler in its thread; it may continue after its run has ended.
     thread: ThreadCall | None = None
 
 
 class Caller:
-    """Calls handlers with their arguments and their context."""
+    """Calls handlers with their arguments and context."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Caller:
         middleware: Sequence[Any],
         values: Mapping[Callable[..., Any], Any],
     ) -> None:
-        """`middleware` is composed around each call; `values` are those of the app's hooks."""
+        """`middleware` is composed around each call; `values` holds the values of the app's hooks."""
         self._worker_id = worker_id
         self._transactions = transactions
         self._on_progress = on_progress
@@ -43,11 +43,11 @@ class Caller:
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads, each after its call."""
         self._threads.close()
 
     async def call(self, run: HeldRun, called: Called) -> None:
-        """Call the run's handler and enter what came of it, whatever that is."""
+        """Call the run's handler and store the result, or whatever it raises, in `called`."""
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -77,5 +77,5 @@ class Caller:
                 called.thread = self._threads.start(partial(handler.function, **arguments))
                 await called.thread.future
                 called.returned, called.raised = called.thread.take()
-        except BaseException as error:  # sys.exit and the like must not take the worker along
+        except BaseException as error:  # SystemExit of a handler must not end the worker
             called.raised = error

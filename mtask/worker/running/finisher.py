@@ -1,7 +1,7 @@
-"""The finisher: writes how runs end, in groups. While groups are under way, the next one gathers.
+"""The finisher: writes the outcomes of runs, in groups. While groups are under way, the next one gathers.
 
-A group that meets a document which someone's transaction has locked is given up soon, and its outcomes are sent one by
-one: only the locked one goes on waiting, beside the groups.
+A group that meets a locked document is given up soon, and its outcomes are sent alone: only the outcome of the locked
+document goes on waiting, beside the groups.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from mtask.worker.state.timing import Backoff
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: A further group is begun beside others only when it is worth it.
+#: While a group is under way, a further one begins only if it has at least this many outcomes.
 _MIN_FURTHER = 50
-#: The next outcomes wait this long, in seconds, for the group under way: a slower group holds back none of the others.
+#: A smaller group begins after this many seconds: a slow group under way must not hold it back for longer.
 _MAX_GATHER = 0.2
-#: How long a finish may wait for a document that is locked, in seconds: at least, and at most.
+#: The bounds of the time limit of a finish at a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: Outcomes of a held up group that are sent at once, each alone; and of those that turned out to be locked.
+#: The number of outcomes that are sent alone at the same time; and of those whose documents turned out to be locked.
 _MAX_APART, _MAX_LOCKED = 16, 2
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
 _PAUSE, _MAX_PAUSE = 0.05, 1.0
-#: After so many answers that are no outage, the outcome itself is taken to be what the server refuses.
+#: After this number of errors other than an outage, the finisher assumes that the server refuses the outcome itself.
 _MAX_REFUSALS = 5
 
 
@@ -59,28 +59,28 @@ class Ending:
     run: HeldRun
     outcome: Outcome
     size: int
-    #: The middleware around it.
+    #: The middleware around its writing.
     watched: Begun = field(default_factory=list)
 
     @property
     def is_success(self) -> bool:
-        """Whether it is a SUCCESS: these go in groups of their own."""
+        """Whether it is a SUCCESS: those go in groups of their own."""
         return self.outcome.status is RunStatus.SUCCESS
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Outcomes that may share a group, and the groups of them under way."""
+    """The outcomes that may share a group, and their groups under way."""
 
     waiting: deque[Ending] = field(default_factory=deque)
     in_flight: set[asyncio.Task[None]] = field(default_factory=set)
-    #: When a group was last begun, monotonic seconds, and what begins the next one though that has not landed.
+    #: The time at which a group last began (monotonic seconds), and the timer that begins the next one.
     launched_at: float = 0.0
     impatience: asyncio.TimerHandle | None = None
 
 
 class Finisher:
-    """Takes outcomes and sees that they are written, or that their lease is lost."""
+    """Takes outcomes and tries to write each until it is written or its lease is lost."""
 
     def __init__(
         self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
@@ -92,13 +92,13 @@ class Finisher:
         self._limits = limits
         self._worker_id = scope.worker_id
         self._middleware = middleware
-        # A lane each, so that failures and hand-backs are written however many successes flow.
+        # Two lanes: failures and hand-backs must not wait behind many successes.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
-        #: Outcomes that are sent each alone: they hold back no group.
+        #: The outcomes that are sent alone. They do not hold back the groups.
         self._apart: set[asyncio.Task[None]] = set()
-        self._places_apart = asyncio.Semaphore(_MAX_APART)
-        self._places_locked = asyncio.Semaphore(_MAX_LOCKED)
+        self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
+        self._locked_semaphore = asyncio.Semaphore(_MAX_LOCKED)
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -107,11 +107,11 @@ class Finisher:
 
     @property
     def pending(self) -> int:
-        """How many outcomes are not yet written."""
+        """The number of outcomes that are not yet written."""
         return self._pending
 
     def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
-        """Write this outcome soon. The run's lease is kept until it is written."""
+        """Write this outcome soon. The run's lease is kept until then. `size`: of the stored value, in bytes."""
         run.is_finishing = True
         if run.progress is not None:
             outcome = replace(outcome, progress=run.progress)
@@ -127,7 +127,7 @@ class Finisher:
         return watch(self._middleware, call)
 
     async def drain(self) -> None:
-        """Wait until every outcome is written, or its lease lost."""
+        """Wait until every outcome is written, or its lease is lost."""
         await self._idle.wait()
 
     def _launch(self) -> None:
@@ -136,7 +136,7 @@ class Finisher:
                 if lane.in_flight and len(lane.waiting) < _MIN_FURTHER and self._is_to_gather(lane):
                     break
                 lane.launched_at = monotonic()
-                # Started by the loop, so what is submitted in this very turn still joins the group.
+                # The task starts in the next turn of the loop, so outcomes of this turn still join the group.
                 task = asyncio.get_running_loop().create_task(self._flush_next(lane))
                 lane.in_flight.add(task)
                 task.add_done_callback(partial(self._landed, lane))
@@ -144,7 +144,7 @@ class Finisher:
                     break
 
     def _is_to_gather(self, lane: _Lane) -> bool:
-        """Whether the next group waits for the one under way; it is begun when that has taken long."""
+        """Whether the next group waits for the one under way. A timer begins it if that takes long."""
         left = lane.launched_at + _MAX_GATHER - monotonic()
         if left > 0 and lane.impatience is None:
             lane.impatience = asyncio.get_running_loop().call_later(left, self._lose_patience, lane)
@@ -172,30 +172,30 @@ class Finisher:
         while waiting and len(group) < MAX_GROUP:
             ending = waiting[0]
             if ending.run.task_id in group or (group and size + ending.size > _MAX_GROUP_BYTES):
-                break  # one outcome per task and group; what is large goes in parts
+                break  # a group holds one outcome per task, and a limited number of bytes
             group[ending.run.task_id] = waiting.popleft()
             size += ending.size
         return list(group.values())
 
     async def _flush(self, group: list[Ending], *, is_apart: bool = False) -> None:
-        """Write these outcomes together; one by one, beside the groups, where that cannot be done."""
+        """Write these outcomes together. If that fails, send each alone, beside the groups."""
         pauses, refusals = Backoff(_PAUSE, _MAX_PAUSE), 0
-        places: AbstractAsyncContextManager[None] = self._places_apart if is_apart else nullcontext()
+        semaphore: AbstractAsyncContextManager[None] = self._apart_semaphore if is_apart else nullcontext()
         while group:
             try:
-                async with places:
+                async with semaphore:
                     accepted = await self._write(group, may_be_short=not is_apart)
             except MtaskError as error:
                 if _is_about_value(error) or refusals >= _MAX_REFUSALS:
                     await self._refused(group, error)
                     return
-                # What was written stays written: the next try finds it by its run_id.
+                # An outcome that was written stays written: the next try finds it by its run_id.
                 refusals += not isinstance(error, DatabaseUnavailable)
                 logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
                 group = self._drop_expired(group)
                 if isinstance(error, DatabaseTimeout):
                     if is_apart:
-                        places = self._places_locked
+                        semaphore = self._locked_semaphore
                     elif await self._is_held_up(group):
                         self._send_apart(group, was_held_up=True)
                         return
@@ -206,7 +206,7 @@ class Finisher:
                 return
 
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
-        """Send these outcomes in one statement; return the run_ids of those that stand."""
+        """Send these outcomes in one statement; return the run_ids of those that are written."""
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
         timeout = timedelta(seconds=self._wait)
@@ -216,9 +216,9 @@ class Finisher:
         return accepted
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
-        """Whether it is a locked document that a group waited for, as it seems: reading waits for no lock.
+        """Whether the group probably waited for a locked document: then a read, which waits for no lock, is quick.
 
-        What the group has written is resolved, and taken out of it.
+        Outcomes that are written are resolved and removed from the group.
         """
         wait, asked = self._wait, monotonic()
         try:
@@ -238,7 +238,7 @@ class Finisher:
 
     @property
     def _wait(self) -> float:
-        """How long a finish may wait for a document that is locked, in seconds."""
+        """The time limit of a finish that may meet a locked document, in seconds."""
         return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
 
     def _send_apart(self, group: list[Ending], *, was_held_up: bool = False) -> None:
@@ -266,7 +266,7 @@ class Finisher:
                 logger.error("finish failed", exc_info=ended)
 
     async def _refused(self, group: list[Ending], error: MtaskError) -> None:
-        """Find out which outcome the server refuses, and write that it was refused."""
+        """Find the outcome that the server refuses, and write a failure in its stead."""
         if len(group) > 1:
             self._send_apart(group)
             return
@@ -278,7 +278,7 @@ class Finisher:
         kind = "is too large to be stored" if isinstance(error, DocumentTooLarge) else "was refused by the database"
         if isinstance(error, NotStorable):
             kind = "cannot be stored as BSON"
-        refused = refusal(ending.run, f"what the handler returned {kind}: {error}")
+        refused = refusal(ending.run, f"the handler's return value {kind}: {error}")
         await self._flush([Ending(ending.run, refused, 0, ending.watched)], is_apart=True)
 
     def _drop_expired(self, group: list[Ending]) -> list[Ending]:
@@ -310,11 +310,11 @@ class Finisher:
 
 
 def _is_about_value(error: MtaskError) -> bool:
-    """Whether the server, or the driver, refuses what is to be written, and would do so again."""
+    """Whether the server or the driver refuses the value of the outcome, and would refuse it again."""
     is_invalid = isinstance(error, OperationFailed) and error.code == VALIDATION
     return is_invalid or isinstance(error, NotStorable | DocumentTooLarge)
 
 
 def refusal(run: HeldRun, reason: str) -> Outcome:
-    """Return a final failure: running the handler again would come to the same."""
+    """Return a final failure for a value that cannot be stored: another run would return the same."""
     return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

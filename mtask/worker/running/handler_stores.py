@@ -1,4 +1,4 @@
-"""Clients for the transactions of handlers: apart from those by which the engine claims, pings and finishes."""
+"""Handler stores: the connections for transactions of handlers, apart from those of the worker's own statements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mtask.store.driver.stores import AsyncStore, SyncStore
 
 
 class HandlerStores:
-    """Two stores, one for async handlers and one for plain ones, each made when the first transaction asks for it.
+    """Two stores, one for async and one for sync handlers. The first transaction of each kind opens its store.
 
-    What a handler does in its transaction may take long. In a pool of its own it takes no connection from pings, and
-    no time limit of the engine's ends it.
+    The statements of a handler in its transaction may take long. In a pool of their own they take no connection from
+    claims, pings and finishes, and the worker's time limits do not apply to them.
     """
 
     def __init__(self, uri: str, database: str, app_name: str) -> None:
@@ -26,20 +26,20 @@ class HandlerStores:
         self._is_closed = False
 
     def for_async(self) -> AsyncStore | None:
-        """Return the store of async handlers, None once these are closed. To be called in the event loop."""
+        """Return the store of async handlers; None after `close`. Call it in the event loop."""
         if self._async is None and not self._is_closed:
             self._async = connect.async_store(self._uri, self._database, self._app_name)
         return self._async
 
-    def for_plain(self) -> SyncStore | None:
-        """Return the store of plain handlers, None once these are closed. To be called in any thread."""
+    def for_sync(self) -> SyncStore | None:
+        """Return the store of sync handlers; None after `close`. Call it in any thread."""
         with self._lock:
             if self._sync is None and not self._is_closed:
                 self._sync = connect.sync_store(self._uri, self._database, self._app_name)
             return self._sync
 
     async def close(self) -> None:
-        """Close what was made, and make no more: a plain handler may outlive its worker."""
+        """Close the open stores, and open no more: a sync handler may outlive its worker."""
         with self._lock:
             self._is_closed = True
             made_async, self._async = self._async, None

@@ -1,4 +1,4 @@
-"""Outcomes: what a handler returned, raised or was ended for, as it is written into the task."""
+"""Outcomes: turns the result, the exception or the outside end of a run into the outcome that is written."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
-#: Growing with each try; after so many a conflict counts as a failure, since it may have another cause than others.
+#: The bound of the random delay after a first write conflict, in ms; it grows with each. After this number of
+#: conflicts, the next ones count as failures: their cause may be in the handler itself.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
 
 
 def checked(returned: Any) -> tuple[Any, int, str | None]:
-    """Return the value as it is stored, its size in bytes, and why it cannot be stored, if so."""
+    """Return the value as it is stored, its size in bytes, and the reason if it cannot be stored, else None."""
     if returned is None:
         return None, 0, None
     try:
         value = storable(returned)
         return value, stored_size(value), None
     except NotStorable as error:
-        return None, 0, f"what the handler returned cannot be stored as BSON: {error.reason}"
+        return None, 0, f"the handler's return value cannot be stored as BSON: {error.reason}"
     except DocumentTooLarge as error:
-        return None, 0, f"what the handler returned is too large to be stored: {error.reason}"
+        return None, 0, f"the handler's return value is too large to be stored: {error.reason}"
     except Exception as error:
-        return None, 0, f"what the handler returned cannot be read: {type(error).__name__}: {error}"
+        return None, 0, f"the handler's return value cannot be read: {type(error).__name__}: {error}"
 
 
 def ended(run: HeldRun, reason: EndReason) -> Outcome:
@@ -64,7 +65,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
 def failed(run: HeldRun, error: BaseException) -> Outcome:
     """Return the outcome of a run whose handler raised."""
     if isinstance(error, Retry):
-        # A handler may have changed it since it was checked.
+        # The handler may have changed the delay since `Retry` checked it.
         wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)
         bounded = milliseconds(min(max(wait, timedelta(0)), MAX_DELAY))
         return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=bounded)
@@ -87,7 +88,7 @@ def _is_conflict(run: Run) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception as a reason: its kind, its text and where it was raised."""
+    """Return an exception as a reason: its type, its text and the line that raised it."""
     try:
         text = str(error)
     except Exception:

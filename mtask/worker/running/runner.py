@@ -1,4 +1,4 @@
-"""The runner: takes a run from its claim to its written end, step by step, and ends it early when it must."""
+"""The runner: takes a run from its claim to its outcome, step by step, and ends it early if necessary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtask.worker.running.outcomes import checked, ended, failed
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: How long a cancelled handler may take before its run's end is recorded without it, in seconds.
+#: If a cancelled handler continues for this many seconds, the end of its run is written without it.
 _CANCEL_GRACE = 2.0
 
 
@@ -41,7 +41,7 @@ class Runner:
 
     @property
     def has_stuck_threads(self) -> bool:
-        """Whether a sync handler still runs in its thread, although its run has ended."""
+        """Whether a sync handler continues in its thread although its run has ended."""
         return self._busy_threads > 0
 
     # --- the steps of a run ---------------------------------------------------------------------------------
@@ -62,11 +62,13 @@ class Runner:
         run.on_end = self._on_end
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if run.end_reason is not None:  # it ended before it could be told; the task must have begun to be ended
+        if (
+            run.end_reason is not None
+        ):  # it was ended before `on_end` was set; the asyncio task must have begun before it is cancelled
             loop.call_soon(self._on_end, run, run.end_reason)
 
     async def _live(self, run: HeldRun) -> None:
-        """Take a run from its slot to its end: call the handler, judge what came of it, write that, free the slot."""
+        """Take a run from its slot to its end: call the handler, make the outcome, have it written, free the slot."""
         called, timer = Called(), self._timer_of(run)
         await self._caller.call(run, called)
         if timer is not None:
@@ -85,12 +87,12 @@ class Runner:
             logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
             self._pinger.release(run)
         finally:
-            called.raised = None  # its traceback holds this frame: a finished run would wait for the cycle collector
+            called.raised = None  # its traceback refers to this frame: a cycle that only the cycle collector would free
             self._leave(run, called)
 
     @staticmethod
     def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:
-        """Have the run ended when its run_timeout_ms is over."""
+        """Start a timer that ends the run when its run_timeout_ms is over; None: it has no limit."""
         if run.deadline == inf:
             return None
         loop = asyncio.get_running_loop()
@@ -98,16 +100,16 @@ class Runner:
 
     @staticmethod
     def _judged(run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
-        """Return the outcome to be written, and the size of what it stores in bytes; None: nothing, or no more."""
+        """Return the outcome to be written, and the size of its value in bytes; None: there is nothing to write."""
         if run.is_finishing or run.succeeded_in_transaction:
             return None, 0  # it was handed back already, or its transaction wrote its SUCCESS
         reason = run.end_reason
         if reason in SILENT or (reason is None and isinstance(called.raised, LeaseLost)):
-            return None, 0  # the run is somebody else's, or nobody's
+            return None, 0  # the run belongs to another worker, or no longer exists
         if reason is EndReason.WORKER_STOP and called.raised is None:
-            reason = None  # it came to its end in time after all
+            reason = None  # the handler returned in time
         if reason is None and monotonic() > run.deadline:
-            reason = EndReason.RUN_TIMEOUT  # the loop was blocked, and could not end it
+            reason = EndReason.RUN_TIMEOUT  # the loop was blocked, and the timer has not fired
         if reason is not None:
             return ended(run, reason), 0
         if called.raised is not None:
@@ -118,7 +120,7 @@ class Runner:
         return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value), size
 
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
-        """Conclude a run whose transaction wrote its SUCCESS: add what the handler returned after it."""
+        """Conclude a run whose transaction wrote its SUCCESS: store the value that the handler returned after it."""
         run.is_finishing = True
         self._release(run, is_closed=True)
         if called.raised is not None:
@@ -141,13 +143,13 @@ class Runner:
             logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
 
     def _release(self, run: HeldRun, *, is_closed: bool | None = None) -> None:
-        """Let go of a run without an outcome; `is_closed`: whether its document, if there is one, says it has ended."""
+        """Release a run without an outcome. `is_closed`: whether the run is closed in the document, or that is gone."""
         self._pinger.release(run)
         closed = run.end_reason is EndReason.REMOVED if is_closed is None else is_closed
         self._limits.release(run.task_id, run.run_id, is_closed=closed)
 
     def _leave(self, run: HeldRun, called: Called) -> None:
-        """Free the run's slot, at once or when its thread ends."""
+        """Free the run's slot, now or when its thread ends."""
         del self._ledger.running[run.run_id]
         self._ledger.forget(run)
         if not self._ledger.running:
@@ -166,7 +168,7 @@ class Runner:
         self._scope.signals.slot_freed.send()
 
     def hand_back(self, run: HeldRun) -> None:
-        """Give a run back that was not started."""
+        """Hand back a run that was not started."""
         self._ledger.forget(run)
         if run.is_lease_valid:
             self._finisher.submit(run, ended(run, run.end_reason or EndReason.NO_SLOT))
@@ -176,7 +178,7 @@ class Runner:
     # --- ends from outside ----------------------------------------------------------------------------------
 
     async def wait_empty(self, timeout: float | None) -> bool:
-        """Wait until no handler is under way; return whether that came about in `timeout` seconds."""
+        """Wait until no handler is under way; return False if `timeout` seconds pass before."""
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
@@ -185,22 +187,22 @@ class Runner:
         return True
 
     def close(self) -> None:
-        """Let the threads of sync handlers go."""
+        """End the threads of sync handlers, each after its call."""
         self._caller.close()
 
     def _on_end(self, run: HeldRun, reason: EndReason) -> None:
-        """Act on an end from outside, in the loop: async handlers are cancelled, sync ones have been told."""
+        """Handle an end from outside, in the loop: cancel an async handler. A sync one reads `is_cancelled` itself."""
         task = run.asyncio_task
         if task is None or task.done() or run.is_finishing or run.succeeded_in_transaction:
             return
         if run.handler.is_async or reason in SILENT or reason is EndReason.RUN_TIMEOUT:
-            # A sync handler that is out of time, or without its lease, is no longer waited for.
+            # The run does not wait for a sync handler that is out of time or has lost its lease.
             logger.info("run ended", extra=fields(task=run.task_id, run=run.run_id, reason=reason.value))
             task.cancel()
             if reason is EndReason.RUN_TIMEOUT:
                 asyncio.get_running_loop().call_later(_CANCEL_GRACE, self._give_up, run)
 
     def _give_up(self, run: HeldRun) -> None:
-        """Record the end of a run whose handler goes on although it was cancelled: its slot stays taken."""
+        """Write the end of a run whose handler continues although it was cancelled. Its slot stays taken."""
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))

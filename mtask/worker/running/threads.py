@@ -1,4 +1,4 @@
-"""Threads for plain handlers. What they bring back is handed to the event loop together, not call by call."""
+"""Threads for sync handlers. Calls that end at about the same time reach the event loop in one wake-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 class ThreadCall:
-    """A call in a thread, as its loop sees it."""
+    """A call in a thread, seen from the event loop."""
 
     __slots__ = ("_call", "_context", "_error", "_on_end", "_returned", "future", "is_over")
 
@@ -25,13 +25,13 @@ class ThreadCall:
         self._call = call
         self._context = contextvars.copy_context()
         self._on_end: Callable[[], None] | None = None
-        self.future = future  #: done when the loop has heard of the end
-        self.is_over = False  #: the loop has heard of the end
+        self.future = future  #: done when the end was delivered to the loop
+        self.is_over = False  #: the end was delivered to the loop
         self._returned: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Call it, in the thread, unless it is too late; keep whatever it raises, `SystemExit` too."""
+        """Make the call, in the thread, unless it was cancelled; keep any exception, `SystemExit` too."""
         if self.future.cancelled():
             return
         try:
@@ -40,20 +40,20 @@ class ThreadCall:
             self._error = error
 
     def take(self) -> tuple[Any, BaseException | None]:
-        """Return what it returned and what it raised, and keep neither: an exception holds on to its frames."""
+        """Return the result and the exception, and keep neither: an exception keeps its frames in memory."""
         taken = self._returned, self._error
         self._returned = self._error = None
         return taken
 
-    def when_over(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called in the loop when the thread comes back."""
-        self._on_end = tell
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the loop when the call has ended."""
+        self._on_end = callback
 
     def deliver(self) -> None:
-        """Tell the loop, in the loop."""
+        """Deliver the end of the call, in the loop."""
         self.is_over = True
         if self.future.done():
-            self.take()  # it was cancelled: nobody else will
+            self.take()  # it was cancelled, so nobody else takes the result
         else:
             self.future.set_result(None)
         if self._on_end is not None:
@@ -61,21 +61,21 @@ class ThreadCall:
 
 
 class Threads:
-    """As many threads as calls are under way; idle ones are used again."""
+    """A pool with as many threads as calls are under way. Idle threads are reused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._ended: deque[ThreadCall] = deque()
-        self._is_told = False
+        self._is_delivery_due = False
         self._is_closed = False
         self._is_short = False
-        #: Calls whose end the loop has not heard of.
+        #: The number of calls whose end was not delivered to the loop yet.
         self._busy = 0
         self._threads = 0
 
     def start(self, call: Call) -> ThreadCall:
-        """Have it called in a thread, at once; from the loop. Raises RuntimeError where no thread can be had."""
+        """Start a call in a thread, from the loop. Raises RuntimeError if no thread exists and none can start."""
         loop = asyncio.get_running_loop()
         made = ThreadCall(call, loop.create_future())
         while self._busy - len(self._ended) >= self._threads and self._add_thread(loop):
@@ -85,13 +85,16 @@ class Threads:
         return made
 
     def close(self) -> None:
-        """Let the threads go, each when its call has ended; what has not begun never will."""
+        """End the threads, each after its call. Calls that have not begun are dropped."""
         self._is_closed = True
         for _ in range(self._threads):
             self._calls.put(None)
 
     def _add_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Start one more; return whether that could be done. Where there are some, calls can wait for one."""
+        """Start one more thread; return whether it started. If not, calls wait for one of the others.
+
+        Raises RuntimeError if there are no others.
+        """
         name = f"{self._name}-{self._threads}"
         thread = threading.Thread(target=self._work, args=(loop,), name=name)
         try:
@@ -112,15 +115,15 @@ class Threads:
             if not self._is_closed:
                 call.run()
             self._ended.append(call)
-            del call  # an idle thread keeps nothing of its last call
-            if not self._is_told:
-                self._is_told = True
-                with suppress(RuntimeError):  # the loop has closed: nobody is left to hear of it
+            del call  # an idle thread must not keep its last call in memory
+            if not self._is_delivery_due:
+                self._is_delivery_due = True
+                with suppress(RuntimeError):  # the loop has closed: nobody waits for the call
                     loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # In this order: what a thread adds without telling of it was added before the end of this.
-        self._is_told = False
+        # The flag is cleared first: a call that is added from now on causes another delivery.
+        self._is_delivery_due = False
         while self._ended:
             self._busy -= 1
             self._ended.popleft().deliver()

@@ -1,7 +1,7 @@
-"""Transactions of handlers: the lease is renewed first, pings pause, and the SUCCESS goes with the commit.
+"""Transactions of handlers: renews the lease, pauses the pings, and commits the SUCCESS with the handler's writes.
 
-The renewal names the transaction's session in the document, so that whoever rescues the task can end it (see
-`mtask.store.tasks.sessions`).
+The renewal stores the id of the session in the document, so that a worker that rescues the task can end the session
+(see `mtask.store.tasks.sessions`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mtask.worker.state.held_run import HeldRun
 Documents = list[dict[str, object]]
 
 _MIN_CALL = timedelta(milliseconds=200)
-#: So many sessions that are not used again are ended together. The server would forget each of them after half an hour.
+#: The number of spent sessions that are ended together. The server would drop each of them after half an hour.
 _MAX_SPENT = 100
 
 
@@ -37,11 +37,14 @@ class RunTransactions:
         self._stores = stores
         self._pinger = pinger
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
-        #: Sessions that are not used again, and that the server does not know this of.
+        #: The spent sessions that the server still keeps.
         self._spent: list[UUID] = []
 
     async def begin(self, run: HeldRun) -> AsyncSession:
-        """Renew the lease, suspend pings and start a transaction; raise LeaseLost."""
+        """Renew the lease, suspend pings and start a transaction.
+
+        Raises LeaseLost or DatabaseError, and RuntimeError for a second transaction of the run.
+        """
         suspending = asyncio.ensure_future(asyncio.to_thread(self._suspend, run))
         try:
             await asyncio.shield(suspending)
@@ -62,7 +65,10 @@ class RunTransactions:
             raise
 
     async def end(self, run: HeldRun, session: AsyncSession, error: BaseException | None) -> None:
-        """Record the SUCCESS and commit, or abort; raise LeaseLost or TransactionConflict."""
+        """Write the SUCCESS and commit; with an error, abort.
+
+        Raises LeaseLost, TransactionConflict or DatabaseError.
+        """
         is_reusable = False
         store = self._stores.for_async()
         try:
@@ -76,7 +82,7 @@ class RunTransactions:
             _raise_conflict(run, failure)
             raise
         finally:
-            with suppress(Exception):  # what cannot be aborted ends by itself on the server
+            with suppress(Exception):  # if the abort fails, the server ends the transaction later
                 if is_reusable:
                     await session.end_session()
                 else:
@@ -84,10 +90,10 @@ class RunTransactions:
             self._resume(run)
 
     def begin_sync(self, run: HeldRun) -> SyncSession:
-        """Do as `begin`, in a handler's thread."""
+        """Do the same as `begin`, in a handler's thread."""
         self._suspend(run)
         try:
-            store = self._stores.for_plain()
+            store = self._stores.for_sync()
             if store is None:
                 raise LeaseLost(run.task_id, run.run_id)
             session = store.client.start_session()
@@ -100,9 +106,9 @@ class RunTransactions:
             raise
 
     def end_sync(self, run: HeldRun, session: SyncSession, error: BaseException | None) -> None:
-        """Do as `end`, in a handler's thread."""
+        """Do the same as `end`, in a handler's thread."""
         is_reusable = False
-        store = self._stores.for_plain()
+        store = self._stores.for_sync()
         try:
             if error is None:
                 if store is None:
@@ -121,8 +127,8 @@ class RunTransactions:
                     self._abandon_sync(store, session)
             self._resume(run)
 
-    # A session that its run still names, or may be seen to name after its lease, must not serve another run: whoever
-    # rescues the one would end the transaction of the other. So it does not go back to the driver's pool.
+    # A session that its run's document still names must not serve another run: a worker that rescues the first task
+    # would end the transaction of the second. So such a session is spent: it does not go back to the driver's pool.
 
     async def _abandon(self, store: AsyncStore | None, session: AsyncSession) -> None:
         if session.in_transaction:
@@ -139,7 +145,7 @@ class RunTransactions:
             store.run(sessions.end(spent))
 
     def _spend(self, session: SyncSession | AsyncSession) -> list[UUID]:
-        """Take note of a session that is not used again; return those of which the server is to hear now."""
+        """Add a spent session; return the sessions to be ended on the server now."""
         self._spent.append(transactions.id_of(session))
         if len(self._spent) < _MAX_SPENT:
             return []
@@ -147,7 +153,7 @@ class RunTransactions:
         return spent
 
     def _succeeded(self, run: HeldRun) -> None:
-        # Before pings go on: the task is done, and no lease is left to lose.
+        # Before pings resume: the task has succeeded, and there is no lease to lose any more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
 
@@ -180,7 +186,7 @@ def _commit(run: HeldRun) -> Operation[None]:
 
 
 def _time_left(run: HeldRun) -> timedelta:
-    """Return how long a call of ours may take: what handlers do has no limit but the lease, what we do has both."""
+    """Return the time limit of a statement of the worker: the rest of the lease, at most the usual limit."""
     left = timedelta(seconds=run.trusted_until - monotonic())
     return max(_MIN_CALL, min(OPERATION_TIMEOUT, left))
 

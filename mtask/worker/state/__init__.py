@@ -1,1 +1,1 @@
-"""State: what the parts of a worker share. Passive: it imports no other wing."""
+"""State: the data that the parts of a worker share. It is passive and imports no other part of the worker."""

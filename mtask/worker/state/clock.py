@@ -1,4 +1,4 @@
-"""The server's clock, as this process knows it: only a hint for when to try; the server decides."""
+"""Estimates the server's clock. The estimate only suggests when to try; the server decides."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from datetime import UTC, datetime
 class ServerClock:
     """Maps the server's instants to this process's monotonic clock.
 
-    The wall clock of this machine is never read: it may be wrong by minutes. A reading tells that the server's
-    clock showed it some time between `sent` and `received` (monotonic seconds): two bounds, and no more.
+    The wall clock of this machine is never read: it may be wrong by minutes. A reading of the server's clock was
+    taken at an unknown time between `sent` and `received` (monotonic seconds). So it gives two bounds of the estimate.
     """
 
     def __init__(self, server_time: datetime, sent: float, received: float) -> None:
-        # Counted from the reply, the estimate lags by at most a round trip: attempts come late by that, not early.
+        # Counted from the reply, the estimate lags by at most a round trip: attempts come late by it, never early.
         self._offset = server_time.timestamp() - received
         self.observe(server_time, sent, received)
 
     def observe(self, server_time: datetime, sent: float, received: float) -> None:
-        """Keep the estimate where it lies within the reading's bounds, else move it to the nearer one.
+        """Keep the estimate if it lies within the bounds of this reading; else move it to the nearer bound.
 
-        So a slow answer spoils nothing that a quick one has told; a drift or a step of either clock is followed.
+        So a slow reply does not spoil the estimate that a quick one gave, and the estimate follows a drift or a step of
+        either clock. `sent` and `received` are monotonic seconds.
         """
         shown = server_time.timestamp()
         self._offset = min(max(self._offset, shown - received), shown - sent)
 
     def monotonic_of(self, instant: datetime) -> float:
-        """Return the monotonic instant (seconds) at which the server's clock shows this."""
+        """Return the monotonic instant (seconds) at which the server's clock shows this time."""
         return instant.timestamp() - self._offset
 
     def now(self) -> datetime:
-        """Return about what the server's clock shows now."""
+        """Return the estimate of the server's time now."""
         return datetime.fromtimestamp(time.monotonic() + self._offset, tz=UTC)

@@ -1,19 +1,22 @@
-"""Due looks: tasks to look at when they come due. Most are others' leases, finished long before they would lapse."""
+"""Due lookups: the tasks to read when they become due.
+
+Most of them are running on other workers, and finish long before their leases would lapse.
+"""
 
 from __future__ import annotations
 
 import heapq
 
 
-class DueLooks:
-    """A bounded list of tasks by the instant (monotonic seconds) from which on a look may find them due.
+class DueLookups:
+    """A bounded list of tasks, ordered by the instant (monotonic seconds) at which each may be due.
 
-    It holds hints of which nothing but the time is known; losing one costs a scan, not a task.
+    Its entries are hints: only the time is known. A lost entry costs a scan, not a task.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        #: Something was dropped: only a scan finds it.
+        #: Entries were dropped beyond the capacity: only a scan finds those tasks.
         self.was_cut = False
         self._times: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
@@ -22,7 +25,7 @@ class DueLooks:
         return len(self._times)
 
     def put(self, task_id: str, when: float) -> None:
-        """Look at this task then, and not when it was to be looked at before."""
+        """Read this task at this instant (monotonic seconds). It replaces an earlier entry of the task."""
         if self._times.get(task_id) == when:
             return
         self._times[task_id] = when
@@ -31,17 +34,17 @@ class DueLooks:
             self._shrink()
 
     def discard(self, task_id: str) -> None:
-        """Do not look at this task."""
+        """Remove a task."""
         self._times.pop(task_id, None)
 
     def next_time(self) -> float | None:
-        """Return the instant of the next look, None where there is none."""
+        """Return the instant of the next lookup (monotonic seconds); None: no task is listed."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float, limit: int) -> list[str]:
-        """Remove and return at most `limit` tasks to look at now, the longest due first."""
+        """Remove and return at most `limit` tasks that are due at `now` (monotonic seconds), the longest due first."""
         taken: list[str] = []
         while len(taken) < limit:
             when = self.next_time()
@@ -53,7 +56,7 @@ class DueLooks:
         return taken
 
     def _shrink(self) -> None:
-        """Forget what is superseded; beyond the capacity, what comes due last."""
+        """Drop superseded heap items and, beyond the capacity, the tasks that become due last."""
         self._heap = sorted((when, task_id) for task_id, when in self._times.items())
         for _, task_id in self._heap[self.capacity :]:
             del self._times[task_id]

@@ -1,4 +1,4 @@
-"""A run in this process: what is held, until when it may be trusted, and why it ends."""
+"""A run that this process holds: its lease, the deadline up to which this is trusted, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mtask.model.documents import Run, StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.options import ping_seconds
 
-#: The part of a lease that is not trusted to its end, and its bound in seconds.
+#: The last part of a lease is not trusted: this share of it, and at most this many seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
 
 
 class EndReason(Enum):
-    """Why a run is ended from outside its handler."""
+    """The reasons for which a run is ended from outside its handler."""
 
     CANCELED = "cancel requested"
     EXCLUDED = "specific_worker_ids no longer admits this worker"
@@ -32,21 +32,21 @@ class EndReason(Enum):
     NO_SLOT = "no slot became free for it"
 
 
-#: Nothing is written for these: the run is somebody else's, or nobody's.
+#: After these no outcome is written: the run belongs to another worker, or no longer exists.
 SILENT = frozenset({EndReason.REMOVED, EndReason.LEASE_LOST})
 
 
 def trusted_until(sent: float, lease_ms: int) -> float:
-    """Return the monotonic instant (seconds) until which a lease asked for at `sent` may be trusted.
+    """Return the monotonic instant (seconds) until which a lease is trusted that was requested at `sent`.
 
-    Counted from when the claim or ping was *sent*: a slow reply must not stretch our trust.
+    The lease is counted from the time at which the claim or ping was *sent*: a slow reply must not extend the trust.
     """
     lease = lease_ms / 1000
     return sent + lease - min(lease * _MARGIN, _MAX_MARGIN)
 
 
 class HeldRun:
-    """A run that this worker holds. Its fields are read and set from the loop, the pinger and handler threads."""
+    """A run that this worker holds. The event loop, the pinger and handler threads read and set its fields."""
 
     __slots__ = (
         "_end_lock",
@@ -77,27 +77,29 @@ class HeldRun:
         self.run_id = own.run_id
         self.attempt = own.attempt
         self.handler = handler
-        # As the claim wrote it: the options read back may be newer.
+        # Computed from what the claim wrote: the options that were read back may be newer.
         self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
         self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
-        #: The monotonic instant (seconds) at which the run is out of time, once its handler begins.
+        #: The monotonic instant (seconds) at which run_timeout_ms is over; set when the handler begins.
         self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
-        #: What the handler told of its progress and is not written yet; and when a ping took one along, in seconds.
+        #: The progress that is not written yet; and when a ping last carried progress (monotonic seconds).
         self.progress: Mapping[str, Any] | None = None
         self.progress_at = -inf
+        #: The number of reasons for which no ping is sent now.
         self.suspended = 0
-        #: A ping of this run alone is under way, or waits for its turn.
+        #: A ping of this run alone is under way or queued.
         self.is_pinged_apart = False
-        #: Its last ping waited too long for its document: someone's transaction has locked it.
+        #: Its last ping timed out at its document: an open transaction has locked it.
         self.is_locked = False
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: Told of the run and why it ends. No partial of the run: a cycle would keep its task until one is looked for.
+        #: Called with the run and the reason of its end. A partial of the run would make a reference cycle, which keeps
+        #: the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         self._end_lock = threading.Lock()
 
@@ -107,14 +109,14 @@ class HeldRun:
         return self.task.id
 
     def begins(self) -> None:
-        """Count run_timeout_ms from now on: it may have waited for a slot."""
+        """Count run_timeout_ms from now on: the time for which the run waited for a slot does not count."""
         limit_ms = self.task.task_option.run_timeout_ms
         if limit_ms is not None:
             self.deadline = monotonic() + limit_ms / 1000
 
     @property
     def is_simple(self) -> bool:
-        """Whether the task wants one worker, and this is its first run: as far as is known here."""
+        """Whether the task wants one worker and this is its first run, as far as this process knows."""
         state = self.task.task_state
         return (
             len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
@@ -122,33 +124,33 @@ class HeldRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lease is nothing to this worker any more: lost, or given up with the task's success."""
+        """Whether this worker no longer needs the lease: it is lost, or a transaction has committed the SUCCESS."""
         return self.end_reason in SILENT or self.succeeded_in_transaction
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease may still be trusted, by this process's own monotonic deadline."""
+        """Whether the lease may still be trusted, by the monotonic deadline of this process."""
         return self.end_reason not in SILENT and monotonic() < self.trusted_until
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end. Once its transaction has committed, no lease is needed any more."""
+        """Whether the handler is asked to end. After the commit of its transaction a lost lease is no reason."""
         return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
 
-    def tell(self, progress: Mapping[str, Any]) -> None:
-        """Have this told of the run's progress."""
+    def report(self, progress: Mapping[str, Any]) -> None:
+        """Keep this progress until a ping or the finish has written it. A newer one replaces it."""
         with self._end_lock:
             self.progress = progress
 
-    def was_told(self, progress: Mapping[str, Any]) -> bool:
-        """Take down that this is written; return whether nothing newer waits."""
+    def was_written(self, progress: Mapping[str, Any]) -> bool:
+        """Note that this progress is written; return whether no newer one waits."""
         with self._end_lock:
             if self.progress is progress:
                 self.progress = None
             return self.progress is None
 
     def end(self, reason: EndReason) -> None:
-        """End the run for this reason, from any thread; the first reason stays, unless the lease is lost."""
+        """End the run for this reason, from any thread. The first reason stays, unless the lease is lost later."""
         with self._end_lock:
             if self.succeeded_in_transaction:
                 return
@@ -162,5 +164,5 @@ class HeldRun:
     def _wake(self, reason: EndReason) -> None:
         loop, callback = self.loop, self.on_end
         if loop is not None and callback is not None:
-            with suppress(RuntimeError):  # the loop has closed: the worker is gone, and the run with it
+            with suppress(RuntimeError):  # the loop has closed: the worker has stopped
                 loop.call_soon_threadsafe(callback, self, reason)

@@ -1,4 +1,4 @@
-"""The ledger: which tasks this worker is busy with, and since when its news of each is out of date."""
+"""The ledger: the tasks that this worker claims, holds and runs, and the time of its latest news of each."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from time import monotonic
 
 from mtask.worker.state.held_run import HeldRun
 
-#: For how long the ledger remembers that a task was claimed here, in seconds; and at least how many of them.
-_RECENT, _MAX_RECENT = 60.0, 4000
-#: For how long it remembers that the stream told of a task, in seconds (no read takes longer); and how many at least.
+#: Claims older than this, in seconds, are forgotten while more than this number of claimed tasks are known.
+_RECENT, _MIN_CLAIMED = 60.0, 4000
+#: Events of the stream older than this, in seconds, are forgotten while more than this number of tasks are known. No
+#: read takes longer, so each read can be compared with the events that came while it was under way.
 _NEWS, _MIN_HEARD = 20.0, 2000
 
 
 class Ledger:
-    """What the parts of a worker know of tasks together. It decides nothing, and wakes nobody."""
+    """The knowledge of tasks that the parts of a worker share. It decides nothing and wakes no part."""
 
     def __init__(self) -> None:
         #: Tasks whose claim is under way.
         self.claiming: set[str] = set()
         #: The runs whose handlers are under way, by run_id.
         self.running: dict[str, HeldRun] = {}
-        #: Names of tasks in queues served here that have no handler here.
+        #: The names of tasks that wait in this worker's queues and have no handler here.
         self.unserved_names: set[str] = set()
         self._held: dict[str, HeldRun] = {}
-        #: When a task was last claimed here, monotonic seconds; the longest ago first.
+        #: The time of each task's last claim by this worker (monotonic seconds), the oldest first.
         self._claimed: OrderedDict[str, float] = OrderedDict()
-        #: When the stream last told of a task, monotonic seconds.
+        #: The time of each task's last event from the stream (monotonic seconds).
         self._heard: dict[str, float] = {}
         self._heard_limit = _MIN_HEARD
 
@@ -40,26 +41,26 @@ class Ledger:
         return self._held.get(task_id)
 
     def hold(self, run: HeldRun) -> None:
-        """Enter a run that was claimed."""
+        """Add a claimed run."""
         self._held[run.task_id] = run
 
     def forget(self, run: HeldRun) -> None:
-        """Strike out a run; a newer one of the same task stays."""
+        """Remove a run. A newer run of the same task stays."""
         if self._held.get(run.task_id) is run:
             del self._held[run.task_id]
 
     def claimed(self, task_id: str, now: float) -> None:
-        """Note that a task was claimed here, at a monotonic instant (seconds)."""
+        """Note that this worker claimed the task, at a monotonic instant (seconds)."""
         self._claimed[task_id] = now
         self._claimed.move_to_end(task_id)
 
     def was_claimed(self, task_id: str) -> bool:
-        """Whether this worker claimed the task lately."""
+        """Whether this worker claimed the task recently."""
         return task_id in self._claimed
 
     def forget_old_claims(self, now: float) -> None:
-        """Forget claims of more than a minute ago where there are many."""
-        while len(self._claimed) > _MAX_RECENT:
+        """Forget claims that are more than a minute old, if there are many."""
+        while len(self._claimed) > _MIN_CLAIMED:
             task_id, when = self._claimed.popitem(last=False)
             if when > now - _RECENT:
                 self._claimed[task_id] = when
@@ -67,7 +68,7 @@ class Ledger:
                 return
 
     def heard(self, task_id: str) -> None:
-        """Note that the stream told of a task."""
+        """Note that the stream brought an event of the task."""
         now = monotonic()
         self._heard[task_id] = now
         if len(self._heard) > self._heard_limit:
@@ -75,5 +76,5 @@ class Ledger:
             self._heard_limit = max(_MIN_HEARD, 2 * len(self._heard))
 
     def is_old_news(self, task_id: str, sent: float) -> bool:
-        """Whether a read that was sent then (monotonic seconds) is older than a claim here or news from the stream."""
+        """Whether a read sent at `sent` (monotonic seconds) is older than the last claim here, or the last event."""
         return max(self._claimed.get(task_id, 0.0), self._heard.get(task_id, 0.0)) > sent

@@ -1,4 +1,4 @@
-"""The other workers: who ranks where for a task, so that many who see it do not all reach for it."""
+"""The peers: ranks the live workers for each task, so that not all workers that see a task try to claim it at once."""
 
 from __future__ import annotations
 
@@ -12,49 +12,54 @@ from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT, bucket_of
 
-#: The rank that waits longest, however few the workers are: see `mtask.worker.state.queue.MAX_STAGGER`.
+#: `last` returns at least this rank: even among few workers its owner waits longest, see
+#: `mtask.worker.state.queue.MAX_STAGGER`.
 _BEHIND = 3
-#: Four bytes, as an array's kind.
+#: The array type code of a score: an unsigned integer of four bytes.
 _SCORE = "I"
+#: A number holds one score in each of its 64-bit lanes: 1 in each lane, the top bit of each, and the mask of the
+#: scores.
 _ONES = int.from_bytes(b"\1\0\0\0\0\0\0\0" * (BUCKET_CNT // 2), "little")
 _ABOVE, _SCORES = _ONES << 63, _ONES * 0xFFFFFFFF
-_PLACE_BITS = 20
-_MAX_PLACE = 2**_PLACE_BITS - 1
-#: A rank is kept in a byte.
+#: The bits behind a score that hold the worker's index.
+_INDEX_BITS = 20
+_MAX_INDEX = 2**_INDEX_BITS - 1
+#: The largest rank: a rank is stored in one byte.
 _LAST = 255
 
 
 class Peers:
-    """The live workers, by the task names they serve. All of them rank all of them alike, for each slot of tasks."""
+    """The live workers, by the task names that they serve. All workers compute the same ranks for each bucket."""
 
     def __init__(self, worker_id: str, queues: Iterable[str] | None = None) -> None:
-        """`queues`: those that this worker serves; None: the same as all others."""
+        """`queues`: the queues that this worker serves; None: the same as all others."""
         self._worker_id = worker_id
         self._queues = None if queues is None else set(queues)
         self._others: dict[str, tuple[str, ...]] = {}
-        #: Names that some serve in other queues than this worker does: their tasks cannot be shared alike.
+        #: Names that some worker serves in other queues than this one: the buckets of these names cannot be divided
+        #: evenly.
         self._unshared: set[str] = set()
-        #: By who else there is: this worker's rank for each slot.
+        #: This worker's rank for each bucket, by the ids of the other workers.
         self._ranks: dict[tuple[str, ...], bytes] = {}
-        #: By worker, its scores.
+        #: The scores of each worker.
         self._digests: dict[str, bytes] = {}
 
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
-        """Compute in any thread what `update` by these workers needs for these names: of a thousand it takes long."""
+        """Compute the ranks that `update` with these workers needs, in any thread: a thousand workers take long."""
         others, _ = self._serving(workers)
         for ids in {others[name] for name in names if name in others}:
             if ids not in self._ranks:
                 self._ranks[ids] = self._ranks_of(ids)
 
     def update(self, workers: Iterable[Mapping[str, Any]]) -> None:
-        """Take the live workers' documents; paused ones do not count."""
+        """Use the documents of the live workers from now on. Paused and stopping workers do not count."""
         self._others, self._unshared = self._serving(workers)
         self._ranks = {ids: self._ranks[ids] for ids in self._others.values() if ids in self._ranks}
         live = {self._worker_id}.union(*self._others.values())
         self._digests = {worker: digest for worker, digest in self._digests.items() if worker in live}
 
     def _serving(self, workers: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-        """Return by name who else serves it, and the names that some serve in other queues."""
+        """Return the other workers that serve each name, and the names that some worker serves in other queues."""
         others: dict[str, set[str]] = {}
         unshared: set[str] = set()
         for worker in workers:
@@ -70,19 +75,21 @@ class Peers:
         return {name: tuple(sorted(ids)) for name, ids in others.items()}, unshared
 
     def rank(self, task_id: str, name: str) -> int:
-        """Return how many live workers that serve this name come before this one for the task."""
+        """Return this worker's rank: the number of live workers of this name that go before it for the task."""
         others = self._others.get(name)
         return self._ranks_among(others)[bucket_of(task_id)] if others else 0
 
     def last(self, name: str) -> int:
-        """Return the rank behind every other live worker that serves this name; 0 where there is none."""
+        """Return the rank behind all other live workers that serve this name; 0 if there are none."""
         others = len(self._others.get(name, ()))
         return others and max(others, _BEHIND)
 
     def shares(self, names: Iterable[str]) -> list[tuple[list[str], str]]:
-        """Return the slots that this worker ranks first for: names, and for each slot "1" if it is among them, or "0".
+        """Return the buckets for which this worker ranks first.
 
-        Nothing where it has all of them for itself: alone with each name, or with others that serve other queues, too.
+        Each entry holds names and a text with one character for each bucket: "1" if the worker ranks first, else "0".
+        The list is empty if all buckets of all names belong to this worker: it serves each name alone, or beside
+        workers of other queues.
         """
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in names:
@@ -114,10 +121,11 @@ def _are(found: Any, queues: set[str]) -> bool:
 
 
 def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) -> bytes:
-    """Return how many of the others come before this worker, for each slot.
+    """Return for each bucket how many of the other workers go before this one.
 
-    Whoever scores highest for a slot comes first, unless it has its part of the slots already: none is to be done with
-    its part of a backlog before the others. Those that stay keep nearly all of their slots when one comes or goes.
+    The worker with the highest score goes first, unless it already has its equal share of the buckets: with equal
+    shares, all workers finish their shares of a backlog at about the same time. When a worker comes or goes, the others
+    keep nearly all of their buckets.
     """
     workers = sorted([worker_id, *others])
     me, room = workers.index(worker_id), [-(-BUCKET_CNT // len(workers))] * len(workers)
@@ -125,44 +133,44 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
     if sys.byteorder == "big":
         table.byteswap()
     ranks = bytearray()
-    for slot, (first, before) in enumerate(_firsts(workers, me, digests)):
+    for bucket, (first, before) in enumerate(_firsts(workers, me, digests)):
         chosen = first
         if not room[first]:
-            scores = table[slot::BUCKET_CNT].tolist()
+            scores = table[bucket::BUCKET_CNT].tolist()
             chosen = scores.index(max(compress(scores, room)))
-            if not room[chosen]:  # another has the same score, and its part of the slots already
-                chosen = max((place for place, left in enumerate(room) if left), key=scores.__getitem__)
+            if not room[chosen]:  # a worker with the same score has its share already
+                chosen = max((index for index, left in enumerate(room) if left), key=scores.__getitem__)
         room[chosen] -= 1
-        is_passed_over = chosen != first and table[chosen * BUCKET_CNT + slot] <= table[me * BUCKET_CNT + slot]
+        is_passed_over = chosen != first and table[chosen * BUCKET_CNT + bucket] <= table[me * BUCKET_CNT + bucket]
         ranks.append(0 if chosen == me else min(before + is_passed_over, _LAST))
     return bytes(ranks)
 
 
 def _firsts(workers: Sequence[str], me: int, digests: Mapping[str, bytes]) -> Iterable[tuple[int, int]]:
-    """Return for each slot who scores highest, and how many score higher than this worker.
+    """Return for each bucket the index of the worker with the highest score, and the count of scores above this one's.
 
-    All slots are compared at once: a number holds a score in each 64 bits, and behind it a figure that is the higher
-    the earlier the worker comes, so that no two are the same. The bit above is there to borrow from, and stays where
-    what is taken away is no more.
+    All buckets are compared at once. A number holds 64 bits for each bucket: the score, and below it a tiebreaker that
+    is larger for a smaller index, so that no two values are equal. The top bit is set before a subtraction. It stays
+    set where the subtracted value is not larger, and it keeps a borrow from reaching the next bucket.
     """
     mine = [half | _ABOVE for half in _halves(digests[workers[me]], me)]
     counts, best = [0, 0], [0, 0]
-    for place, worker in enumerate(workers):
-        for side, theirs in enumerate(_halves(digests[worker], place)):
+    for index, worker in enumerate(workers):
+        for side, theirs in enumerate(_halves(digests[worker], index)):
             counts[side] += ((mine[side] - theirs) >> 63) & _ONES
             stays = (((best[side] | _ABOVE) - theirs) >> 63) & _ONES
             best[side] = theirs ^ ((best[side] ^ theirs) & ((stays << 63) - stays))
     no_less, packed = (chain.from_iterable(zip(*map(_lanes, sides), strict=True)) for sides in (counts, best))
     return (
-        (_MAX_PLACE - one % (_MAX_PLACE + 1), len(workers) - count) for one, count in zip(packed, no_less, strict=True)
+        (_MAX_INDEX - one % (_MAX_INDEX + 1), len(workers) - count) for one, count in zip(packed, no_less, strict=True)
     )
 
 
-def _halves(digest: bytes, place: int) -> tuple[int, int]:
-    """Return the scores of the even slots and those of the odd ones, each in 64 bits of one number."""
-    number, figures = int.from_bytes(digest, "little"), (_MAX_PLACE - place) * _ONES
+def _halves(digest: bytes, index: int) -> tuple[int, int]:
+    """Return the scores of the even buckets and those of the odd ones, each in 64 bits of one number."""
+    number, figures = int.from_bytes(digest, "little"), (_MAX_INDEX - index) * _ONES
     even, odd = number & _SCORES, (number >> 32) & _SCORES
-    return (even << _PLACE_BITS) | figures, (odd << _PLACE_BITS) | figures
+    return (even << _INDEX_BITS) | figures, (odd << _INDEX_BITS) | figures
 
 
 def _lanes(number: int) -> tuple[int, ...]:
@@ -170,5 +178,5 @@ def _lanes(number: int) -> tuple[int, ...]:
 
 
 def _digest(worker_id: str) -> bytes:
-    """Return for each slot four bytes, its score, that look random and are the same in every process."""
+    """Return a score of four bytes for each bucket. It looks random and is the same in every process."""
     return hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(4 * BUCKET_CNT)

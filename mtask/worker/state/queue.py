@@ -1,4 +1,4 @@
-"""The preemption queue: which task to try next, and when. It holds hints; losing one costs a scan, not a task."""
+"""The preemption queue: orders the tasks that this worker may try. Its entries are hints: a lost one costs a scan."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-#: How long the worker that ranks second for a task lets the first go first, and the others these two, in seconds.
+#: The delay of the worker that ranks second for a task, and of all that rank behind it, in seconds. The first worker to
+#: claim takes the task, and the change stream tells the others.
 STAGGER = 0.02
 MAX_STAGGER = 0.06
-#: By how much longer a task must be due, in seconds, to go before one that this worker ranks first for. Age ends the
-#: preference: what nobody ranks first for, or only a worker that is full, is not left behind.
+#: The head start of tasks for which this worker ranks first, in seconds. It is bounded, so that older tasks are not
+#: left behind if the worker that ranks first for them is full.
 PREFERENCE = 2.0
-#: A time that differs by less, in seconds, is the same: each reading of the server's clock moves it a little.
+#: Times that differ by less than this, in seconds, are equal: each reading of the server's clock moves them a little.
 _SAME_TIME = 0.002
-#: The heaps are cleared of what was dropped when they hold this many items more than twice the tasks.
+#: Dropped items are removed from the heaps when these hold twice the number of tasks and this many more.
 _MAX_DROPPED = 1_000
 
 
@@ -31,26 +32,28 @@ class Entry:
     priority: int
     due: float
     rank: int
-    #: Some worker has begun it: its lease has lapsed, or it wants further workers.
+    #: A worker has begun it: its lease has lapsed, or it wants further workers.
     is_begun: bool = False
-    #: It wants one worker, whoever it is, and nobody has begun it, as far as is known.
+    #: It wants one worker, names none and was never begun, as far as is known.
     is_simple: bool = False
-    queue: str | None = None  #: where it is known
-    is_ready: bool = False  #: its time has come, and it is counted so
+    queue: str | None = None  #: None: unknown
+    is_ready: bool = False  #: its time has come, and `_ready_cnt` counts it
     is_dropped: bool = False
 
     @property
     def ready_at(self) -> float:
-        """When this worker tries it."""
-        # What was begun has been looked at, and later the more workers rank before this one: see `Hints`.
+        """The time at which this worker tries the task (monotonic seconds)."""
+        # No delay for a begun task: `Inbox` has already delayed its lookup for the rank.
         if self.is_begun or self.rank == 0:
             return self.due
         return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
 
     @property
     def order(self) -> tuple[int, bool, float]:
-        """Highest priority first, then what was begun: a dead worker's tasks are rescued before new ones are taken up.
-        Then the longest due; with a head start for those that this worker ranks first for."""
+        """The sort key: the highest priority first, then begun tasks before new ones, then the longest due.
+
+        Begun tasks go first, so that the tasks of a dead worker are rescued before new ones start.
+        """
         return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
 
@@ -59,7 +62,7 @@ def _is_never_limited(_: str | None) -> bool:
 
 
 class PreemptionQueue:
-    """A bounded priority queue of preemption times. Beyond its capacity it drops what is due last."""
+    """A bounded priority queue of preemption times. Beyond its capacity it drops the tasks that are due last."""
 
     def __init__(
         self,
@@ -68,18 +71,18 @@ class PreemptionQueue:
         *,
         is_limited: Callable[[str | None], bool] = _is_never_limited,
     ) -> None:
-        """`is_limited` tells whether a task of this queue may need a permit; None: of an unknown queue."""
+        """`is_limited` returns whether a task of this queue may need a permit; None stands for an unknown queue."""
         self.capacity = capacity
         self._clock = clock
         self._is_limited = is_limited
-        #: Something was dropped, or a scan was cut short: scan again once this has drained.
+        #: Tasks were dropped, or a scan was cut short: scan again once this queue has drained.
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        #: What this worker ranks first for, and the rest. Where the two interleave, each still makes groups.
+        #: The ready tasks for which this worker ranks first, and the others. Apart, each kind makes groups of its own.
         self._ready: tuple[_Ready, _Ready] = ([], [])
         self._sequence = 0
-        #: How many are ready: of what this worker ranks first for, and of the rest.
+        #: The number of ready tasks for which this worker ranks first, and of the others.
         self._ready_cnt = [0, 0]
 
     def __len__(self) -> int:
@@ -89,7 +92,7 @@ class PreemptionQueue:
         return task_id in self._entries
 
     def ready_count(self, now: float, *, own_only: bool = False) -> int:
-        """Return of how many tasks the time has come; `own_only`: of those that this worker ranks first for."""
+        """Return the number of ready tasks; `own_only`: only those for which this worker ranks first."""
         self._promote(now)
         return self._ready_cnt[0] if own_only else sum(self._ready_cnt)
 
@@ -105,7 +108,7 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
     ) -> None:
-        """Add a task, or move the one that is there."""
+        """Add a task that is due at `due` (monotonic seconds), or move the entry that it has."""
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
@@ -122,7 +125,7 @@ class PreemptionQueue:
             self._clear_dropped()
 
     def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
-        """Change when a task is due and, where given, whether it was begun; return whether it was there."""
+        """Change the due time of a task (monotonic seconds) and, if given, `is_begun`; return whether it was queued."""
         entry = self._entries.get(task_id)
         if entry is None:
             return False
@@ -131,17 +134,17 @@ class PreemptionQueue:
         return True
 
     def discard(self, task_id: str) -> None:
-        """Drop a task, if it is there."""
+        """Drop a task, if it is queued."""
         entry = self._entries.get(task_id)
         if entry is not None:
             self._forget(entry)
 
     def take(self, limit: int, now: float) -> list[Entry]:
-        """Remove and return at most `limit` tasks whose time has come, highest priority first.
+        """Remove and return at most `limit` ready tasks, the highest priority first.
 
-        They are all alike: this worker ranks first for them or others do, some worker has begun them or none has, and
-        their queues are limited or none is.
-        Such a group may leave behind what has been due for longer, of the same priority and of the other kind.
+        The tasks of a group are of one kind: this worker ranks first for all of them or for none, all are begun or none
+        is, and the queues of all are limited or none is. A task of another kind may stay behind although it has the
+        same priority and has been due for longer.
         """
         self._promote(now)
         heap, other = self._by_head()
@@ -161,7 +164,7 @@ class PreemptionQueue:
         return taken
 
     def next_ready(self, now: float) -> float | None:
-        """Return the seconds until a task's time comes: 0 if it has, None if the queue is empty."""
+        """Return the seconds until a task is ready: 0 if one is, None if the queue is empty."""
         self._promote(now)
         if _head(self._by_head()[0]) is not None:
             return 0.0
@@ -171,18 +174,18 @@ class PreemptionQueue:
 
     @property
     def is_limited_next(self) -> bool:
-        """Whether the queue of the task to take next is limited; asked right after `next_ready` has said 0."""
+        """Whether the queue of the next task is limited. Valid right after `next_ready` has returned 0."""
         entry = _head(self._by_head()[0])
         return entry is not None and self._is_limited(entry.queue)
 
     @property
     def is_rescue_next(self) -> bool:
-        """Whether the task to take next was begun by some worker; asked right after `next_ready` has said 0."""
+        """Whether the next task was begun by a worker. Valid right after `next_ready` has returned 0."""
         entry = _head(self._by_head()[0])
         return entry is not None and entry.is_begun
 
     def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
-        """Take new ranks after workers came or went."""
+        """Change the ranks of these tasks, after workers came or went."""
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
@@ -198,7 +201,7 @@ class PreemptionQueue:
                 )
 
     def names(self) -> list[tuple[str, str]]:
-        """Return id and name of every entry."""
+        """Return the id and the name of each task."""
         return [(entry.task_id, entry.name) for entry in self._entries.values()]
 
     def _promote(self, now: float) -> None:
@@ -210,7 +213,7 @@ class PreemptionQueue:
                 heapq.heappush(self._ready[entry.rank > 0], (entry.order, sequence, entry))
 
     def _by_head(self) -> tuple[_Ready, _Ready]:
-        """Return what is ready: first the heap with the task that comes first."""
+        """Return the two heaps of ready tasks. The one with the next task comes first."""
         own, rest = self._ready
         is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
         return (rest, own) if is_rest_first else (own, rest)
@@ -222,7 +225,7 @@ class PreemptionQueue:
 
     def _shrink(self) -> None:
         self._promote(self._clock())
-        # Ready entries go by their order, and the others come after them, the soonest first.
+        # Ready tasks are kept first, by their order, then the others, the soonest first.
         ready = [item[2] for item in sorted([*self._ready[0], *self._ready[1]]) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         for entry in [*ready, *waiting][self.capacity :]:
@@ -242,7 +245,7 @@ class PreemptionQueue:
 
 
 def _head(heap: _Ready) -> Entry | None:
-    """Return the first task of a heap, after clearing away what was dropped."""
+    """Return the first task of a heap, after removing dropped items before it."""
     while heap and heap[0][2].is_dropped:
         heapq.heappop(heap)
     return heap[0][2] if heap else None

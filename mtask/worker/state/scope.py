@@ -1,4 +1,4 @@
-"""The scope: what every part of a worker needs."""
+"""The scope: the objects that every part of a worker needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mtask.worker.state.tempo import Tempo
 
 @dataclass(slots=True)
 class Vitals:
-    """What the heartbeats tell of this worker. The event loop sets it, and the pinger's thread reads it."""
+    """The state of this worker that heartbeats report. The event loop sets it, and the pinger's thread reads it."""
 
     concurrency: int
     status: WorkerStatus = WorkerStatus.READY
@@ -26,7 +26,7 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose parts they are, what they serve, and what they share."""
+    """The worker's id, its queues and names, and the state that its parts share."""
 
     store: AsyncStore
     worker_id: str

@@ -1,7 +1,7 @@
-"""Signals: the named wake-ups by which parts of a worker reach each other without knowing each other.
+"""Signals: named wake-ups between parts of a worker that do not know each other.
 
-`mtask.worker.assembly` connects each signal with the parts that listen to it. A signal calls its listeners at once, in
-the order in which they were connected. All of them are sent in the event loop.
+`mtask.worker.assembly` connects each signal to its listeners. A signal calls them at once, in the order in which they
+were connected. All signals are sent in the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Signal(Generic[P]):
         self._listeners: list[Callable[P, object]] = []
 
     def connect(self, *listeners: Callable[P, object]) -> None:
-        """Call these functions, too, each time the signal is sent."""
+        """Add listeners: they are called each time the signal is sent."""
         self._listeners += listeners
 
     def send(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -31,7 +31,7 @@ class Signal(Generic[P]):
 
 
 class Barrier:
-    """Waits for what is under way in several parts at the time of the call."""
+    """Waits until the work that several parts have under way at the time of the call has ended."""
 
     __slots__ = ("_waits",)
 
@@ -39,11 +39,11 @@ class Barrier:
         self._waits: list[Callable[[], Awaitable[None]]] = []
 
     def connect(self, *waits: Callable[[], Awaitable[None]]) -> None:
-        """Wait for these, too."""
+        """Add functions that wait for the work of one part."""
         self._waits += waits
 
     async def wait(self) -> None:
-        """Wait for each of them, one after the other."""
+        """Wait for each part, one after the other."""
         for wait in self._waits:
             await wait()
 
@@ -54,27 +54,28 @@ class Signals:
     def __init__(self) -> None:
         #: A task was queued whose time may have come.
         self.task_queued: Signal[[]] = Signal()
-        #: A handler has really ended, and gives its slot back.
+        #: A handler has ended, and its thread too: its slot is free.
         self.slot_freed: Signal[[]] = Signal()
         #: The claim of these tasks is over.
         self.claim_landed: Signal[[Iterable[str]]] = Signal()
         #: Slots may be free.
         self.room_made: Signal[[]] = Signal()
-        #: What is known here of these tasks may be wrong: read them again.
+        #: The knowledge of these tasks may be wrong: read them again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
-        #: Permits are free, and more tasks may wait for them than are known here: scan for what is due.
+        #: Permits are free, and more tasks may wait for them than this worker knows: scan for due tasks.
         self.permits_freed: Signal[[]] = Signal()
-        #: Something was resumed: scan for all that waits.
+        #: A queue or name was resumed: scan for all waiting tasks.
         self.controls_resumed: Signal[[]] = Signal()
         #: Pauses, limits or retention have changed.
         self.controls_changed: Signal[[]] = Signal()
-        #: What must be over before this worker confirms changed controls: claims and removals that began before.
+        #: The claims and removals that began before controls changed: they must end before the worker confirms the
+        #: change.
         self.under_way = Barrier()
         #: Schedules have changed.
         self.schedules_changed: Signal[[]] = Signal()
-        #: The collections were dropped, and are there again.
+        #: The collections were dropped and have been created again.
         self.collections_made: Signal[[]] = Signal()
-        #: The registry should hear of this worker at once.
+        #: A heartbeat should be sent at once.
         self.heartbeat_wanted: Signal[[]] = Signal()
-        #: The registry answered a heartbeat, with the worker's document; None: the document is gone.
+        #: A heartbeat was answered with the worker's document; None: the document is gone.
         self.heartbeat_answered: Signal[[dict[str, Any] | None]] = Signal()

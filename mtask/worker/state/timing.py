@@ -1,4 +1,4 @@
-"""Timing: waiting for a wake-up or a time limit, pausing between tries, and loops that outlive unforeseen errors."""
+"""Timing: waits for a wake-up with a time limit, pauses between tries, and loops that survive unexpected errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtask.worker.log import fields, logger
 
 #: The pauses between two tries of a failed loop, in seconds: the first, and the longest.
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
-#: A loop that has run for this long, in seconds, starts again with the first pause.
+#: After a run of this many seconds, a failed loop starts again with the first pause.
 _CALM = 30.0
 
 
@@ -45,7 +45,7 @@ class Backoff:
 
 
 async def enduring(loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop to its end; where it raises what it does not expect, log that, pause, and run it again."""
+    """Run a loop to its end. If it raises, log the exception, pause and run it again."""
     pauses = Backoff(_PAUSE, _MAX_PAUSE)
     while True:
         began = monotonic()

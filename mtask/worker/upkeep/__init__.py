@@ -1,1 +1,1 @@
-"""Upkeep: the firings of schedules, and the retention of finished tasks."""
+"""Upkeep: makes the firings of schedules, and removes finished tasks by the retention of their queues."""

@@ -1,4 +1,4 @@
-"""Retention: removes what a queue is not to keep of its finished tasks. Any number of workers may do it."""
+"""Retention: removes finished tasks beyond the number that their queue keeps. Several workers may do so at once."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mtask.worker.admission.controls import Controls
 from mtask.worker.log import fields, logger
 from mtask.worker.state.timing import wake_or_wait
 
-#: Between two looks, in seconds: from half to one and a half of it, so that workers do not all look at once.
+#: The time between two rounds, in seconds. It is varied by half, so that the workers do not all begin at once.
 _INTERVAL = 60.0
 _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
 class Retention:
-    """Keeps the newest finished tasks of the queues that this worker serves, where they are bounded."""
+    """Removes finished tasks of this worker's queues that have a bound, all but the newest."""
 
     def __init__(self, store: AsyncStore, controls: Controls) -> None:
         self._store = store
         self._controls = controls
         self._wake = asyncio.Event()
         self._is_stopping = False
-        #: Held while a batch is removed.
+        #: Locked while a batch is removed.
         self._removing = asyncio.Lock()
 
     def wake(self) -> None:
-        """Look now: what is to be kept has changed."""
+        """Begin a round now: the number to keep has changed."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -41,11 +41,11 @@ class Retention:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look again and again, until stopped."""
+        """Remove surplus tasks at intervals, until `stop`."""
         while not self._is_stopping:
             self._wake.clear()
             try:
-                await self._look()
+                await self._remove_surplus()
             except MtaskError as error:
                 logger.warning("retention failed, will be done again", extra=fields(reason=str(error)))
             except Exception:
@@ -54,11 +54,11 @@ class Retention:
             await wake_or_wait(self._wake, pause if self._controls.keeps else None)
 
     async def until_landed(self) -> None:
-        """Wait until the batch that is under way has ended; the next one goes by what holds then."""
+        """Wait until the batch that is under way has ended. The next one uses the controls of its time."""
         async with self._removing:
             pass
 
-    async def _look(self) -> None:
+    async def _remove_surplus(self) -> None:
         for queue in list(self._controls.keeps):
             for statuses in (_SUCCESS, _FAIL):
                 await self._remove(queue, statuses)
@@ -70,10 +70,10 @@ class Retention:
                 found = await self._remove_batch(queue, statuses)
             if found < retention.BATCH:
                 return
-            await asyncio.sleep(monotonic() - begun)  # half of the time is left to others
+            await asyncio.sleep(monotonic() - begun)  # at most half of the time, to leave the database to others
 
     async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
-        """Remove a batch by what holds now: it may have been called off since the last. Return how many were found."""
+        """Remove one batch; return the number of tasks found. The bound is read again, as it may have changed."""
         control = self._controls.keeps.get(queue)
         if control is None or self._controls.is_out_of_touch():
             return 0

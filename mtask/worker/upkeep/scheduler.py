@@ -1,8 +1,8 @@
 """The scheduler: makes the firings that are due. Any number of processes may run one, and none of them leads.
 
-Each reads what fires before long, waits until it does, and tries to move the schedule on; of those that try one gets
-through, and publishes. Who made the last firing of a schedule goes first at the next; the others look again a moment
-later, and find it made, or do what is left of it.
+Each reads the schedules that fire soon, waits for their times, and tries to advance them. For each firing only one
+process succeeds, and it publishes the task. The process that made the last firing of a schedule tries first at the next
+one. The others try a moment later, and find the firing made or complete it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from mtask.worker.state.timing import wake_or_wait
 T = TypeVar("T")
 logger = logging.getLogger("mtask.scheduler")
 
-#: How far ahead a look goes, and after how long there is another in any case, in seconds.
-_HORIZON, _LOOK_AGAIN = 60.0, 30.0
-#: Schedules that are read at once.
+#: The schedules that fire within this time are read, and read again after this time at the latest, in seconds.
+_HORIZON, _READ_AGAIN = 60.0, 30.0
+#: The number of schedules that one query reads.
 _PAGE = 200
-#: Schedules that are left alone are left out of looks, so many at most; what is beyond is read, and passed over.
+#: The query excludes at most this number of schedules that are left alone. Further ones are read and skipped.
 _MAX_LEFT_OUT = 10_000
-#: Of how many schedules it is remembered that this process made their last firing, and that they were refused.
+#: The most schedules of which the last firing by this process, or the last refusal, is remembered.
 _MAX_REMEMBERED = 10_000
-#: How many schedules that cannot be fired each look tells the log of, one by one.
-_MAX_TOLD = 100
-#: How much later than the one that made the last firing another process tries, in seconds.
+#: Each round logs at most this number of schedules that cannot be fired, and then their count.
+_MAX_LOGGED = 100
+#: The delay of the processes that did not make the last firing, and the bound of its random part, in seconds.
 _BEHIND, _SPREAD = 0.15, 0.1
-#: Schedules that are fired at the same time.
+#: The number of schedules that are fired at the same time.
 _AT_ONCE = 16
-#: How long a schedule is left alone that could not be fired, and the scheduler after an error, in seconds.
+#: The pause of a schedule that could not be fired, and of the scheduler after an error, in seconds.
 _REFUSED_PAUSE, _ERROR_PAUSE = 30.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What is to be made of a schedule that is due, or what is left of it."""
+    """The next step for a due schedule: the firings to be completed, or the firings to be made."""
 
     left: Sequence[Firing]
     made: Plan | None = None
@@ -58,7 +58,7 @@ class _Planned:
 
 
 class Scheduler:
-    """Makes firings, of the schedules that clients have stored and of those that its own app declares."""
+    """Makes the firings of schedules that clients have stored and of those that its app declares."""
 
     def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
         self._store = store
@@ -66,35 +66,35 @@ class Scheduler:
         self._undeclared = set(self._declared)
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
-        #: The last firing that this process made, by schedule.
+        #: The time of the last firing that this process made, by schedule.
         self._made: OrderedDict[str, datetime] = OrderedDict()
-        #: Schedules that are left alone, and until when (monotonic seconds).
+        #: The schedules that are left alone, and the end of their pause (monotonic seconds).
         self._left_alone: dict[str, float] = {}
-        self._untold_cnt = self._told_cnt = 0
-        #: The revision at which a schedule could not be moved on last.
+        self._unlogged_cnt = self._logged_cnt = 0
+        #: The revision at which a schedule could last not be advanced.
         self._refused: OrderedDict[str, int] = OrderedDict()
         self.fired_cnt = 0
 
     def wake(self) -> None:
-        """Look now: a schedule has changed."""
+        """Begin a round now: a schedule has changed."""
         self._wake.set()
 
     def declare_again(self) -> None:
-        """Store anew what the app declares: the database was dropped."""
+        """Store the declared schedules again: the database was dropped."""
         self._undeclared.update(self._declared)
         self._wake.set()
 
     def stop(self) -> None:
-        """Make no more firings; `run` returns when the one under way is made."""
+        """Make no more firings. `run` returns when those under way are made."""
         self._stopped.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Make firings until stopped, whatever the database does meanwhile."""
+        """Make firings until `stop`. Errors of the database are logged, and the round is repeated."""
         while not self._stopped.is_set():
             try:
                 await self._declare()
-                pause = await self._look()
+                pause = await self._fire_due()
             except DatabaseError as error:
                 logger.warning("schedules not read, will be tried again: %s", error)
                 pause = _ERROR_PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
@@ -105,7 +105,7 @@ class Scheduler:
             self._wake.clear()
 
     async def _declare(self) -> None:
-        """Store what the app declares; one that is refused keeps no other from it."""
+        """Store the declared schedules. A refused one does not keep the others from being stored."""
         for schedule_id in list(self._undeclared):
             try:
                 await self._store.run(scheduling.put(self._declared[schedule_id], "update", "app"))
@@ -115,16 +115,16 @@ class Scheduler:
                 logger.error("declared schedule not stored: %s", error)
             self._undeclared.discard(schedule_id)
 
-    async def _look(self) -> float:
-        """Make what is due, page by page; return the seconds until something may be again.
+    async def _fire_due(self) -> float:
+        """Make the firings that are due, page by page; return the seconds until the next round.
 
-        No page holds up the next: what cannot be fired, however much of it there is, is passed over.
+        Schedules that cannot be fired are skipped, so that they do not hold up the next page.
         """
         began = monotonic()
         self._left_alone = {name: until for name, until in self._left_alone.items() if until > began}
-        self._told_cnt = self._untold_cnt = 0
+        self._logged_cnt = self._unlogged_cnt = 0
         left_out = [name for name in self._left_alone if len(name) <= MAX_ID_BYTES][-_MAX_LEFT_OUT:]
-        wake_at, is_any_due = began + _LOOK_AGAIN, False
+        wake_at, is_any_due = began + _READ_AGAIN, False
         page: PageEnd | None = None
         while not self._stopped.is_set():
             coming = await self._store.run(
@@ -134,7 +134,7 @@ class Scheduler:
             if now is None:
                 break
             due: list[Schedule] = []
-            # Beside the loop: what runs here goes on meanwhile.
+            # In a thread, so that the event loop is not blocked.
             for schedule in await asyncio.to_thread(self._parsed, coming.documents):
                 left = self._seconds_left(schedule, now)
                 if left > 0:
@@ -145,14 +145,14 @@ class Scheduler:
             await self._fire_all(due, now)
             if page is None:
                 break
-        if self._untold_cnt:
-            logger.error("%d more schedules cannot be fired, left alone for a while", self._untold_cnt)
+        if self._unlogged_cnt:
+            logger.error("%d more schedules cannot be fired, left alone for a while", self._unlogged_cnt)
         if is_any_due:
             return 0.0
         return max(0.0, min([wake_at, *self._left_alone.values()]) - monotonic())
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> list[Schedule]:
-        """Return those of the schedules that can be read and are not left alone."""
+        """Return the schedules that can be read and are not left alone."""
         found = []
         now = monotonic()
         for document in documents:
@@ -165,13 +165,13 @@ class Scheduler:
         return found
 
     async def _fire_all(self, due: list[Schedule], now: datetime) -> None:
-        random.shuffle(due)  # many at one instant: processes begin at different ones
-        # Lateness is judged as of the read: what is late because many fire at once was not missed.
+        random.shuffle(due)  # if many are due at one time, the processes begin with different ones
+        # Lateness counts up to the read: a firing that is late only because many fire at once was not missed.
         for start in range(0, len(due), _AT_ONCE):
             if self._stopped.is_set():
                 return
             batch = due[start : start + _AT_ONCE]
-            # To find the firings of years may take a second, and there are triggers that are asked for long.
+            # In a thread: to compute the firings of years, or of a rare trigger, may take a second.
             planned = await asyncio.to_thread(self._planned_all, batch, now)
             await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True)))
 
@@ -179,11 +179,13 @@ class Scheduler:
         return [self._planned(schedule, now) for schedule in batch]
 
     def _planned(self, schedule: Schedule, now: datetime) -> _Planned | Exception:
-        """Compute what is to be made of a schedule, in any thread."""
+        """Compute the next step for a schedule, in any thread."""
         try:
             left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
             if left:
-                return _Planned(left)  # with what is left done it is not as it was read
+                return _Planned(
+                    left
+                )  # completing them changes the schedule, so the next firings wait for the next read
             made = plan(schedule, now)
             firings = made.firings if made is not None else ()
             return _Planned([], made, [self._firing(schedule, self._pending(schedule, at)) for at in firings])
@@ -191,7 +193,7 @@ class Scheduler:
             return error
 
     def _seconds_left(self, schedule: Schedule, now: datetime) -> float:
-        """Return the seconds until this process is to do something for a schedule."""
+        """Return the seconds until the next step of this process for a schedule."""
         state = schedule.schedule_state
         behind = 0.0
         if state.last_fire_time is not None and self._made.get(schedule.id) != state.last_fire_time:
@@ -199,10 +201,10 @@ class Scheduler:
         moments = [pending.fire_time for pending in state.pending]
         if state.next_fire_time is not None and not schedule.paused:
             moments.append(state.next_fire_time)
-        return min((moment - now).total_seconds() for moment in moments) + behind if moments else _LOOK_AGAIN
+        return min((moment - now).total_seconds() for moment in moments) + behind if moments else _READ_AGAIN
 
     async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> None:
-        """Do what is left of firings that were made, or make what is due."""
+        """Complete firings that were begun, or make those that are due."""
         try:
             if isinstance(planned, Exception):
                 raise planned
@@ -211,9 +213,9 @@ class Scheduler:
                 return
             published = await self._store.run(schedules.advance(schedule, planned.made, planned.firings))
             if published is None:
-                self._take_refusal(schedule)
+                self._note_refusal(schedule)
                 return
-            self._take_down(schedule, planned.made, published)
+            self._note_advanced(schedule, planned.made, published)
             await self._store.run(schedules.publish(schedule.id, published))
         except DatabaseUnavailable as error:
             logger.warning("schedule %s not fired, will be tried again: %s", schedule.id, error)
@@ -221,10 +223,13 @@ class Scheduler:
         except Exception as error:
             self._leave_alone(schedule.id, error)
 
-    def _take_refusal(self, schedule: Schedule) -> None:
-        """Look again: another was first. But where nothing has changed since the last time, it was nobody's firing."""
+    def _note_refusal(self, schedule: Schedule) -> None:
+        """Note that a schedule was not advanced. At its first refusal another process has probably made the firing.
+
+        If the schedule has not changed since, no process can advance it, and it is left alone.
+        """
         if self._refused.pop(schedule.id, None) == schedule.revision:
-            self._leave_alone(schedule.id, "it cannot be moved on, and nothing else changes it: add it anew")
+            self._leave_alone(schedule.id, "it cannot be advanced, and no other process advances it: add it again")
         else:
             _remember(self._refused, schedule.id, schedule.revision)
 
@@ -236,7 +241,7 @@ class Scheduler:
     def _firing(self, schedule: Schedule, pending: Pending) -> Firing:
         return Firing(pending, scheduling.new_task(schedule, pending.fire_time, pending.start_time))
 
-    def _take_down(self, schedule: Schedule, made: Plan, published: list[Firing]) -> None:
+    def _note_advanced(self, schedule: Schedule, made: Plan, published: list[Firing]) -> None:
         self.fired_cnt += len(published)
         last = published[-1].pending.fire_time if published else schedule.schedule_state.last_fire_time
         if made.next_fire_time is None or last is None:
@@ -253,11 +258,11 @@ class Scheduler:
             )
 
     def _leave_alone(self, schedule_id: str, reason: Exception | str) -> None:
-        if self._told_cnt < _MAX_TOLD:
-            self._told_cnt += 1
+        if self._logged_cnt < _MAX_LOGGED:
+            self._logged_cnt += 1
             logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, reason)
         else:
-            self._untold_cnt += 1
+            self._unlogged_cnt += 1
         self._leave_alone_for(schedule_id, _REFUSED_PAUSE)
 
     def _leave_alone_for(self, schedule_id: str, pause: float) -> None:
