@@ -15,14 +15,14 @@ versions=(3.11 3.12 3.13)
 # threads and processes, and the proxy of the fault tests. Without what tests the tests, the figures and the papers.
 short=(
     tests/unit
-    --ignore-glob='tests/unit/test_demo_*'
-    --ignore=tests/unit/test_cli_help.py
-    --ignore=tests/unit/test_compose.py
+    --ignore=tests/unit/demo
+    --ignore=tests/unit/cli/test_help.py
+    --ignore=tests/unit/house/test_compose.py
     tests/parity/test_simple_parity.py
-    tests/integration/test_client_transactions.py
+    tests/integration/client/test_transactions.py
     tests/selftests/faults/test_proxy.py
-    tests/integration/test_worker_endings.py
-    tests/integration/test_writes_are_targeted.py
+    tests/integration/worker/running/test_endings.py
+    tests/integration/store/test_writes_are_targeted.py
     tests/acceptance/test_04_start_time_and_priority.py
 )
 

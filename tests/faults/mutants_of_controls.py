@@ -10,11 +10,11 @@ _PERMITS = "mtask/store/queues/permits.py"
 _RETENTION = "mtask/store/tasks/retention.py"
 _WORKER_CONTROLS = "mtask/worker/admission/controls.py"
 
-_KEEP_TESTS = "tests/integration/test_keep.py"
-_LIMITS_TESTS = "tests/integration/test_limits.py"
-_PAUSES_TESTS = "tests/integration/test_pauses.py"
-_PERMITS_TESTS = "tests/integration/test_store_permits.py"
-_INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
+_KEEP_TESTS = "tests/integration/worker/upkeep/test_keep.py"
+_LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
+_PAUSES_TESTS = "tests/integration/worker/admission/test_pauses.py"
+_PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
+_INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 _BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}'
@@ -150,7 +150,7 @@ CONTROL_MUTATIONS = (
         "A worker goes by what it read before it fell silent, and nobody waited for it since.",
         (Edit(_WORKER_CONTROLS, "if self._valid_then is not None and silence_cnt == self._silence_cnt:",
               "if self._valid_then is not None:"),),
-        ("tests/unit/test_worker_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
+        ("tests/unit/worker/admission/test_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
     ),
     Mutation(
         "malformed-control-lifts-the-limit",
@@ -189,7 +189,7 @@ CONTROL_MUTATIONS = (
         "permits-given-back-everywhere",
         "On a sharded cluster every shard looks through all its permits for those that are given back.",
         (Edit(_PERMITS, '{"_id": {"$in": sorted(set(pool_ids))}},', "{},"),),
-        ("tests/integration/test_writes_are_targeted.py"
+        ("tests/integration/store/test_writes_are_targeted.py"
          "::test_every_write_of_workers_and_clients_names_its_documents_by_id",),
     ),
 )  # fmt: skip

@@ -11,11 +11,11 @@ _FOLLOWING = "mtask/client/reading/following.py"
 _LOOKUP = "mtask/store/streams/lookup.py"
 _READERS = "mtask/store/streams/readers.py"
 
-_EVENTS_TESTS = "tests/integration/test_events.py"
-_TOKEN_TESTS = "tests/integration/test_event_tokens.py"
-_WHOM_TESTS = "tests/integration/test_events_of_whom.py"
-_MALFORMED_TESTS = "tests/integration/test_events_malformed.py"
-_PROGRESS_TESTS = "tests/integration/test_progress.py"
+_EVENTS_TESTS = "tests/integration/client/reading/test_events.py"
+_TOKEN_TESTS = "tests/integration/client/reading/test_event_tokens.py"
+_WHOM_TESTS = "tests/integration/client/reading/test_events_of_whom.py"
+_MALFORMED_TESTS = "tests/integration/client/reading/test_events_malformed.py"
+_PROGRESS_TESTS = "tests/integration/worker/running/test_progress.py"
 
 EVENT_MUTATIONS = (
     # --- events ---------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ _MODEL = "mtask/model/schedules.py"
 _SCHEDULER = "mtask/worker/upkeep/scheduler.py"
 _STORE = "mtask/store/schedules.py"
 
-_SCHEDULES_TESTS = "tests/integration/test_schedules.py"
-_MANY_TESTS = "tests/integration/test_schedules_many.py"
-_UNIT_TESTS = "tests/unit/test_schedules.py"
+_SCHEDULES_TESTS = "tests/integration/worker/upkeep/test_schedules.py"
+_MANY_TESTS = "tests/integration/worker/upkeep/test_schedules_many.py"
+_UNIT_TESTS = "tests/unit/model/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
     Mutation(
@@ -73,7 +73,7 @@ SCHEDULE_MUTATIONS = (
         "A time that the clocks leave out fires all the same, an hour later by the wall.",
         (Edit("mtask/model/triggers.py",
               "if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):", "if True:"),),
-        ("tests/unit/test_triggers.py::test_daylight_saving_both_ways",),
+        ("tests/unit/model/test_triggers.py::test_daylight_saving_both_ways",),
     ),
     Mutation(
         "resumed-makes-up-for-its-pause",

@@ -17,9 +17,9 @@ _TWINS = "mtask/store/statements/rules.py"
 _WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
-_STORE_CLAIMS = "tests/integration/test_store_claims.py"
-_CAUGHT = "tests/integration/test_mutants_caught.py"
-_INSTANTS = "tests/unit/test_requests_hold_no_instant.py"
+_STORE_CLAIMS = "tests/integration/store/tasks/test_claims.py"
+_CAUGHT = "tests/integration/worker/test_mutants_caught.py"
+_INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
 _SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
@@ -124,7 +124,7 @@ STORE_MUTATIONS = (
         "session-of-a-live-run-ended",
         "A rescue ends the transaction of a run whose lease still holds.",
         (Edit("mtask/store/tasks/sessions.py", 'lease <= document["now"] and ', ""),),
-        ("tests/integration/test_store_sessions.py::test_session_of_a_live_run_is_left_alone",),
+        ("tests/integration/store/tasks/test_sessions.py::test_session_of_a_live_run_is_left_alone",),
     ),
     Mutation(
         "session-of-a-closed-run-ended",
@@ -135,7 +135,7 @@ STORE_MUTATIONS = (
             Edit("mtask/store/tasks/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
                  "if isinstance(run, dict):"),
         ),
-        ("tests/integration/test_store_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
+        ("tests/integration/store/tasks/test_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
     ),
     Mutation(
         "success-beside-the-transaction",
@@ -152,7 +152,7 @@ STORE_MUTATIONS = (
         (
             Edit(_WORKERS, '{"_id": me.worker_id, "incarnation": me.incarnation},', '{"_id": me.worker_id},'),
         ),
-        ("tests/integration/test_worker_discovery.py::test_process_whose_worker_id_was_taken_over_exits_with_code_5",),
+        ("tests/integration/worker/discovery/test_discovery.py::test_process_whose_worker_id_was_taken_over_exits_with_code_5",),
     ),
     Mutation(
         "worker-id-never-in-use",
@@ -313,7 +313,7 @@ STORE_MUTATIONS = (
         "everything-is-quiet",
         "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
         (Edit(_DERIVE, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
-        ("tests/integration/test_store_watch.py::test_claims",),
+        ("tests/integration/store/streams/test_wakeups.py::test_claims",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
     Mutation(
@@ -334,7 +334,7 @@ STORE_MUTATIONS = (
             Edit(_REQUESTS, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
                  'return [{"$replaceWith": {"$cond": [is_new, made, made]}}]'),
         ),
-        ("tests/integration/test_store_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),
+        ("tests/integration/store/tasks/test_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),
     ),
     Mutation(
         "stream-resumed-where-it-ended",
@@ -354,14 +354,14 @@ STORE_MUTATIONS = (
         "stream-turned-from-now-on",
         "A stream that is read another way from now on begins anew there: what came in between is not told.",
         (Edit(_WATCH, "                await self._watch(token)", "                await self._watch()"),),
-        ("tests/integration/test_store_watch.py"
+        ("tests/integration/store/streams/test_wakeups.py"
          "::test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once",),
     ),
     Mutation(
         "weak-writes",
         "What the engine writes can be rolled back: a write is done when one node has it.",
         (Edit(_DRIVER, '"write_concern": WriteConcern(w="majority", j=True),', '"write_concern": WriteConcern(w=1),'),),
-        ("tests/integration/test_client_connections.py"
+        ("tests/integration/client/test_connections.py"
          "::test_weak_concerns_in_the_uri_of_mtasks_own_client_do_not_weaken_it",),
     ),
 )  # fmt: skip

@@ -18,12 +18,12 @@ _REPLIES = "mtask/worker/leases/replies.py"
 _RECOVERY = "mtask/worker/claiming/recovery.py"
 _RUNNER = "mtask/worker/running/runner.py"
 
-_CAUGHT = "tests/integration/test_mutants_caught.py"
-_CLAIMS = "tests/integration/test_worker_claims.py"
-_DOCUMENTS = "tests/integration/test_worker_documents.py"
-_ENDINGS = "tests/integration/test_worker_endings.py"
-_LEAKS = "tests/integration/test_worker_leaks.py"
-_LOCKED = "tests/integration/test_locked_tasks.py"
+_CAUGHT = "tests/integration/worker/test_mutants_caught.py"
+_CLAIMS = "tests/integration/worker/claiming/test_claims.py"
+_DOCUMENTS = "tests/integration/worker/test_documents.py"
+_ENDINGS = "tests/integration/worker/running/test_endings.py"
+_LEAKS = "tests/integration/worker/test_leaks.py"
+_LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
 
 _SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
 
@@ -36,79 +36,79 @@ WORKER_MUTATIONS = (
             Edit("mtask/worker/state/clock.py", "return instant.timestamp() - self._offset",
                  "return instant.timestamp() - time.time() + time.monotonic()"),
         ),
-        ("tests/unit/test_worker_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
+        ("tests/unit/worker/state/test_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
     ),
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
         (Edit(_SCANS, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
-        ("tests/integration/test_shares.py::"
+        ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "what-others-leave-is-left",
         "A worker whose share is done looks for nothing else before the regular scan.",
         (Edit(_SCANS, "return is_enough", "return True"),),
-        ("tests/integration/test_shares.py::"
+        ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
         (Edit(_SCANS, "now < self._next_share or ", ""),),
-        ("tests/integration/test_shares.py::"
+        ("tests/integration/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
         (Edit(_SCANS, " or began > self._scanned_all_at + _ALL", ""),),
-        ("tests/integration/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
+        ("tests/integration/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
         "what-is-not-due-is-enough",
         "A worker with tasks of its own that are not yet due looks for nothing else.",
         (Edit("mtask/worker/state/queue.py", "self._ready_cnt[entry.rank > 0] -= entry.is_ready", "pass"),),
-        ("tests/unit/test_worker_queue.py::test_what_is_ready_is_counted",),
+        ("tests/unit/worker/state/test_queue.py::test_what_is_ready_is_counted",),
     ),
     Mutation(
         "queues-of-others-shared",
         "A worker leaves tasks of its queue to another that does not serve it.",
         (Edit("mtask/worker/state/peers.py", "() if name in self._unshared else ", ""),),
-        ("tests/unit/test_worker_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
+        ("tests/unit/worker/state/test_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
     ),
     Mutation(
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
         (Edit(_SCANS, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
-        ("tests/integration/test_shares.py::"
+        ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "slots-of-another-hash",
         "A worker puts tasks into other slots than the server does.",
         (Edit("mtask/model/buckets.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
-        ("tests/integration/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
+        ("tests/integration/worker/discovery/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
     ),
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
         (Edit("mtask/worker/state/peers.py", "        room[chosen] -= 1\n", ""),),
-        ("tests/unit/test_worker_peers.py::"
+        ("tests/unit/worker/state/test_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
     ),
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
         (Edit(_SCANS, "return other_than(self._quarantine.left_alone())", "return []"),),
-        ("tests/integration/test_worker_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
+        ("tests/integration/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
         (Edit(_ADOPTION,
               'self._limits.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
-        ("tests/integration/test_worker_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
+        ("tests/integration/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
         "no-scan-after-a-lost-stream",
@@ -140,7 +140,7 @@ WORKER_MUTATIONS = (
         (
             Edit("mtask/worker/state/queue.py", "return (-self.priority, ", "return (0, "),
         ),
-        ("tests/unit/test_worker_queue.py::test_priority_goes_before_any_preference",),
+        ("tests/unit/worker/state/test_queue.py::test_priority_goes_before_any_preference",),
     ),
     # --- claims ---------------------------------------------------------------------------------------------
     Mutation(
@@ -359,7 +359,7 @@ WORKER_MUTATIONS = (
                  "        is_reusable = False\n        store = self._stores.for_async()\n",
                  "        is_reusable = True\n        store = self._stores.for_async()\n"),
         ),
-        ("tests/integration/test_handler_transactions.py::test_session_of_an_aborted_transaction_serves_no_other_run",),
+        ("tests/integration/worker/running/test_transactions.py::test_session_of_an_aborted_transaction_serves_no_other_run",),
     ),
     Mutation(
         "transaction-left-open",

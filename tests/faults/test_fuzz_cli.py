@@ -21,7 +21,7 @@ from mtask.settings import Settings
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, fuzz
 from tests.faults.malformed import good
-from tests.integration.cli import Commands, Ended
+from tests.integration.cli.commands import Commands, Ended
 
 pytestmark = pytest.mark.timeout(LIMIT)
 _KEYS = ["k", "\x1b[31mred", "a\nb", "‮txt"]

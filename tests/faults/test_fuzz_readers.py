@@ -23,7 +23,7 @@ from tests.faults.changing import Chance
 from tests.faults.fuzzing import LIMIT, fuzz
 from tests.faults.malformed import good
 from tests.faults.test_fuzz_cli import check
-from tests.integration.cli import Commands
+from tests.integration.cli.commands import Commands
 from tests.mongo import Client as Mongo
 from tests.mongo import Document
 

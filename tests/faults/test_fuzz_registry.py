@@ -20,7 +20,7 @@ from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
 from tests.faults.test_fuzz_cli import check
-from tests.integration.cli import Commands
+from tests.integration.cli.commands import Commands
 from tests.integration.worker_harness import until
 from tests.mongo import Client as Mongo
 from tests.mongo import Document

@@ -11,7 +11,7 @@ from mtask import Client
 from mtask.settings import Settings
 from mtask.store.driver.stores import SyncStore
 from tests.clients import open_store
-from tests.integration.cli import Commands
+from tests.integration.cli.commands import Commands
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A program with one mistake for each important type, each on a line that is marked.
 
-It is never run: tests/integration/test_packaging.py sees that mypy --strict and pyright refuse the marked lines and no
-others. A checker accepts a mistake about a type that has become `Any`, so this shows that the types are precise.
+It is never run: tests/integration/house/test_packaging.py sees that mypy --strict and pyright refuse the marked lines
+and no others. A checker accepts a mistake about a type that has become `Any`, so this shows that the types are precise.
 """
 
 from __future__ import annotations

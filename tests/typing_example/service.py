@@ -1,6 +1,6 @@
 """A user's program: it publishes, handles, schedules, reads and follows tasks. mypy --strict and pyright accept it.
 
-It is never run: tests/integration/test_packaging.py has both checkers read it beside the installed wheel.
+It is never run: tests/integration/house/test_packaging.py has both checkers read it beside the installed wheel.
 """
 
 from __future__ import annotations

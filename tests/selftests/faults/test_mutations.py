@@ -11,7 +11,7 @@ from tests.faults import mutations
 from tests.faults.mutant import Edit, Mutation
 from tests.faults.mutations import MUTATIONS, ROOT
 
-_CHEAP = "tests/unit/test_worker_queue.py::test_priority_goes_before_any_preference"
+_CHEAP = "tests/unit/worker/state/test_queue.py::test_priority_goes_before_any_preference"
 _HARMLESS = Mutation(
     "harmless", "Nothing.", (Edit("mtask/worker/state/queue.py", "STAGGER = 0.02", "STAGGER = 0.021"),), (_CHEAP,)
 )

@@ -1,0 +1,184 @@
+"""A queue whose documents are known: what docs/queries.md asks about, as it stands on 2 March 2026 at 12:00 UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from mtask.client.operating.scheduling import ScheduleSpec
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.options import TaskOption
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from tests.integration.cli.commands import register
+
+Document = dict[str, Any]
+
+NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
+ACME, GLOBEX, INITECH = ({"customer": name} for name in ("acme", "globex", "initech"))
+#: Finished tasks, and tasks that wait, that no question asks for: a query must not read them.
+OLD, FAR = 1_500, 100
+_QUEUES = {"send_email": "mail", "report": "reports", "import_file": "imports"}
+_LEASE = timedelta(seconds=60)
+_NO_COLUMN = "no column 'price'"
+
+
+def at(text: str) -> datetime:
+    """Return a time of 2 March; "1T23:30" is one of 1 March."""
+    day, _, clock = text.rpartition("T")
+    return datetime.fromisoformat(f"2026-03-{int(day or 2):02}T{clock}Z")
+
+
+def run(worker_id: str, claim: str, end: str, status: str = "SUCCESS", reason: str | None = None) -> Document:
+    """Return a run; `end` is that of its lease where it is RUNNING or TIMEOUT."""
+    made: Document = {"worker_id": worker_id, "status": status, "claim_time": at(claim)}
+    if status in ("RUNNING", "TIMEOUT"):
+        made["ping_expire_time"] = at(end)
+        if status == "TIMEOUT":
+            made["fail_time"] = at(end) + timedelta(seconds=1)
+    else:
+        made["ping_expire_time"] = at(claim) + _LEASE
+        made["success_time" if status == "SUCCESS" else "fail_time"] = at(end)
+    return made if reason is None else {**made, "fail_reason": reason}
+
+
+def task(
+    name: str,
+    key: str,
+    params: Document,
+    status: str,
+    created: str | datetime,
+    *runs: Document,
+    due: str | datetime | None = None,
+    start: str | None = None,
+    workers: tuple[str, ...] = (),
+) -> Document:
+    """Return a task; a finished one ended with its last run, or when it was created."""
+    create_time = at(created) if isinstance(created, str) else created
+    state: Document = {
+        "status": status,
+        "create_time": create_time,
+        "failed_cnt": sum(each["status"] in ("FAIL", "TIMEOUT") for each in runs),
+        "cancel_requested": False,
+        "worker_states": [{"run_id": f"{key}-{n}", "attempt": n, **each} for n, each in enumerate(runs, 1)],
+    }
+    if start is not None:
+        state["start_time"] = at(start)
+    if status in ("SUCCESS", "FAIL", "CANCELED"):
+        last: Document = runs[-1] if runs else {}
+        state["finish_time"] = last.get("success_time") or last.get("fail_time") or create_time
+    elif due is not None:
+        state["next_preempt_time"] = at(due) if isinstance(due, str) else due
+    else:
+        state["next_preempt_time"] = max(each["ping_expire_time"] for each in runs)
+    return {
+        "_id": f"{name}:{key}",
+        "name": name,
+        "key": key,
+        "queue": _QUEUES[name],
+        "params": params,
+        "task_option": TaskOption(specific_worker_ids=list(workers)).stored(),
+        "task_state": state,
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def tasks() -> list[Document]:
+    """Return the tasks that the questions are about."""
+    to_ada = {**ACME, "to": "ada@example.com"}
+    big = task("report", "sales/acme", ACME, "SUCCESS", "09:00", run("worker-2", "09:00:10", "09:05:10"))
+    big["task_state"]["worker_states"][0]["returns"] = "r" * 300_000
+    halfway = run("worker-2", "11:58", "12:00:40", "RUNNING")
+    halfway["progress"] = {"fraction": 0.4, "message": "page 4 of 10", "time": at("11:59:50")}
+    return [
+        # Finished, the last of them yesterday in Berlin.
+        task("send_email", "welcome/1", to_ada, "SUCCESS", "08:00", run("worker-1", "08:00:02", "08:00:04.500")),
+        task("send_email", "welcome-1", to_ada, "SUCCESS", "08:30", run("worker-1", "08:30:01", "08:30:02")),
+        task(
+            *("send_email", "welcome/2", GLOBEX, "SUCCESS", "08:10"),
+            run("worker-1", "08:10:02", "08:10:03", "FAIL", "421 try later"),
+            run("worker-2", "08:10:20", "08:10:21"),
+        ),
+        task(
+            *("send_email", "welcome/3", INITECH, "FAIL", "10:58"),
+            run("worker-1", "10:58:04", "10:58:05", "FAIL", "421 try later"),
+            run("worker-1", "10:59:00", "10:59:01", "FAIL", "421 try later"),
+            run("worker-1", "11:00:00", "11:00:01", "FAIL", "550 no such mailbox"),
+        ),
+        big,
+        task(
+            *("report", "sales/globex", GLOBEX, "SUCCESS", "09:01"),
+            run("worker-3", "09:01:30", "09:11:30", "TIMEOUT", "lapsed"),
+            run("worker-2", "09:11:31", "09:13:31"),
+        ),
+        task(
+            *("import_file", "a.csv", GLOBEX, "FAIL", "10:00"),
+            run("worker-1", "10:00:05", "10:00:07", "FAIL", _NO_COLUMN),
+        ),
+        task(
+            *("import_file", "b.csv", INITECH, "FAIL", "1T23:00"),
+            run("worker-1", "1T23:30:00", "1T23:30:02", "FAIL", _NO_COLUMN),
+            start="1T23:29",
+        ),
+        task("import_file", "stopped.csv", ACME, "CANCELED", "09:30"),
+        task(
+            *("import_file", "late.csv", INITECH, "FAIL", "1T22:29"),
+            run("worker-1", "1T22:29:55", "1T22:30:00", "FAIL", _NO_COLUMN),
+        ),
+        # Running, the last of them with a lapsed lease.
+        task("report", "sales/initech", INITECH, "RUNNING", "11:57", halfway),
+        task(
+            *("import_file", "c.csv", {**GLOBEX, "rows": "x" * 100_000}, "RUNNING", "11:59"),
+            run("worker-1", "11:59:30", "12:00:30", "RUNNING"),
+        ),
+        task("import_file", "d.csv", ACME, "RUNNING", "11:40", run("worker-3", "11:40:10", "11:50", "RUNNING")),
+        # Waiting: due, for workers that are named, and for later.
+        task("send_email", "welcome/4", ACME, "INIT", "11:30", due="11:30"),
+        task("send_email", "welcome/5", GLOBEX, "INIT", "11:55", due="11:55"),
+        task("report", "monthly/1", ACME, "INIT", "11:00", due="11:00", workers=("worker-3", "worker-4")),
+        task("report", "monthly/2", ACME, "INIT", "11:59", due="11:59", workers=("worker-2", "worker-3")),
+        task("send_email", "news/1", ACME, "INIT", "10:00", due="12:30", start="12:30"),
+        task(
+            *("send_email", "welcome/6", GLOBEX, "INIT", "11:50"),
+            run("worker-1", "11:50:01", "11:50:02", "FAIL", "421 try later"),
+            due="12:10",
+        ),
+        task("report", "news/2", ACME, "INIT", "10:00", due="13:00:01", start="13:00:01"),
+    ]
+
+
+def others() -> list[Document]:
+    """Return tasks of all names and statuses that are too old, or wait for a day too far ahead, to be asked for."""
+    january = datetime(2026, 1, 5, tzinfo=UTC)
+    april = datetime(2026, 4, 5, tzinfo=UTC)
+    statuses = ["SUCCESS", "SUCCESS", "CANCELED"]
+    names = list(_QUEUES)
+    old = [
+        task(names[n % 3], f"old/{n}", ACME, statuses[n // 3 % 3], january + timedelta(seconds=n)) for n in range(OLD)
+    ]
+    far = [task(names[n % 3], f"far/{n}", ACME, "INIT", january, due=april + timedelta(seconds=n)) for n in range(FAR)]
+    return [*old, *far]
+
+
+def fill(store: SyncStore) -> None:
+    """Put the known queue into a database; the validators see each document."""
+    store.run(setup.ensure(setup.EVERY))
+    store.tasks.insert_many([*tasks(), *others()])
+    for worker_id in ("worker-1", "worker-2", "worker-3", "worker-4"):
+        register(store, worker_id, queues=list(_QUEUES.values()), names=list(_QUEUES))
+    # Far ahead: what has run out a day ago by the real clock is removed.
+    alive = {"heartbeat_expire_time": datetime(2999, 1, 1, tzinfo=UTC)}
+    registry = store.database["workers"]
+    registry.update_many({}, {"$set": alive})
+    registry.update_one({"_id": "worker-3"}, {"$set": {"heartbeat_expire_time": at("09:05")}})
+    registry.update_one({"_id": "worker-4"}, {"$set": {"status": "stopped"}})
+    for schedule_id, source, next_fire, paused in (
+        ("digest", "client", "12:05", False),
+        ("nightly", "app", "12:45", False),
+        ("asleep", "client", "12:20", True),
+        ("weekly", "client", "13:05", False),
+    ):
+        spec = ScheduleSpec(schedule_id, "report", timedelta(hours=6), queue="reports", paused=paused)
+        made = spec.prepare().document(at("06:00"), "app" if source == "app" else "client")
+        made["schedule_state"]["next_fire_time"] = at(next_fire)
+        store.database["schedules"].insert_one(made)

@@ -1,0 +1,149 @@
+"""docker-compose.yml, the Dockerfile, the Makefile and CI agree with the examples and the command line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mtask import App
+from mtask.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    compose: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = compose["services"]
+    assert set(compose["volumes"]) == {"mongo-data"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[list[str]]:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def arguments_of(dockerfile: list[list[str]], instruction: str) -> list[str]:
+    return [rest for name, rest in dockerfile if name == instruction]
+
+
+def seconds(duration: str) -> int:
+    assert duration.endswith("s")
+    return int(duration.removesuffix("s"))
+
+
+def test_mongo_is_a_recent_server_started_as_a_replica_set(services: dict[str, Any]) -> None:
+    mongo = services["mongo"]
+    assert re.fullmatch(r"mongo:8\.\d+", mongo["image"])
+    assert mongo["command"][mongo["command"].index("--replSet") + 1] == "rs0"
+    assert "mongo-data:/data/db" in mongo["volumes"]
+    assert all(port.startswith("127.0.0.1:") for port in mongo["ports"]), "without a password: not for the network"
+
+
+def test_health_check_initiates_the_set_under_a_name_that_containers_can_look_up(services: dict[str, Any]) -> None:
+    check = services["mongo"]["healthcheck"]
+    script = check["test"][-1]
+    assert check["test"][0] == "CMD"
+    assert "rs.initiate(" in script
+    assert 'host: "mongo:27017"' in script
+    assert "isWritablePrimary" in script
+    assert "$" not in script, "docker compose would read it as a variable"
+    assert services["worker"]["depends_on"] == {"mongo": {"condition": "service_healthy"}}
+
+
+def test_worker_serves_the_example_app_over_the_replica_set(services: dict[str, Any]) -> None:
+    path, *flags = services["worker"]["command"]
+    module, _, attribute = path.partition(":")
+    app = getattr(importlib.import_module(module), attribute)
+    assert isinstance(app, App)
+    assert set(app.handlers) >= {"send_email"}
+    assert flags[flags.index("--uri") + 1] == "mongodb://mongo:27017/?replicaSet=rs0"
+
+
+def test_worker_is_given_longer_to_stop_than_it_takes(services: dict[str, Any]) -> None:
+    command = services["worker"]["command"]
+    timeout = float(command[command.index("--shutdown-timeout") + 1])
+    assert timeout == Settings.model_fields["shutdown_timeout"].default
+    assert seconds(services["worker"]["stop_grace_period"]) >= timeout + 10
+
+
+def test_worker_command_line_has_the_flags_that_compose_uses(
+    services: dict[str, Any], dockerfile: list[list[str]]
+) -> None:
+    assert arguments_of(dockerfile, "ENTRYPOINT") == ['["mtask-worker"]']
+    ran = subprocess.run(
+        [Path(sysconfig.get_path("scripts")) / "mtask-worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    flags = [part for part in services["worker"]["command"] if part.startswith("--")]
+    assert flags
+    assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", ran.stdout)] == []
+
+
+def test_image_holds_what_its_build_and_the_example_need(dockerfile: list[list[str]]) -> None:
+    copied = {source for rest in arguments_of(dockerfile, "COPY") for source in rest.split()[:-1]}
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert f"!{source.removeprefix('./')}" in ignored, f"{source} is not in the build's context"
+    assert {"pyproject.toml", "README.md", "LICENSE", "mtask", "./mtask"} & copied
+    base = arguments_of(dockerfile, "FROM")[0]
+    assert tuple(map(int, re.findall(r"\d+", base)[:2])) >= (3, 11)
+
+
+def test_ci_runs_the_tests_as_the_readme_does() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert lines[-2:] == ["make test </dev/null", "exec make pythons </dev/null"]
+    assert "set -euo pipefail" in lines
+    for tool in ("setup.sh", "pythons.sh"):
+        assert os.access(ROOT / "tools" / tool, os.X_OK)
+
+
+def test_what_runs_on_each_python_is_there_and_the_versions_are_those_of_the_package() -> None:
+    script = (ROOT / "tools" / "pythons.sh").read_text(encoding="utf-8")
+    named = re.findall(r"^    (?:--ignore=|--ignore-glob=)?'?(tests/[^\s']+)'?$", script, re.MULTILINE)
+    assert len(named) > 3
+    for test in named:
+        assert list(ROOT.glob(test)), test
+    versions = re.search(r"^versions=\((.*)\)$", script, re.MULTILINE)
+    assert versions is not None
+    told = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert versions[1].split() == told
+
+
+@pytest.mark.parametrize("script", ["tools/setup.sh", "tools/pythons.sh", ".ci/run"])
+def test_script_is_sound_bash(script: str) -> None:
+    subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+
+
+def test_make_test_runs_each_check() -> None:
+    ran = subprocess.run(
+        ["make", "--dry-run", "test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.strip()]
+    for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
+        assert check in commands
+    tests, faults = commands[-2:]
+    assert tests == ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
+    assert faults[:4] == ["python", "-m", "tests.faults.chaos", "--once"]
