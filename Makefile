@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up everything else that they need; `make help` lists the rest.
+# `make demo` and `make test` set up everything that they need; `make help` lists all targets.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,23 +7,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # A folder of files for the demo; empty: Python's own standard library.
 FOLDER ?=
-# Test processes: most tests wait for a database or for other processes, so there may be more than cores.
+# Test processes. Most tests wait for a database or for other processes, so there may be more of them than cores.
 TEST_PROCESSES ?= 4
-# More for the demo's or pytest's command line, such as PYTEST_ARGS="-k publish -x".
+# Further arguments of the demo or of pytest, such as PYTEST_ARGS="-k publish -x".
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-# A run under faults: how long, and which one is to be repeated; CHAOS_ARGS="--nemesis 'kill worker'" for one kind.
+# A run under faults: its length, and the seed of a run to repeat; CHAOS_ARGS="--nemesis 'kill worker'" for one kind.
 MINUTES ?= 15
 SEED ?=
 CHAOS_ARGS ?=
 MUTANTS ?=
-# What is measured, and more for its command line: BENCH=drain BENCH_ARGS="--runs 3".
+# The benchmark to run, and further arguments: BENCH=drain BENCH_ARGS="--runs 3".
 BENCH ?= all
 BENCH_ARGS ?=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Kept whatever the environment says: the tests start hundreds of processes, and none should compile all of it again.
+# Bytecode is kept in any environment: the tests start hundreds of processes, which should not compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
@@ -44,11 +44,11 @@ test: lint ## Run linters, types, import contracts, all tests and each fault onc
 	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
 
 .PHONY: pythons
-pythons: $(VENV)/.dev-ready ## Run the short part of the tests on each other Python from 3.11 to 3.13 that is found
+pythons: $(VENV)/.dev-ready ## Run the short part of the tests on each other Python from 3.11 to 3.13 on this machine
 	tools/pythons.sh $(VENV)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev-ready ## Run under all faults, and prove that nothing is lost: make chaos [MINUTES=15] [SEED=n]
+chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 .PHONY: bench
@@ -56,7 +56,7 @@ bench: $(VENV)/.dev-ready ## Measure mtask against the bare database: make bench
 	python -m benchmarks $(BENCH) $(BENCH_ARGS)
 
 .PHONY: mutants
-mutants: $(VENV)/.dev-ready ## Break the engine on purpose, and see that tests notice: make mutants [MUTANTS="name ..."]
+mutants: $(VENV)/.dev-ready ## Break the engine on purpose, and check that the tests notice: make mutants [MUTANTS="name ..."]
 	python -m tests.faults.mutations $(MUTANTS)
 
 .PHONY: lint
@@ -72,12 +72,12 @@ docs: $(VENV)/.docs-ready ## Build the site of the documentation in build/site; 
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: format
-format: $(VENV)/.dev-ready ## Format the code and mend what the linter can
+format: $(VENV)/.dev-ready ## Format the code, and fix what the linter can fix
 	ruff check --fix .
 	ruff format .
 
 .PHONY: generate
-generate: ## Write the sync client anew from the asyncio one
+generate: ## Generate the sync client from the asyncio client
 	python3 tools/generate_sync.py
 
 .PHONY: clean
@@ -85,7 +85,7 @@ clean: ## Remove the virtual environment, caches and builds
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp says which setup is in place: it is made anew when the dependencies or the setup itself change.
+# A stamp marks a finished setup. The setup runs again when the dependencies or the setup itself change.
 $(VENV)/.demo-ready: pyproject.toml tools/setup.sh
 	tools/setup.sh demo $(VENV)
 	touch $@

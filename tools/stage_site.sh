@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gather what the site is made of in build/site-source, under the paths that it has in the repository.
+# Gather the sources of the site in build/site-source, with the same paths as in the repository.
 #
 #   tools/stage_site.sh [VENV]
 #

@@ -1,4 +1,4 @@
-"""What a command works with: the flags given, the consoles, and the client on the database."""
+"""The context of a command: its flags, the consoles, and the client of the database."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mtask.client import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
-#: How long a command looks for a server.
+#: A command looks for a server for at most this time.
 SERVER_TIMEOUT = timedelta(seconds=5)
-#: How long the database may take for an answer: statistics and indexes look at every task.
+#: Limit for one answer of the database: statistics and new indexes read every task.
 CALL_TIMEOUT = timedelta(seconds=60)
 LOCAL_URI = "local"
 
@@ -37,15 +37,15 @@ class Flags:
     verbose: bool | None = None
     debug: bool | None = None
 
-    def over(self, earlier: Flags) -> Flags:
-        """Return these flags, and the earlier ones where these were not given."""
+    def after(self, earlier: Flags) -> Flags:
+        """Return these flags; those that are not given come from the earlier ones."""
         mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
         given = {name: value for name, value in mine.items() if value not in (None, False)}
         return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
 
 
 class Cli:
-    """One call of a command. Use as a context manager: it closes what it opened."""
+    """One call of a command. A context manager: it closes the clients that it opened."""
 
     def __init__(self, flags: Flags) -> None:
         self.flags = flags
@@ -76,13 +76,13 @@ class Cli:
 
     @property
     def settings(self) -> Settings:
-        """What the environment and `.env` say."""
+        """The settings from the environment and `.env`."""
         if self._settings is None:
             self._settings = read_settings()
         return self._settings
 
     def uri(self) -> str:
-        """Return the URI to connect to; 'local' starts the embedded mongod where it does not run."""
+        """Return the URI to connect to; 'local' starts the embedded mongod if it does not run."""
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         if uri.strip() != LOCAL_URI:
             return uri
@@ -94,13 +94,13 @@ class Cli:
         return server.uri
 
     def database(self) -> str:
-        """Return the database's name, as a client on it has it, without a server."""
+        """Return the database's name as a client would, without a server."""
         given = self.flags.database if self.flags.database is not None else self.settings.database
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         return connect.database_of(DEFAULT_URI if uri.strip() == LOCAL_URI else uri, given, DEFAULT_DATABASE)
 
     def client(self, *, reads_only: bool = False) -> Client:
-        """Return a client; one that only reads makes no collections."""
+        """Return a client. With `reads_only` it makes no collections."""
         database = self.flags.database if self.flags.database is not None else self.settings.database
         client = Client(
             self.uri(),
@@ -122,7 +122,7 @@ class Cli:
             self.out.print(line, soft_wrap=True)
 
     def notice(self, message: str, style: str = "bright_black") -> None:
-        """Print a remark to the side of the answer, unless asked to be quiet."""
+        """Print a remark on stderr, unless --quiet is given."""
         if not self.flags.quiet:
             self.err.print(Text(clean(message), style=style), soft_wrap=True)
 
@@ -135,7 +135,7 @@ class Cli:
 
 
 class _Notices(logging.Handler):
-    """Prints the library's warnings to the side."""
+    """Prints the library's warnings on stderr."""
 
     def __init__(self, cli: Cli) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mtask.cli.output import clean, console, plain, write_json
+from mtask.cli.output import as_json_types, clean, console, write_json
 from mtask.errors import MtaskError
 from mtask.store.driver.translate import scrubbed
 
@@ -30,7 +30,7 @@ EXIT_CODES: dict[int, str] = {
     3: "the database, or the embedded mongod",
     NOT_FOUND: "not found",
     CONFLICT: "conflict: it exists, is running, is not finished, is in use, or is malformed",
-    WAIT_TIMEOUT: "waited in vain",
+    WAIT_TIMEOUT: "timed out while waiting",
     PROBLEMS: "doctor found something that does not work",
     TASK_FAILED: "wait: the task ended as FAIL",
     TASK_CANCELED: "wait: the task ended as CANCELED",
@@ -39,7 +39,7 @@ EXIT_CODES: dict[int, str] = {
 
 
 def is_usage_error(error: BaseException) -> bool:
-    """Whether the command line itself was wrong. Known by its shape: typer's class moved between versions."""
+    """Whether the command line was wrong. Recognized by attributes, because typer's class moved between versions."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
@@ -57,7 +57,7 @@ def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) 
     screen.print(text, soft_wrap=True)
     if is_usage_error(error):
         path = getattr(getattr(error, "ctx", None), "command_path", "mtask")
-        screen.print(Text(f"`{path} --help` tells how to use it.", style="bright_black"), soft_wrap=True)
+        screen.print(Text(f"`{path} --help` shows how to use it.", style="bright_black"), soft_wrap=True)
     return code
 
 
@@ -69,7 +69,7 @@ def _described(error: BaseException) -> tuple[str, str, dict[str, Any], int]:
     if is_usage_error(error):
         message = scrubbed(str(error.format_message()))  # type: ignore[attr-defined]
         return kind, message, {}, USAGE
-    hint = "this is a mistake in mtask; call again with --debug for the traceback, and report it."
+    hint = "this is a bug in mtask; call again with --debug for the traceback, and report it."
     return kind, f"{kind}: {scrubbed(str(error))}\n{hint}", {}, OTHER
 
 
@@ -79,7 +79,7 @@ def _with_notes(error: BaseException) -> str:
 
 def _field(value: Any) -> Any:
     try:
-        made = plain(value)
+        made = as_json_types(value)
     except Exception:
         return clean(repr(value), 200)
     return scrubbed(made) if isinstance(made, str) else made

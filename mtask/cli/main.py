@@ -16,19 +16,19 @@ from mtask.cli.options import callback
 from mtask.cli.queues import controls, purge
 from mtask.cli.schedules import schedule
 from mtask.cli.tasks import change, find, publish, show, tail, wait
-from mtask.cli.workers import registry
+from mtask.cli.workers import workers
 from mtask.version import __version__
 
 _CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
 EPILOG = (
-    "Flags win over the environment (MTASK_URI, MTASK_DATABASE, MTASK_LOCAL_FOLDER, ...), and that over `.env` in the "
-    "working folder. MTASK_MONGOD, a program that is run, is not read from `.env`; a URI with a password belongs into "
-    f"MTASK_URI, since every user of the machine can read command lines.\n\nExit codes:\n\n{_CODES}"
+    "Flags win over the environment (MTASK_URI, MTASK_DATABASE, MTASK_LOCAL_FOLDER, ...), and the environment over "
+    "`.env` in the working folder. MTASK_MONGOD names a program, so it is not read from `.env`. Put a URI with a "
+    f"password into MTASK_URI: every user of the machine can read command lines.\n\nExit codes:\n\n{_CODES}"
 )
 
 app = typer.Typer(
     name="mtask",
-    help="A task queue on MongoDB: publish tasks, look at them, and look after their workers.",
+    help="A task queue on MongoDB: publish and inspect tasks, and manage their workers.",
     epilog=EPILOG,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def root(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """A task queue on MongoDB: publish tasks, look at them, and look after their workers."""
+    """A task queue on MongoDB: publish and inspect tasks, and manage their workers."""
 
 
 demo.register(app)
@@ -60,7 +60,7 @@ tail.register(app)
 find.register(app)
 wait.register(app)
 change.register(app)
-registry.register(app)
+workers.register(app)
 controls.register(app)
 schedule.register(app)
 setup.register(app)
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     flags = given[: given.index("--")] if "--" in given else given
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter must not end a command
+            stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not end a command
     try:
         code = app(given or ["--help"], prog_name="mtask", standalone_mode=False)
         sys.stdout.flush()
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # Who read the output has seen enough. What is left in the buffer must not raise at exit.
+        # The reader of the output has closed it. The rest of the buffer must not raise at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return failures.OK
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Flags that commands share, and the decorator that gives them to every command."""
+"""The flags that all commands share, and the decorator that adds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GLOBAL = "Everywhere"
 TASK_OPTIONS = "Task options"
 
 TaskArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the task; or NAME:KEY, its id.", show_default=False)
+    str, typer.Argument(metavar="NAME", help="Name of the task, or its id NAME:KEY.", show_default=False)
 ]
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Key of the task.", show_default=False)]
 
@@ -29,7 +29,7 @@ _Uri = Annotated[
     typer.Option(
         "--uri",
         metavar="URI",
-        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else port 27017 here.",
+        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else localhost:27017.",
         rich_help_panel=GLOBAL,
     ),
 ]
@@ -51,29 +51,29 @@ def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
 _SHARED: Mapping[str, Any] = {
     "uri": _Uri,
     "database": _Database,
-    "json": _switch("--json", help="One JSON document on stdout, for scripts; errors as JSON on stderr."),
-    "no_color": _switch("--no-color", help="No colours. NO_COLOR in the environment does it, too."),
-    "quiet": _switch("--quiet", "-q", help="No remarks, only the answer."),
-    "verbose": _switch("--verbose", "-v", help="More remarks."),
+    "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
+    "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
+    "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),
+    "verbose": _switch("--verbose", "-v", help="Print more remarks."),
     "debug": _switch("--debug", help="Show the traceback of an error."),
 }
 assert set(_SHARED) == {flag.name for flag in fields(Flags)}
 
 _OPTION_HELP: Mapping[str, tuple[str, str]] = {
-    "priority": ("NUMBER", "Higher goes first."),
-    "concurrent_worker_cnt": ("NUMBER", "How many different workers must succeed, and may hold it at once."),
+    "priority": ("NUMBER", "Tasks with a higher number go first."),
+    "concurrent_worker_cnt": ("NUMBER", "Number of different workers that must succeed, and that may hold it at once."),
     "ping_interval_ms": ("DURATION", "Time between the pings of a run."),
-    "worker_timeout_ms": ("DURATION", "Length of the lease; must exceed the ping interval."),
+    "worker_timeout_ms": ("DURATION", "Length of the lease; longer than the ping interval."),
     "specific_worker_ids": ("ID,ID", "Only these workers may run it; '' = any."),
-    "max_unexpected_retries": ("NUMBER", "Failed and timed-out runs tolerated; -1 = no limit."),
-    "unexpected_retry_delay_ms": ("DURATION", "Wait after a failed run."),
-    "retry_backoff": ("FACTOR", "Each further wait is longer by this factor; 1 = constant."),
-    "retry_max_delay_ms": ("DURATION", "The longest wait that the backoff makes; 'none' = no limit."),
-    "retry_scope": ("task|worker", "Whether the limit counts the task's runs, or each worker's own."),
-    "run_timeout_ms": ("DURATION", "A run longer than this is ended and counts as failed; 'none' = no limit."),
-    "retain_success_ms": ("DURATION", "Deleted so long after its SUCCESS; 'none' = kept."),
-    "retain_fail_ms": ("DURATION", "Deleted so long after its FAIL or CANCELED; 'none' = kept."),
-    "limit_key": ("KEY", "What the queue's limits for each key count it under; 'none' = nothing."),
+    "max_unexpected_retries": ("NUMBER", "Number of failed and timed-out runs to tolerate; -1 = no limit."),
+    "unexpected_retry_delay_ms": ("DURATION", "Delay of a retry after a failed run."),
+    "retry_backoff": ("FACTOR", "Each further delay is longer by this factor; 1 = constant."),
+    "retry_max_delay_ms": ("DURATION", "Longest delay of a retry; 'none' = no limit."),
+    "retry_scope": ("task|worker", "Whether the number of retries is for the task or for each worker."),
+    "run_timeout_ms": ("DURATION", "A longer run is ended and counts as failed; 'none' = no limit."),
+    "retain_success_ms": ("DURATION", "Time from its SUCCESS to its removal; 'none' = kept."),
+    "retain_fail_ms": ("DURATION", "Time from its FAIL or CANCELED to its removal; 'none' = kept."),
+    "limit_key": ("KEY", "Key under which the queue's limits for each key count it; 'none' = no key."),
 }
 assert tuple(_OPTION_HELP) == OPTION_NAMES
 
@@ -91,7 +91,7 @@ _Pairs = Annotated[
 
 
 def flag_of(option: str) -> str:
-    """Return the flag of an option: its document name; durations are told by their unit, not by the flag."""
+    """Return the flag of an option: its name in the document, without a unit. A duration is given with its unit."""
     return "--" + option.removesuffix("_ms").replace("_", "-")
 
 
@@ -120,7 +120,7 @@ def _taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the task options of a command line; raise InvalidInput. A flag of its own wins over --option."""
+    """Return the task options of a command line; raise InvalidInput. An option's own flag wins over --option."""
     options = options_from_pairs(given.pop("pairs"))
     check_option_names(options)
     return options | {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
@@ -129,7 +129,7 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
     """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
 
-    With a parameter `options`, it takes the task options, too, and gets those given.
+    If the function has a parameter `options`, the command also takes the task options and passes those given.
     """
 
     def register(function: _Command) -> _Command:
@@ -140,7 +140,7 @@ def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callabl
 
         def invoke(shared_context: typer.Context, **given: Any) -> int | None:
             earlier = shared_context.find_object(Flags) or Flags()
-            flags = Flags(**_taken(given, "shared_")).over(earlier)
+            flags = Flags(**_taken(given, "shared_")).after(earlier)
             with Cli(flags) as cli:
                 if takes_options:
                     given["options"] = read_options(_taken(given, "option_"))
@@ -163,7 +163,7 @@ def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]
 
         def invoke(shared_context: typer.Context, **given: Any) -> None:
             earlier = shared_context.find_object(Flags) or Flags()
-            shared_context.obj = Flags(**_taken(given, "shared_")).over(earlier)
+            shared_context.obj = Flags(**_taken(given, "shared_")).after(earlier)
             function(shared_context, **given)
 
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

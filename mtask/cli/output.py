@@ -1,4 +1,4 @@
-"""What commands print: text for people, one JSON document for scripts."""
+"""The output of commands: text for people, one JSON document for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from mtask.model.documents import Task
 from mtask.store.driver.extended_json import extended
 
-#: Lines that go into a pipe are not cut.
+#: The width of a pipe: its lines are not cut.
 PIPE_WIDTH = 4000
 STATUS_STYLES = {
     "INIT": "cyan",
@@ -39,12 +39,12 @@ STATUS_STYLES = {
 
 class _Screen(Console):
     def on_broken_pipe(self) -> None:
-        """Let the command end as it does when nobody reads on."""
+        """Raise, so that the command ends as it does when its output is closed."""
         raise BrokenPipeError
 
 
 def console(stream: TextIO, *, no_color: bool) -> Console:
-    """Return a console on the stream, as wide as the terminal; nothing is cut where there is none."""
+    """Return a console on the stream, as wide as the terminal; without a terminal nothing is cut."""
     width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
     return _Screen(
         file=stream, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False, soft_wrap=False
@@ -54,28 +54,28 @@ def console(stream: TextIO, *, no_color: bool) -> Console:
 def write_json(document: Any, stream: TextIO | None = None, indent: int | None = 2) -> None:
     """Print one JSON document; without an indent, in one line."""
     target = stream or sys.stdout
-    text = json.dumps(plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
-    # JSON escapes only some of what steers a terminal. Beside the line breaks, all of it is inside of strings.
+    text = json.dumps(as_json_types(document), indent=indent, ensure_ascii=False, allow_nan=False)
+    # JSON escapes only some control characters. All others, except line breaks, are inside strings.
     target.write("\n".join(_escaped(line) for line in text.split("\n")) + "\n")
 
 
 def _escaped(text: str) -> str:
-    """Return the JSON with what cannot be printed as escapes: it says the same."""
+    """Return the same JSON with escapes for characters that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def plain(value: Any) -> Any:
-    """Return the value as plain JSON types: instants as ISO 8601 in UTC, BSON's own types as extended JSON."""
+def as_json_types(value: Any) -> Any:
+    """Return the value as JSON types: instants as ISO 8601 in UTC, BSON's own types as extended JSON."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): as_json_types(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [as_json_types(item) for item in value]
     if value is None or isinstance(value, bool | str):
         return str(value) if isinstance(value, str) else value
     return extended(value)
@@ -122,7 +122,7 @@ def relative(instant: datetime, now: datetime) -> str:
 
 
 def clean(text: object, limit: int | None = None) -> str:
-    """Return the text on one line, without what would steer a terminal, abridged to the limit."""
+    """Return the text on one line, without control characters, abridged to the limit."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     return shown if limit is None or len(shown) <= limit else shown[: max(limit - 1, 0)] + "…"
 
@@ -139,7 +139,7 @@ def status_text(status: str) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a listing. One that gives way is cut first where the terminal is narrow."""
+    """A column of a listing. A column that gives way is cut first on a narrow terminal."""
 
     title: str
     right: bool = False
@@ -151,15 +151,15 @@ MIN_FLEXIBLE = 12
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> list[Text]:
-    """Return the rows as lines under their headings, fitted to the width where that is possible."""
+    """Return the rows as lines under their headings, fitted to the width if possible."""
     cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
     headings = [Text(clean(column.title), style="bold") for column in columns]
     lines = [headings, *cells]
-    widths = [max(line[place].cell_len for line in lines) for place in range(len(columns))]
+    widths = [max(line[index].cell_len for line in lines) for index in range(len(columns))]
     surplus = sum(widths) + GAP * (len(columns) - 1) - width
-    flexible = [place for place, column in enumerate(columns) if column.gives_way]
-    while surplus > 0 and any(widths[place] > MIN_FLEXIBLE for place in flexible):
-        widest = max(flexible, key=lambda place: widths[place])
+    flexible = [index for index, column in enumerate(columns) if column.gives_way]
+    while surplus > 0 and any(widths[index] > MIN_FLEXIBLE for index in flexible):
+        widest = max(flexible, key=lambda index: widths[index])
         widths[widest] -= 1
         surplus -= 1
     return [_fitted(line, widths, columns, width) for line in lines]
@@ -167,9 +167,9 @@ def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], wid
 
 def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Column], whole: int) -> Text:
     made = Text()
-    for place, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True)):
+    for index, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True)):
         made.append_text(fit(cell, width, right=column.right))
-        if place < len(widths) - 1:
+        if index < len(widths) - 1:
             made.append(" " * GAP)
     made.rstrip()
     made.truncate(whole, overflow="ellipsis")
@@ -189,11 +189,11 @@ def fit(text: Text, width: int, *, right: bool = False) -> Text:
 
 
 def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:
-    """Return the body beside its head, wrapped there."""
+    """Return the body to the right of its head, wrapped there."""
     text = body if isinstance(body, Text) else Text(body)
     wrapped = text.wrap(screen, max(screen.width - head.cell_len, MIN_FLEXIBLE))
     indent = " " * head.cell_len
-    lines = [Text.assemble(head if place == 0 else indent, line) for place, line in enumerate(wrapped)]
+    lines = [Text.assemble(head if index == 0 else indent, line) for index, line in enumerate(wrapped)]
     for line in lines:
         line.rstrip()
     return lines or [head]

@@ -1,4 +1,4 @@
-"""Values as they are written on a command line: durations, instants, options, params."""
+"""Values of a command line: durations, instants, options, params."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STDIN = "-"
 
 
 def duration(text: str, field: str) -> timedelta:
-    """Return a duration written as 90s, 5m, 1h30m, 250ms or plain seconds; raise InvalidInput."""
+    """Return a duration written as 90s, 5m, 1h30m, 250ms, or a number of seconds; raise InvalidInput."""
     stripped = text.strip().lower()
     try:
         if re.fullmatch(_NUMBER, stripped, re.ASCII):
@@ -52,7 +52,7 @@ def instant(text: str, field: str) -> datetime:
 
 
 def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the options of --option NAME=VALUE: values in JSON, or plain text; raise InvalidInput."""
+    """Return the options of --option NAME=VALUE: values in JSON, or bare text; raise InvalidInput."""
     options = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -64,7 +64,7 @@ def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def option_value(name: str, text: str) -> Any:
-    """Return one option's value. Bare numbers of a duration are milliseconds, as the name says."""
+    """Return one option's value. For a duration, a bare number is in milliseconds, as the option's name says."""
     if text.strip().lower() in _NONE:
         return None
     try:
@@ -83,7 +83,7 @@ def option_value(name: str, text: str) -> Any:
 
 
 def option_from_flag(name: str, text: str) -> Any:
-    """Return the value of an option's own flag. Bare numbers of a duration are seconds, as everywhere in flags."""
+    """Return the value of an option's own flag. For a duration, a bare number is in seconds, as in all flags."""
     if name.endswith("_ms") and text.strip().lower() not in _NONE:
         return _duration_option(name, text)
     return option_value(name, text)
@@ -106,15 +106,15 @@ def read_text(path: str, field: str) -> str:
         raise InvalidInput(
             f"{field}: {path} is not UTF-8 text: {error.reason} at byte {error.start}.", field=field
         ) from None
-    except (OSError, ValueError) as error:  # a ValueError: no file can have such a name
+    except (OSError, ValueError) as error:  # a ValueError: no file can have this name
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(f"{field}: {path} cannot be read: {reason}.", field=field) from None
 
 
 def params_from(text: str | None, path: str | None) -> Any:
-    """Return the params given in place or in a file, as extended JSON; None where there are none."""
+    """Return the params of the command line or of a file, as extended JSON; None if there are none."""
     if text is not None and path is not None:
-        raise InvalidInput("give the params in place or by --params-file, not both.", field="params")
+        raise InvalidInput("give the params as an argument or by --params-file, not both.", field="params")
     if path is not None:
         return parse_extended(read_text(path, "params-file"), "params")
     return None if text is None else parse_extended(text, "params")

@@ -27,20 +27,20 @@ from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.worker import Worker
 
-_HELP = """Run tasks: find what is due, claim it, run its handler, write how it ended.
+_HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
 
-APP is package.module:app, an mtask.App with handlers. SIGTERM or SIGINT: claim nothing more, finish within
---shutdown-timeout, hand back the rest, exit 0; a second signal: at once.
+APP is package.module:app, an mtask.App with handlers. On SIGTERM or SIGINT the worker claims nothing more, finishes its
+runs within --shutdown-timeout, hands back the rest and exits with 0. A second signal ends it at once.
 
 Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or in .env; flags win.
 
-Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_id in use, 1 anything else.
+Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_id in use, 1 any other error.
 """
 
 _MAX_PROCESSES = 1000
-#: A day, in seconds: a stop that takes longer is none.
+#: A day, in seconds. A longer stop is surely a mistake.
 _MAX_TIMEOUT = 86_400
-#: New objects before Python looks for cycles among them: every 700, its default, is a tenth of a busy worker's time.
+#: New objects between two garbage collections. Python's default of 700 takes a tenth of a busy worker's time.
 _GC_THRESHOLD = 10_000
 
 cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -57,21 +57,23 @@ def main(
     app: Annotated[str | None, typer.Argument(help="package.module:app", show_default=False)] = None,
     queues: Annotated[str | None, typer.Option(help="Queues to serve, comma-separated. [those of the app]")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Handlers that run at once; 0 starts paused. [100]")] = None,
-    worker_id: Annotated[str | None, typer.Option("--worker-id", "--id", help="[host, pid, random part]")] = None,
+    worker_id: Annotated[
+        str | None, typer.Option("--worker-id", "--id", help="Id of this worker. [host, pid, random part]")
+    ] = None,
     uri: Annotated[
         str | None,
         typer.Option(
-            help="MongoDB URI, or 'local' for the embedded mongod. With a password: use MTASK_URI, since every user "
-            "of the machine can read command lines."
+            help="MongoDB URI, or 'local' for the embedded mongod. Put a URI with a password into MTASK_URI: every "
+            "user of the machine can read command lines."
         ),
     ] = None,
     database: Annotated[str | None, typer.Option(help="Database. [the URI's, else mtask]")] = None,
     processes: Annotated[int | None, typer.Option(help="Worker processes, restarted when they die. [1]")] = None,
     shutdown_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running tasks get on SIGTERM. [30]")
+        float | None, typer.Option(help="Time for running tasks on SIGTERM, in seconds. [30]")
     ] = None,
     scheduler: Annotated[
-        bool | None, typer.Option("--scheduler/--no-scheduler", help="Fire schedules, beside whoever else does. [yes]")
+        bool | None, typer.Option("--scheduler/--no-scheduler", help="Whether this worker fires schedules. [yes]")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -101,7 +103,7 @@ def main(
     loaded = load_app(settings.app)
     options = _options(settings)
     if settings.processes > 1:
-        Worker(loaded, options)  # what is wrong shows here, once
+        Worker(loaded, options)  # raises here, once, if the options are wrong
         raise typer.Exit(_supervise(settings, options))
     if supervised:
         end_with_parent()
@@ -109,14 +111,14 @@ def main(
 
 
 def _options(settings: Settings) -> WorkerOptions:
-    if not 0 <= settings.shutdown_timeout <= _MAX_TIMEOUT:  # nor is a NaN
+    if not 0 <= settings.shutdown_timeout <= _MAX_TIMEOUT:  # also false for a NaN
         raise InvalidInput(
             f"--shutdown-timeout {settings.shutdown_timeout:g}: use 0 to {_MAX_TIMEOUT} seconds.",
             field="shutdown_timeout",
         )
     uri = settings.uri
     if uri == "local":
-        from mtask.local import start  # the extra need not be there otherwise
+        from mtask.local import start  # needs the extra `local`
 
         uri = start(settings.local_folder, mongod=settings.mongod).uri
     queues = None
@@ -155,8 +157,8 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     if options.queues is not None:
         shared += ["--queues", ",".join(options.queues)]
     own = [
-        ["--worker-id", f"{settings.worker_id}-{place}"] if settings.worker_id else []
-        for place in range(settings.processes)
+        ["--worker-id", f"{settings.worker_id}-{index}"] if settings.worker_id else []
+        for index in range(settings.processes)
     ]
     environment = {name: value for name, value in os.environ.items() if name != "MTASK_WORKER_ID"}
     return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
@@ -168,7 +170,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Not the loop's own signal handlers: these run even while a handler blocks the loop.
+            # Not the loop's signal handlers: these also run while a handler blocks the loop.
             signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
         job = loop.create_task(worker.run())
         while True:
@@ -176,7 +178,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
                 loop.run_until_complete(job)
                 break
             except (SystemExit, KeyboardInterrupt):
-                # A task that a handler left behind called sys.exit: that ends the task, not the worker.
+                # An asyncio task that a handler left behind called sys.exit. It ends that task, not the worker.
                 logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
                 if job.done():
                     raise
@@ -185,7 +187,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """Leave without waiting for threads: what they run has been handed back."""
+    """Exit without waiting for threads: their runs have been handed back."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -193,12 +195,12 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def run() -> None:
-    """Run the command line; errors of mtask become one line and their exit code."""
+    """Run the command line; an error of mtask becomes one line and its exit code."""
     try:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:
         lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
-        print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command line speaks
+        print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)
 
 

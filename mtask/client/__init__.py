@@ -1,4 +1,4 @@
-"""Clients: publish, query, cancel, retry. A thin sync and a thin async shell over the same store functions."""
+"""Clients: publish, query, cancel, retry. Two thin shells, sync and async, over the same operations."""
 
 from mtask.client.aio import AsyncClient
 from mtask.client.asking.publication import TaskSpec

@@ -1,6 +1,6 @@
-"""The connection of the asyncio client: whose it is, how operations run on it, and the setup that comes first.
+"""The connection of the asyncio client: its owner, how it runs operations, and the setup before the first one.
 
-Written by hand, as `connection_sync.py`; the calls on top of them are in `aio.py`, and generated from it in `sync.py`.
+Written by hand, like `connection_sync.py`; the calls are in `aio.py`, and generated from it in `sync.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AsyncConnection:
-    """An AsyncMongoClient or a Motor client, given or made from a URI. See `AsyncClient`."""
+    """A connection by an AsyncMongoClient or a Motor client, given or made from a URI. See `AsyncClient`."""
 
     _sleep = staticmethod(asyncio.sleep)
 
@@ -67,43 +67,43 @@ class AsyncConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless the client was the caller's."""
+        """Close the connections, unless the caller gave the client."""
         if self._owns_client and isinstance(self._store, AsyncStore):
             await self._store.close()
 
     @property
     def tasks(self) -> Any:
-        """The collection itself: an AsyncCollection, or for a Motor client Motor's, with the same guarantees."""
+        """The collection: an AsyncCollection, or a Motor collection for a Motor client, with the same guarantees."""
         if isinstance(self._store, AsyncStore):
             return self._store.tasks
         return connect.motor_collection(self._source, self._store.tasks)
 
     @property
     def database_name(self) -> str:
-        """The database."""
+        """The database's name."""
         return self._store.database.name
 
     async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
-        users.
+        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of an administrator
+        of users.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         await self._reach()
-        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
-        now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else plain)
+        collections = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else collections)
         self._is_ready = True
         return now
 
     async def _execute(self, operation: Operation[T], session: Any = None) -> T:
         if isinstance(self._store, AsyncStore):
             return await self._store.run(operation, session)
-        # Motor's own way: the driver's sync client, in threads.
+        # As Motor does it: the driver's sync client in threads.
         return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
 
     async def _reach(self) -> None:
-        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        """Look for a server within server_timeout; the timeout of a call is for much more."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout
@@ -129,5 +129,5 @@ class AsyncConnection:
         return await self._execute(operation, session)
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what takes long, and leave the loop to others meanwhile."""
+        """Call a slow function in a thread, so that the loop stays free."""
         return await asyncio.to_thread(function, *args)

@@ -1,6 +1,6 @@
-"""The connection of the sync client: whose it is, how operations run on it, and the setup that comes first.
+"""The connection of the sync client: its owner, how it runs operations, and the setup before the first one.
 
-Written by hand, as `connection_aio.py`; the calls on top of them are in `aio.py`, and generated from it in `sync.py`.
+Written by hand, like `connection_aio.py`; the calls are in `aio.py`, and generated from it in `sync.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SyncConnection:
-    """A MongoClient, given or made from a URI. See `Client`."""
+    """A connection by a MongoClient, given or made from a URI. See `Client`."""
 
     _sleep = staticmethod(time.sleep)
 
@@ -66,30 +66,30 @@ class SyncConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, unless the client was the caller's."""
+        """Close the connections, unless the caller gave the client."""
         if self._owns_client:
             self._store.close()
 
     @property
     def tasks(self) -> SyncCollection:
-        """The collection itself."""
+        """The collection."""
         return self._store.tasks
 
     @property
     def database_name(self) -> str:
-        """The database."""
+        """The database's name."""
         return self._store.database.name
 
     def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        With `roles` the database's roles are made, too, as `mtask roles` lists them; that takes an administrator of
-        users.
+        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of an administrator
+        of users.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         self._reach()
-        plain = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
-        now = self._execute(setup.ensure_with_roles(self.database_name) if roles else plain)
+        collections = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
+        now = self._execute(setup.ensure_with_roles(self.database_name) if roles else collections)
         self._is_ready = True
         return now
 
@@ -97,7 +97,7 @@ class SyncConnection:
         return self._store.run(operation)
 
     def _reach(self) -> None:
-        """Look for a server no longer than asked; a call's own timeout covers much more."""
+        """Look for a server within server_timeout; the timeout of a call is for much more."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout

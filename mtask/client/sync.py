@@ -33,12 +33,12 @@ from mtask.store.tasks.publishing import IfExists, Published
 class Client(SyncConnection):
     """Publish, query, cancel and retry tasks, from sync code.
 
-    `source` is a MongoDB URI, or a client that the service has already, and that stays the caller's to close:
+    `source` is a MongoDB URI, or a client that the service has already and closes itself:
     a `pymongo.MongoClient`. This client is safe to share between threads.
-    Without it, MTASK_URI and MTASK_DATABASE count. `database` defaults to the URI's, else "mtask". The first call makes
-    sure of the collections; `check=False` leaves that out, for a reader. `timeout` bounds each round trip, 10 s by
-    default; `server_timeout` the first one, where the server may not be there at all. `middleware` is composed around
-    each publish: `app.around.publish`, see `mtask.app.middleware`.
+    Without `source`, MTASK_URI and MTASK_DATABASE apply. `database` defaults to the URI's, else "mtask". The first call
+    makes collections that are missing; `check=False` omits this, for a client that only reads. `timeout` limits each
+    round trip (default: 10 s), `server_timeout` the search for a server at the first call. `middleware` is composed
+    around each publish: `app.around.publish`, see `mtask.app.middleware`.
     """
 
     def publish(
@@ -57,15 +57,16 @@ class Client(SyncConnection):
         session: SyncSession | None = None,
         **options: Unpack[TaskOptions],
     ) -> Published:
-        """Publish a task once, whoever calls and however often.
+        """Publish a task once, from any process and any number of times.
 
-        `task` is a registered handler or its name; `key` the idempotency key (none: a fresh time-ordered one);
-        `delay` a timedelta or seconds, counted on the server's clock. An existing task is kept untouched, or
-        with if_exists="update" gets the new queue, params, task_option and start_time; "reject" raises
-        TaskExists. `clean_failed` and `clean_success` drop those workers' closed states, so that it runs again.
-        `not_update_running` raises TaskRunning while a live run holds it. `session`: inside that transaction.
+        `task` is a registered handler or its name. `key` is the idempotency key; without it, the task gets a fresh
+        key, ordered by time. `delay` is a timedelta or seconds, counted on the server's clock. If the task exists,
+        `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option and
+        start_time; "reject" raises TaskExists. `clean_failed` drops its failed runs and `clean_success` its
+        successes, so that it runs again. `not_update_running` raises TaskRunning while a live run holds it.
+        `session`: inside that transaction.
 
-        Raises InvalidInput in its kinds, TaskExists, TaskRunning, DatabaseError in its kinds.
+        Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
         """
         spec = TaskSpec(task, params, key=key, queue=queue, start_time=start_time, delay=delay, **options)
         policy = publication.policy(
@@ -86,9 +87,9 @@ class Client(SyncConnection):
         not_update_running: bool = False,
         session: SyncSession | None = None,
     ) -> list[Published | TaskError]:
-        """Publish many tasks; return for each, in order, what happened: a result, or TaskExists or TaskRunning.
+        """Publish many tasks; return a list, in order: for each task a result, a TaskExists or a TaskRunning.
 
-        A spec that is wrong raises before anything is published. Options as in `publish`.
+        A wrong spec raises before anything is published. Options as in `publish`.
         """
         policy = publication.policy(
             if_exists,
@@ -125,17 +126,17 @@ class Client(SyncConnection):
         name: str | Sequence[str] | None = None,
         queue: str | Sequence[str] | None = None,
     ) -> int:
-        """Return how many tasks match."""
+        """Return the number of tasks that match."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
         return self._run(queries.count(criteria))
 
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
-        """Wait until a task is SUCCESS, FAIL or CANCELED and return it; `timeout` in seconds.
+        """Wait until a task is SUCCESS, FAIL or CANCELED and return it. `timeout`: a timedelta or seconds.
 
-        Raises WaitTimeout; TaskNotFound where there is no such task, or it was removed or expired meanwhile, even if
-        another was published under its key since.
+        Raises WaitTimeout. Raises TaskNotFound if the task does not exist, or if it was removed or expired during the
+        wait, even if another task was published under its key since.
         """
-        waiting = requests.waiting(requests.identify(task, key), timeout)
+        waiting = requests.wait_policy(requests.identify(task, key), timeout)
         began = time.monotonic()
         happening: Events | None = None
         try:
@@ -157,9 +158,9 @@ class Client(SyncConnection):
                         happening = Events(self._store, wanted, self._make_ready)
                         happening.open()
                     else:
-                        waiting.follow(happening.poll(patience))
+                        waiting.note(happening.poll(patience))
                 except (AccessDenied, OperationFailed):
-                    waiting.can_follow = False  # not everyone may open a change stream
+                    waiting.can_follow = False  # this user may not open a change stream
         finally:
             if happening is not None:
                 happening.close()
@@ -173,18 +174,19 @@ class Client(SyncConnection):
         after: str | None = None,
         since: datetime | None = None,
     ) -> Events:
-        """Return what happens to tasks, as it happens, to iterate over in a `with` block.
+        """Return the events of tasks as they occur, to iterate over in a `with` block.
 
-        Published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed: each once, and in order
-        for each task. `after` is an event's `token`: it goes on right behind that, whatever happened meanwhile; or
-        `since` an instant. As far back as the oplog reaches: else EventsLost. With `queue`, what happened in it; of
-        tasks that are gone by then, or are others, it is left out. Raises InvalidInput.
+        The kinds: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed. Each event
+        comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration continues
+        with the next one. `since` is an instant. Both may reach back as far as the oplog; beyond it, the iteration
+        raises EventsLost. `queue` selects events by the queue at that time; an event is left out if its task was
+        removed or replaced before the event was read. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
 
     def cancel(self, task: TaskRef, key: str) -> Task:
-        """Cancel a task, or ask the worker that runs it to stop; return it. A finished one stays as it is."""
+        """Cancel a task, or ask the worker that runs it to stop; return it. A finished task stays as it is."""
         return self._run(requests.cancel(requests.identify(task, key)))
 
     def retry(self, task: TaskRef, key: str) -> Task:
@@ -202,12 +204,12 @@ class Client(SyncConnection):
         return self._run(requests.run_again(requests.identify(task, key), everything=True))
 
     def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
-        """Change some of a task's options; return it. ping_interval_ms counts from the next ping, the rest
-        from the next claim; a worker that specific_worker_ids no longer admits is stopped at once."""
+        """Change some of a task's options; return it. ping_interval_ms takes effect at the next ping, the other
+        options at the next claim. If specific_worker_ids no longer admits the worker of a run, the run ends at once."""
         return self._run(requests.update_option(requests.identify(task, key), dict(options)))
 
     def remove(self, task: TaskRef, key: str) -> bool:
-        """Remove a task, whatever its status; return whether it was there. A live run is ended."""
+        """Remove a task, whatever its status; return whether it existed. A live run ends."""
         return self._run(queries.remove(requests.identify(task, key)))
 
     def purge(
@@ -220,11 +222,11 @@ class Client(SyncConnection):
         limit: int = 0,
         dry_run: bool = False,
     ) -> int:
-        """Remove finished tasks, at most `limit` (0: all); return how many, with `dry_run` how many it would be.
+        """Remove finished tasks, at most `limit` (0: all); return their number. `dry_run` only counts them.
 
-        `status`: SUCCESS, FAIL, CANCELED, all three by default, or INIT for tasks that wait. `older_than` (a timedelta
-        or seconds): finished, or created, so long ago. It goes in batches, and leaves the database half of the time
-        to others. Raises InvalidInput.
+        `status`: SUCCESS, FAIL or CANCELED (default: all three), or INIT for tasks that wait. `older_than` (a timedelta
+        or seconds): the time since they finished, or were created. The purge works in batches and pauses for half of
+        the time, so that others can use the database. Raises InvalidInput.
         """
         purging = purging_requests.prepare(status, name, queue, older_than, limit)
         if dry_run:
@@ -236,11 +238,11 @@ class Client(SyncConnection):
         return purging.removed
 
     def stats(self) -> list[views.StatRow]:
-        """Return counts per queue, name and status, and why due tasks wait that no worker can take."""
+        """Return the number of tasks per queue, name and status, and why no worker can take the due ones."""
         return self._run(backlog.stats())
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
-        """Return the workers that are there, or all on record."""
+        """Return the live workers, or all workers on record."""
         return self._run(requests.list_workers(live_only=live_only))
 
     def stop_worker(self, worker_id: str) -> WorkerDocument:
@@ -248,7 +250,7 @@ class Client(SyncConnection):
         return self._run(requests.control_worker(worker_id, {"stop": True}))
 
     def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
-        """Change how many handlers a worker runs at once: 0 pauses it, None restores what it started with.
+        """Change how many handlers a worker runs at once: 0 pauses it, None restores the number that it started with.
 
         Raises WorkerNotFound or InvalidInput.
         """
@@ -263,11 +265,11 @@ class Client(SyncConnection):
         name: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Have no worker claim from a queue, or a task name, any more; what runs goes on. It stays so until `resume`.
+        """Stop workers claiming this queue or name until `resume`; current runs continue.
 
-        Returns when every live worker that it concerns has let the claims that were under way land and goes by it:
-        nothing is claimed from then on. Raises ControlUnconfirmed where one has not within `timeout` (a timedelta or
-        seconds; None waits without end): the pause stands all the same.
+        Returns once every live worker that serves it has confirmed. By then the claims that were under way have landed,
+        and no more follow. Raises ControlUnconfirmed if a worker has not confirmed within `timeout` (a timedelta or
+        seconds; None: no limit); the pause stays in force.
         """
         return self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
 
@@ -278,7 +280,7 @@ class Client(SyncConnection):
         name: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Let workers claim from a queue, or a task name, again. Raises ControlUnconfirmed as `pause` does."""
+        """Let workers claim a queue or a task name again. Raises ControlUnconfirmed as `pause` does."""
         return self._put_control(control_requests.pause(queue, name, paused=False, timeout=timeout))
 
     def limit(
@@ -291,12 +293,12 @@ class Client(SyncConnection):
         key_rate: control_requests.Rate | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Bound what all workers together run of a queue; what is not given is not bounded.
+        """Limit the runs of a queue over all workers. These limits replace the former ones; one not given is removed.
 
-        `concurrency`: runs at once. `rate`: (starts, window), in any window of that length (a timedelta or seconds).
-        `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. What runs already is
-        not counted. Returns when every live worker goes by it; raises ControlUnconfirmed as `pause` does, or
-        InvalidInput.
+        `concurrency`: the runs at once. `rate`: (starts, window), the starts in any window of that length (a timedelta
+        or seconds). `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. Runs that
+        have begun before are not counted. Returns once every live worker has confirmed. Raises ControlUnconfirmed as
+        `pause` does, or InvalidInput.
         """
         bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
         return self._put_control(bounds)
@@ -309,17 +311,17 @@ class Client(SyncConnection):
         fail: int | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Keep only the newest so many finished tasks of a queue, 0: none, None: all.
+        """Keep only the newest finished tasks of a queue, at most these numbers; 0 keeps none, None keeps all.
 
-        `success` is for those that ended as SUCCESS, `fail` for FAIL and CANCELED together. Workers remove the others
-        within a minute or so, beside what retain_success_ms and retain_fail_ms remove. Returns when every live worker
-        goes by it: what was called off removes nothing from then on. Raises ControlUnconfirmed as `pause` does, or
-        InvalidInput.
+        `success` is the number of SUCCESS tasks, `fail` that of FAIL and CANCELED together. Workers remove the older
+        ones within about a minute, besides those that retain_success_ms and retain_fail_ms remove. Returns once every
+        live worker has confirmed: from then on, former numbers remove nothing. Raises ControlUnconfirmed as `pause`
+        does, or InvalidInput.
         """
         return self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     def controls(self) -> list[Control]:
-        """Return what holds for queues and task names, by id: those that were paused or limited once."""
+        """Return the controls of queues and task names, by id, with those that are no longer in force."""
         return self._run(control_requests.every())
 
     def _put_control(self, asked: control_requests.Change) -> Control:
@@ -344,42 +346,43 @@ class Client(SyncConnection):
         if_exists: IfExists = "update",
         **given: Unpack[ScheduleArguments],
     ) -> Schedule:
-        """Have a task published again and again, by the workers' schedulers; return the schedule as it is stored.
+        """Let the workers' schedulers publish a task again and again; return the stored schedule.
 
         `when` is a crontab's five fields ("*/5 * * * *", in `timezone`, else UTC), a timedelta, an aware datetime, or
-        `Cron(...)`. Other arguments: `start_time` and `end_time` bound it; `jitter` (timedelta or seconds): each task
-        starts up to so much later; `catch_up`: what becomes of firings that were missed while nothing ran: "none", the
-        "last" of them, or "all", the newest `catch_up_limit`; overlap="skip": not while the last one's task has not
-        finished; `paused`; `queue` and the options of the tasks. if_exists="update" changes one that exists, and what
-        was to fire next still is, unless its times change; "keep" leaves it, "reject" raises ScheduleExists.
+        `Cron(...)`. No firing comes before `start_time` or after `end_time`. `jitter` (timedelta or
+        seconds) delays each task by a random time, at most this. `catch_up` decides about firings that were missed
+        while no scheduler ran: "none", the "last" of them, or "all" (the newest `catch_up_limit`). overlap="skip" skips
+        a firing while the last firing's task has not finished. `paused`; `queue` and the options of the tasks.
+        if_exists="update" changes an existing schedule, whose next firing stays unless its times change; "keep" leaves
+        it, "reject" raises ScheduleExists.
 
-        Raises InvalidInput in its kinds, or SchemaMismatch where the stored one is malformed.
+        Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """
         spec = ScheduleSpec(schedule_id, task, when, params, **given)
         return self._run(scheduling.put(spec.prepare(), if_exists))
 
     def get_schedule(self, schedule_id: str) -> Schedule:
-        """Return a schedule; raise ScheduleNotFound, or SchemaMismatch where it is malformed."""
+        """Return a schedule; raise ScheduleNotFound, or SchemaMismatch if it is malformed."""
         return self._run(scheduling.get(schedule_id))
 
     def schedules(self) -> list[Schedule]:
-        """Return all schedules, by id; malformed ones are left out, with a warning in the log."""
+        """Return all schedules, by id. Malformed ones are left out, with a warning in the log."""
         return self._run(scheduling.every())
 
     def pause_schedule(self, schedule_id: str) -> Schedule:
-        """Fire it no more until it is resumed. Raises ScheduleNotFound."""
+        """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""
         return self._run(scheduling.set_paused(schedule_id, paused=True))
 
     def resume_schedule(self, schedule_id: str) -> Schedule:
-        """Fire it again; what would have fired meanwhile is not made up for. Raises ScheduleNotFound."""
+        """Fire a schedule again. Firings that it missed while paused are not made up. Raises ScheduleNotFound."""
         return self._run(scheduling.set_paused(schedule_id, paused=False))
 
     def remove_schedule(self, schedule_id: str) -> bool:
-        """Remove a schedule; return whether it was there. The tasks that it has published stay."""
+        """Remove a schedule; return whether it existed. The tasks that it has published stay."""
         return self._run(scheduling.remove(schedule_id))
 
     def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
-        """Return when a schedule fires next, in UTC; none where it is paused or over. Raises ScheduleNotFound."""
+        """Return the next firings of a schedule, in UTC; none if it is paused or over. Raises ScheduleNotFound."""
         scheduling.check_count(count)
         schedule = self._run(scheduling.get(schedule_id))
         return self._compute(scheduling.firings_of, schedule, count)
@@ -393,9 +396,9 @@ class Client(SyncConnection):
         return self._run(explain.inspect(task_id))
 
     def diagnose(self, *, patience: timedelta = doctor.PATIENCE) -> list[doctor.Finding]:
-        """Examine server, collections, workers and tasks; nothing is changed, and no problem raises.
+        """Examine server, collections, workers and tasks. Nothing is changed; problems are returned, not raised.
 
-        A due task that waits longer than `patience` is a problem, not a worry.
+        A due task that waits longer than `patience` is a FAIL, not a WARN.
         """
         try:
             self._reach()

@@ -1,1 +1,1 @@
-"""The demo: the main job on real files, with real worker processes, one of which is killed on the way."""
+"""The demo: the main job on real files, with real worker processes, one of which is killed meanwhile."""

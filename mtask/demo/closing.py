@@ -1,4 +1,4 @@
-"""The summary as it is printed."""
+"""The printed summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIGEST = 16
 
 
 def closing_lines(summary: Summary, scene: Scene, width: int, *, with_rescues: bool) -> Iterator[RenderableType]:
-    """Yield what is printed at the end; `with_rescues` where the killed worker's tasks were not shown before."""
+    """Yield the lines to print at the end. `with_rescues`: also the killed worker's tasks, if not shown before."""
     if with_rescues and scene.kill is not None:
         yield from (Text(), Text(kill_line(scene)), rescues_table(summary.rescues, width))
     yield Text()
@@ -41,9 +41,9 @@ def _totals(summary: Summary) -> Table:
     table.add_column("")
     tasks, direct = summary.tasks.rows(), summary.direct.rows()
     names = {name for name, _ in summary.tasks.top} | {name for name, _ in summary.direct.top}
-    for place in range(max(len(tasks), len(direct))):
-        name, ours = tasks[place] if place < len(tasks) else ("", "")
-        other, theirs = direct[place] if place < len(direct) else ("", "")
+    for index in range(max(len(tasks), len(direct))):
+        name, ours = tasks[index] if index < len(tasks) else ("", "")
+        other, theirs = direct[index] if index < len(direct) else ("", "")
         is_equal = (name, ours) == (other, theirs)
         mark = Text("equal", style="green") if is_equal else Text("DIFFERENT", style="bold red")
         label = Text.assemble(("identifier " if name in names else "", "bright_black"), abridged(name or other, 30))
@@ -64,7 +64,7 @@ def _verdict(summary: Summary) -> Iterator[Text]:
     yield from (Text(f"  {line}", style="red") for line in found[:_SHOWN])
     if len(found) > _SHOWN:
         yield Text(f"  and {len(found) - _SHOWN} more", style="red")
-    yield Text("  Files that change while the demo runs do that: call it again, or choose a folder at rest.")
+    yield Text("  Files that change while the demo runs can cause this: call it again, or choose another folder.")
 
 
 def _failures(summary: Summary) -> Iterator[Text]:
@@ -102,7 +102,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def rescue_words(summary: Summary) -> str:
-    """Return how the killed worker's tasks fared, in one line."""
+    """Return in one line when the killed worker's tasks were preempted."""
     assert summary.kill is not None
     delays = [delay / timedelta(milliseconds=1) for delay in summary.delays]
     if not delays:
@@ -113,15 +113,15 @@ def rescue_words(summary: Summary) -> str:
 
 
 def _documents(summary: Summary) -> Iterator[RenderableType]:
-    place = summary.place
-    if not place.is_kept:
+    database = summary.database
+    if not database.is_kept:
         yield Text("Nothing is left behind. To look into the documents: mtask demo --keep", style="bright_black")
         return
-    yield Text.assemble(f"The documents are kept in the database {place.database} at ", (place.shown_uri, "bold"))
+    yield Text.assemble(f"The documents are kept in the database {database.name} at ", (database.shown_uri, "bold"))
     yield Text("Look into them:")
     yield from (_command(line) for line in summary.commands)
     yield Text("Remove them:")
-    yield from (_command(line) for line in place.ending)
+    yield from (_command(line) for line in database.ending)
 
 
 def _command(line: str) -> Text:

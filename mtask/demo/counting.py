@@ -1,4 +1,4 @@
-"""What is counted in a file, and the totals over many. Plain Python: it knows nothing of tasks."""
+"""The counts of a file, and the totals of many files. It imports nothing of mtask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Counted = dict[str, Any]
 BLOCK_BYTES = 1 << 20
 #: A larger Python source is counted like any other text.
 SOURCE_BYTES = 4 << 20
-#: Words are told apart only so far into a text, so that memory is bounded.
+#: Distinct words are counted only up to this size of a text, which bounds the memory.
 IDENTIFIER_BYTES = 64 << 20
 MOST_FREQUENT = 20
 TOP = 10
@@ -42,9 +42,9 @@ _SOURCE_NAME = re.compile(
 def count_file(path: Path) -> Counted:
     """Return a file's hash, its size, and its lines, words and most frequent identifiers; raise OSError.
 
-    Lines and words as `wc` counts them. Identifiers are the names in a Python source, outside of its strings and
-    comments and without keywords; in another text its words. A file with a NUL byte in its first block is binary:
-    only hashed.
+    Lines and words are counted as by `wc`. The identifiers of a Python source are its names, without keywords, strings
+    and comments. Those of another text are its words. A file with a NUL byte in its first block is binary: it
+    is only hashed.
     """
     sha, size, lines, words = hashlib.sha256(), 0, 0, 0
     names: Counter[str] = Counter()
@@ -72,7 +72,7 @@ def count_file(path: Path) -> Counted:
 
 
 def _whole_lines(head: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes, cut behind line ends as far as there are any, so that no word is cut."""
+    """Yield the same bytes in blocks that end with a line, if the text has lines, so that no word is cut."""
     rest = head
     for block in blocks:
         end = rest.rfind(b"\n") + 1 or len(rest)
@@ -104,7 +104,7 @@ class Totals:
     failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: str, counted: Counted) -> None:
-        """Add what was counted in one file."""
+        """Add the counts of one file."""
         self.bytes += counted["bytes"]
         self.lines += counted["lines"]
         self.words += counted["words"]
@@ -117,17 +117,17 @@ class Totals:
 
     @property
     def digest(self) -> str:
-        """One hash over all: the SHA-256 of what `sha256sum` prints for the files, sorted by key."""
+        """One hash of all files: the SHA-256 of the output of `sha256sum`, sorted by key."""
         lines = (f"{self.hashes[key]}  {key}\n" for key in sorted(self.hashes))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @property
     def top(self) -> list[tuple[str, int]]:
-        """The most frequent identifiers, summed over those that each file names."""
+        """The most frequent identifiers, from the sums of each file's most frequent ones."""
         return sorted(self.identifiers.items(), key=lambda item: (-item[1], item[0]))[:TOP]
 
     def rows(self) -> list[tuple[str, int | str]]:
-        """Return what is compared, by name."""
+        """Return the figures to compare, by name."""
         return [
             ("files", len(self.hashes)),
             ("files that failed", len(self.failures)),
@@ -152,17 +152,17 @@ class Totals:
 
 
 def differences(tasks: Totals, direct: Totals) -> list[str]:
-    """Return what differs between the tasks' totals and the direct ones, file by file first; empty: equal."""
+    """Return the differences between the tasks' totals and the direct ones, those of files first; empty if equal."""
     found = []
     for key in sorted({*tasks.hashes, *direct.hashes, *tasks.failures, *direct.failures}):
-        ours, theirs = (_said(totals, key) for totals in (tasks, direct))
+        ours, theirs = (_result(totals, key) for totals in (tasks, direct))
         if ours != theirs:
             found.append(f"{key}: {ours} by its task, {theirs} directly")
     sums = ("bytes", "lines", "words", "identifiers")
     return [*found, *(f"the {name} differ" for name in sums if getattr(tasks, name) != getattr(direct, name))]
 
 
-def _said(totals: Totals, key: str) -> str:
+def _result(totals: Totals, key: str) -> str:
     if key in totals.hashes:
         return f"SHA-256 {totals.hashes[key][:12]}"
     return totals.failures.get(key, "absent")

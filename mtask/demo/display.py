@@ -1,4 +1,4 @@
-"""The demo as it is seen: a live picture on a terminal, lines elsewhere, and the summary at the end."""
+"""The demo's display: a live picture on a terminal, lines elsewhere, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mtask.demo.watch import Rescue
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0
-#: On a narrower terminal the rescued tasks are shown without a column that can be done without.
+#: A narrower terminal shows the rescued tasks without the least important column.
 _WIDE = 100
 
 
 @contextmanager
 def shown(scene: Scene, console: Console, *, live: bool) -> Iterator[Callable[[], None]]:
-    """Show the scene during the block; yield what is to be called when it may have changed."""
+    """Show the scene during the block; yield the function to call when the scene may have changed."""
     if not live:
         yield Lines(scene, console).notify
         return
@@ -46,7 +46,7 @@ class Lines:
         self._say(scene.title)
 
     def notify(self) -> None:
-        """Print what is new."""
+        """Print the changes."""
         scene = self._scene
         for line in scene.done[self._shown_steps :]:
             self._shown_steps += 1
@@ -63,7 +63,7 @@ class Lines:
 
 
 class Picture:
-    """The scene as it stands, drawn anew each time."""
+    """The current scene, drawn again at each refresh."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -81,7 +81,7 @@ class Picture:
         if scene.work_began is not None:
             parts += [Text(), _progress(scene), Text(), workers_table(scene)]
         if scene.kill is not None:
-            # What is left of the screen, below two further lines and the table's heading; all of it in the end.
+            # The rest of the screen, below two further lines and the table's heading; at the end all rows.
             rows = max(1, console.height - len(parts) - len(scene.workers) - 3) if scene.doing else None
             parts += [Text(), Text(kill_line(scene), style="red", no_wrap=True, overflow="ellipsis")]
             parts.append(rescues_table(scene.rescues, console.width, rows))
@@ -101,7 +101,7 @@ def _progress(scene: Scene) -> RenderableType:
 
 
 def doing_line(scene: Scene) -> str:
-    """Return the step under way in words."""
+    """Return the current step in words."""
     if scene.step is not None:
         return f"{scene.doing}: {scene.step[0]:,} of {scene.step[1]:,}"
     if scene.doing != WORKING:
@@ -111,21 +111,21 @@ def doing_line(scene: Scene) -> str:
 
 
 def working_words(scene: Scene) -> str:
-    """Return what there is to see while the workers work."""
+    """Return the state of the work in words."""
     if scene.kill is not None:
         return f"the leases lapse, and the others preempt: {rescued_words(scene)}"
     return "working; one worker will be killed while it holds tasks" if scene.has_kill else "working"
 
 
 def rescued_words(scene: Scene) -> str:
-    """Return how many of the killed worker's tasks have been preempted."""
+    """Return the number of the killed worker's tasks that have been preempted, in words."""
     assert scene.kill is not None
     preempted = sum(rescue.preempt_time is not None for rescue in scene.rescues)
     return f"{preempted} of {len(scene.rescues)} tasks of {scene.kill.worker_id} preempted"
 
 
 def workers_table(scene: Scene) -> Table:
-    """Return the workers, one a row."""
+    """Return a table of the workers."""
     table = _table()
     for name in ("worker", "pid", "status"):
         table.add_column(name)
@@ -144,7 +144,7 @@ def workers_table(scene: Scene) -> Table:
 
 
 def kill_line(scene: Scene) -> str:
-    """Return who was killed and when, and how many tasks it held."""
+    """Return a line with the killed worker, the time, and the number of tasks that it held."""
     kill = scene.kill
     assert kill is not None
     tasks = "task" if len(scene.rescues) == 1 else "tasks"
@@ -155,7 +155,7 @@ def kill_line(scene: Scene) -> str:
 
 
 def rescues_table(rescues: list[Rescue], width: int, rows: int | None = None) -> Table:
-    """Return the killed worker's tasks, at most so many rows: when each lease lapsed and who preempted it when."""
+    """Return a table of the killed worker's tasks, at most `rows`: the lapse of each lease, and its preemption."""
     table = _table()
     is_wide = width >= _WIDE
     preempted = ["preempted"] if is_wide else []
@@ -189,7 +189,7 @@ def clock(instant: datetime) -> str:
 
 
 def abridged(text: str, limit: int) -> str:
-    """Return printable text, its beginning left out where it is too long: a path's end tells most."""
+    """Return printable text. If it is too long, its beginning is left out: the end of a path says most."""
     printable = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(printable) <= limit:
         return printable

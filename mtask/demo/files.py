@@ -1,4 +1,4 @@
-"""The files that the demo counts: where they are found, and the keys of their tasks."""
+"""The files that the demo counts, and the keys of their tasks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _READABLE_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to count. `path` is absolute; it may hold bytes that are no text, as surrogates."""
+    """A file to count. `path` is absolute; bytes in it that are no text are surrogates."""
 
     key: str
     path: Path
 
     @property
     def argument(self) -> str | bytes:
-        """The path as a task's params can hold it: bytes where it is no text."""
+        """The path for a task's params: text, or bytes if it is no text."""
         encoded = os.fsencode(self.path)
         try:
             return encoded.decode()
@@ -46,10 +46,10 @@ def find_files(folder: Path, limit: int | None = None) -> list[SourceFile]:
     """
     root = folder.expanduser().absolute()
     if not root.is_dir():
-        raise InvalidInput(f"{root} is not a folder: name one that holds files.", field="folder")
+        raise InvalidInput(f"{root} is not a folder: name a folder with files in it.", field="folder")
     found = list(islice(_walk(root), limit))
     if not found:
-        raise InvalidInput(f"{root} holds no file that can be seen: name a folder with files in it.", field="folder")
+        raise InvalidInput(f"{root} holds no file to count: name a folder with files in it.", field="folder")
     return found
 
 
@@ -63,7 +63,7 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 
 def key_of(relative: str) -> str:
-    """Return the key of a file's task: its path; where that is too long or no text, its beginning and its hash."""
+    """Return the key of a file's task: its path, or the path's beginning and hash if it is too long or no text."""
     encoded = os.fsencode(relative)
     try:
         if len(encoded) <= MAX_KEY_BYTES:

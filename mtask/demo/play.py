@@ -12,23 +12,23 @@ from pathlib import Path
 from mtask import Client, Published, TaskSpec
 from mtask.demo.app import count
 from mtask.demo.counting import Totals, count_file, unreadable
+from mtask.demo.database import DemoDatabase, existing_database, kept_database, temporary_database
 from mtask.demo.files import SourceFile
 from mtask.demo.fleet import DemoFailed, Fleet
-from mtask.demo.place import Place, existing_place, kept_place, temporary_place
 from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
 from mtask.demo.summary import Publication, Summary, summed_up
 from mtask.demo.watch import Watch, outcome_of
 
-#: How long the tasks that pause do so: long enough to be met by the kill, shorter than their lease.
+#: The pause of a task that pauses: long enough for the kill to meet it, shorter than its lease.
 PAUSE = timedelta(milliseconds=1200)
 START_TIMEOUT = timedelta(seconds=60)
-#: For one command: the machine may be busy with the demo itself, and with all else.
+#: For one command. It is long, since the machine may be busy, not only with the demo.
 CALL_TIMEOUT = timedelta(seconds=60)
 STALL_TIMEOUT = timedelta(seconds=60)
 _LOOK_INTERVAL = 0.1
 _BATCH = 1000
-#: The kill comes when no more is left than keeps the workers busy for so many seconds, so that there are free slots
-#: when the leases lapse; and in the second half at any rate.
+#: The kill comes when the remaining tasks keep the workers busy for at most this time, so that slots are free when the
+#: leases lapse; but not in the first half. In seconds.
 _KILL_LEFT = 1.2
 _KILL_PART = 0.5
 _FEWEST_PAUSES, _ONE_IN = 12, 50
@@ -36,7 +36,7 @@ _FEWEST_PAUSES, _ONE_IN = 12, 50
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be played."""
+    """The arguments of a run of the demo."""
 
     folder: Path
     files: list[SourceFile]
@@ -48,15 +48,15 @@ class Plan:
     database: str | None = None
     mongod: Path | None = None
 
-    def place(self) -> AbstractContextManager[Place]:
-        """Return where the documents are to live."""
+    def opened(self) -> AbstractContextManager[DemoDatabase]:
+        """Open the database for the documents."""
         if self.uri is not None:
-            return existing_place(self.uri, self.database, keep=self.keep)
-        return kept_place(self.mongod) if self.keep else temporary_place(self.mongod)
+            return existing_database(self.uri, self.database, keep=self.keep)
+        return kept_database(self.mongod) if self.keep else temporary_database(self.mongod)
 
 
 class Play:
-    """One run of the demo. `notify` is called again and again, whenever the scene may have changed."""
+    """One run of the demo. It calls `notify` whenever the scene may have changed."""
 
     def __init__(self, plan: Plan, scene: Scene, notify: Callable[[], None]) -> None:
         self._plan = plan
@@ -67,17 +67,17 @@ class Play:
         self._look_cost = 0.0
 
     def run(self) -> Summary:
-        """Play it and return the summary; raise errors of MtaskError. Nothing is left behind unless asked for."""
+        """Run the demo and return its summary; raise MtaskError. Nothing is left behind without `keep`."""
         plan, scene = self._plan, self._scene
         scene.begin("starting MongoDB")
         self._notify()
         began = time.monotonic()
-        with plan.place() as place, Client(place.uri, database=place.database, timeout=CALL_TIMEOUT) as client:
+        with plan.opened() as database, Client(database.uri, database=database.name, timeout=CALL_TIMEOUT) as client:
             client.init()
             self._watch = Watch(client)
             version, seconds = self._watch.server_version(), time.monotonic() - began
-            self._did(f"MongoDB {version} {place.words}, ready in {seconds:.1f} s")
-            with Fleet(place.uri, place.database, plan.concurrency) as self._fleet:
+            self._did(f"MongoDB {version} {database.words}, ready in {seconds:.1f} s")
+            with Fleet(database.uri, database.name, plan.concurrency) as self._fleet:
                 try:
                     self._fleet.start(plan.workers)
                     direct, seconds = self._count_directly()
@@ -87,11 +87,11 @@ class Play:
                 finally:
                     scene.begin("stopping the workers")
             self._show_workers()
-            scene.begin("adding up what the tasks returned")
+            scene.begin("adding up the tasks' results")
             self._notify()
             outcome = outcome_of(self._watch.documents())
             scene.begin("")
-            return summed_up(scene, plan.folder, place, publication, outcome, direct, seconds)
+            return summed_up(scene, plan.folder, database, publication, outcome, direct, seconds)
 
     def _did(self, words: str) -> None:
         self._scene.finish(words)
@@ -100,9 +100,9 @@ class Play:
     def _count_directly(self) -> tuple[Totals, float]:
         """Count all files in this process, without a task, while the workers start."""
         files, totals, began = self._plan.files, Totals(), time.monotonic()
-        for place, file in enumerate(files):
-            if place % 20 == 0:
-                self._scene.begin("counting directly, for comparison", (place, len(files)))
+        for index, file in enumerate(files):
+            if index % 20 == 0:
+                self._scene.begin("counting directly, for comparison", (index, len(files)))
                 self._notify()
             try:
                 totals.add(file.key, count_file(file.path))
@@ -148,21 +148,21 @@ class Play:
         return created
 
     def _specs(self) -> list[TaskSpec]:
-        """Return a task per file. Some pause on their first try, as slow tasks would, so that the kill meets them."""
+        """Return a task per file. Some pause in their first try, like slow tasks, so that the kill meets them."""
         files = self._plan.files
         step = max(1, min(_ONE_IN, len(files) // _FEWEST_PAUSES)) if self._plan.kill else len(files) + 1
         pause_ms = PAUSE // timedelta(milliseconds=1)
         return [
             TaskSpec(
                 count,
-                {"file": file.argument} | ({"pause_ms": pause_ms} if place % step == step // 2 else {}),
+                {"file": file.argument} | ({"pause_ms": pause_ms} if index % step == step // 2 else {}),
                 key=file.key,
             )
-            for place, file in enumerate(files)
+            for index, file in enumerate(files)
         ]
 
     def _work(self, client: Client) -> None:
-        """Look on until all tasks are finished; kill a worker on the way."""
+        """Watch until all tasks are finished; kill a worker meanwhile."""
         scene, total = self._scene, len(self._plan.files)
         scene.begin(WORKING)
         finished, moved = -1, time.monotonic()
@@ -186,7 +186,7 @@ class Play:
         return left <= scene.total * (1 - _KILL_PART) and left <= scene.rate * _KILL_LEFT
 
     def _kill_one(self, client: Client) -> None:
-        # On a busy machine each look may come when a pause is nearly over: at the end any holder will do.
+        # On a busy machine each look may come too late in a pause. At the end any worker with tasks is killed.
         is_last_chance = self._scene.look.begun >= self._scene.total
         victim = self._watch.holder_in_a_pause(PAUSE, is_any_enough=is_last_chance)
         if victim is None:
@@ -209,7 +209,7 @@ class Play:
         self._look_cost = time.monotonic() - began
 
     def _pause(self) -> None:
-        """Wait before the next look: looking must not become the work."""
+        """Wait before the next look, so that looking takes only a small part of the time."""
         self._fleet.check()
         self._notify()
         time.sleep(max(_LOOK_INTERVAL, 4 * self._look_cost))

@@ -1,4 +1,4 @@
-"""What is known while the demo runs: the one thing that it writes and the displays read."""
+"""The state of the running demo: the demo writes it, and the displays read it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from datetime import datetime
 
 from mtask.demo.watch import Look, Rescue
 
-#: The throughput shown is that of so many last seconds.
+#: The displayed throughput is that of this time before now, in seconds.
 _WINDOW = 2.0
-#: The step in which the workers do the work.
+#: The step in which the workers run the tasks.
 WORKING = "working"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as it is shown."""
+    """One worker in the display."""
 
     worker_id: str
     pid: int
@@ -28,7 +28,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A worker's end by SIGKILL."""
+    """The kill of a worker by SIGKILL."""
 
     worker_id: str
     pid: int
@@ -37,15 +37,15 @@ class Kill:
 
 @dataclass(slots=True)
 class Scene:
-    """Where the demo stands. Written by one thread; readers may see it a moment old."""
+    """The progress of the demo. One thread writes it; readers may see a slightly older state."""
 
     title: str
     total: int
-    #: Whether a worker is to be killed.
+    #: Whether the demo kills a worker.
     has_kill: bool = False
     done: list[str] = field(default_factory=list)
     doing: str = ""
-    #: Of the step under way: how much is done, of how much.
+    #: The progress of the current step, and its end.
     step: tuple[int, int] | None = None
     look: Look = field(default_factory=Look)
     workers: list[WorkerRow] = field(default_factory=list)
@@ -56,16 +56,16 @@ class Scene:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def begin(self, doing: str, step: tuple[int, int] | None = None) -> None:
-        """Say what comes next."""
+        """Note the next step."""
         self.doing, self.step = doing, step
 
     def finish(self, done: str) -> None:
-        """Say what was done."""
+        """Note a finished step."""
         self.done.append(done)
         self.doing, self.step = "", None
 
     def see(self, look: Look) -> None:
-        """Take a new look at the tasks."""
+        """Note a new look at the tasks."""
         now = time.monotonic()
         self.look = look
         self._seen.append((now, look.finished))
@@ -74,14 +74,14 @@ class Scene:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the workers had something to do."""
+        """Time since the workers had tasks, in seconds."""
         if self.work_began is None:
             return 0.0
         return (self.work_ended or time.monotonic()) - self.work_began
 
     @property
     def rate(self) -> float:
-        """Tasks finished a second, lately."""
+        """The recent throughput, in finished tasks a second."""
         if len(self._seen) < 2:
             return 0.0
         (since, before), (until, after) = self._seen[0], self._seen[-1]

@@ -11,18 +11,18 @@ from statistics import median
 from typing import Any
 
 from mtask.demo.counting import Totals, differences
-from mtask.demo.place import Place
+from mtask.demo.database import DemoDatabase
 from mtask.demo.scene import Kill, Scene, WorkerRow
 from mtask.demo.watch import Outcome, Rescue, task_name
 
-#: Tasks a second are counted until this part has finished: the rest may wait for the killed worker's leases.
+#: The throughput is measured until this part has finished: the rest may wait for the killed worker's leases.
 _RATED_PART = 0.95
 _SHOWN_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What publishing twice came to."""
+    """The result of publishing twice."""
 
     created: int
     kept: int
@@ -33,10 +33,10 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How the demo ended."""
+    """The result of the demo."""
 
     folder: Path
-    place: Place
+    database: DemoDatabase
     publication: Publication
     workers: list[WorkerRow]
     tasks: Totals
@@ -51,7 +51,7 @@ class Summary:
 
     @property
     def differences(self) -> list[str]:
-        """What is not as it should be; empty: the totals are equal, and publishing again added nothing."""
+        """The faults that the demo found. None: the totals are equal, and publishing again added nothing."""
         found = differences(self.tasks, self.direct)
         if self.publication.created_again:
             found.append(f"publishing again created {self.publication.created_again} tasks")
@@ -59,25 +59,25 @@ class Summary:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the tasks came to what the direct computation came to."""
+        """Whether the tasks' totals equal those of the direct computation."""
         return not self.differences
 
     @property
     def delays(self) -> list[timedelta]:
-        """How long after their leases lapsed the killed worker's tasks were preempted, sorted."""
+        """The delays between the lapse of a lease of the killed worker and the preemption, sorted."""
         return sorted(rescue.delay for rescue in self.rescues if rescue.delay is not None)
 
     @property
     def commands(self) -> list[str]:
-        """The command lines that look into the documents."""
+        """The command lines that show the documents."""
         shown = self.rescues[0].task_id if self.rescues else f"{task_name()}:{next(iter(self.direct.hashes), '')}"
         find_one = f"db.tasks.findOne({{_id: {json.dumps(shown)}}})"
-        return [self.place.mtask("show", shown), self.place.mtask("stats"), self.place.mongosh(find_one)]
+        return [self.database.mtask("show", shown), self.database.mtask("stats"), self.database.mongosh(find_one)]
 
     def document(self) -> dict[str, Any]:
         """Return the summary as one document, with instants as datetimes."""
         delays = [delay / timedelta(milliseconds=1) for delay in self.delays]
-        place = self.place
+        database = self.database
         return {
             "equal": self.is_equal,
             "differences": self.differences,
@@ -99,16 +99,16 @@ class Summary:
                     {"least": delays[0], "median": median(delays), "most": delays[-1]} if delays else None
                 ),
             },
-            "kept": place.is_kept,
-            "uri": place.shown_uri if place.is_kept else None,
-            "database": place.database if place.is_kept else None,
-            "look_into": self.commands if place.is_kept else [],
-            "remove": place.ending if place.is_kept else [],
+            "kept": database.is_kept,
+            "uri": database.shown_uri if database.is_kept else None,
+            "database": database.name if database.is_kept else None,
+            "look_into": self.commands if database.is_kept else [],
+            "remove": database.ending if database.is_kept else [],
         }
 
 
 def printable(path: Path) -> str:
-    """Return a path as text, also where it holds bytes that are none."""
+    """Return a path as text, even if it holds bytes that are no text."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -127,16 +127,16 @@ def _rescue_document(rescue: Rescue) -> dict[str, Any]:
 def summed_up(
     scene: Scene,
     folder: Path,
-    place: Place,
+    database: DemoDatabase,
     publication: Publication,
     outcome: Outcome,
     direct: Totals,
     direct_seconds: float,
 ) -> Summary:
-    """Return the summary of what the documents say and of what was seen on the way."""
+    """Return the summary of the documents and of the scene."""
     return Summary(
         folder=folder,
-        place=place,
+        database=database,
         publication=publication,
         workers=list(scene.workers),
         tasks=outcome.totals,
@@ -152,7 +152,7 @@ def summed_up(
 
 
 def rate_of(create_time: datetime | None, finish_times: list[datetime]) -> float:
-    """Return the tasks finished a second, from the first task's creation until nearly all had finished."""
+    """Return the throughput from the first task's creation until nearly all had finished, in tasks a second."""
     if create_time is None or not finish_times:
         return 0.0
     rated = max(1, int(len(finish_times) * _RATED_PART))

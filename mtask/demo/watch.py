@@ -1,4 +1,4 @@
-"""What the demo reads in the documents: how far the tasks are, who holds what, and who preempted whose tasks."""
+"""The demo's queries: the tasks' progress, the holders of tasks, and the preemptions."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def task_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The tasks at one moment: how many there are by status, and how many runs by worker and status."""
+    """The tasks at one moment: their numbers by status, and the numbers of runs by worker and status."""
 
     tasks: Counter[str] = field(default_factory=Counter)
     runs: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def finished(self) -> int:
-        """How many tasks will not run again."""
+        """The number of finished tasks."""
         return sum(number for status, number in self.tasks.items() if status in _FINAL)
 
     @property
     def begun(self) -> int:
-        """How many tasks run, or have ended."""
+        """The number of tasks that run or have finished."""
         return self.finished + self.tasks[TaskStatus.RUNNING.value]
 
     def running(self, worker_id: str) -> int:
-        """How many runs a worker holds, its lapsed ones included."""
+        """The number of runs that a worker holds, including lapsed ones."""
         return self.runs[worker_id, RunStatus.RUNNING.value]
 
     def ended(self, worker_id: str) -> int:
-        """How many runs a worker has ended by itself."""
+        """The number of runs that a worker has ended itself."""
         return self.runs[worker_id, RunStatus.SUCCESS.value] + self.runs[worker_id, RunStatus.FAIL.value]
 
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """A task of the killed worker: when its lease lapsed, and who preempted it when. The server's instants."""
+    """A task of the killed worker: the lapse of its lease, and its preemption. Times of the server's clock."""
 
     task_id: str
     key: str
@@ -65,13 +65,13 @@ class Rescue:
 
     @property
     def delay(self) -> timedelta | None:
-        """How long after the lapse it was preempted."""
+        """The time from the lapse to the preemption."""
         return None if self.preempt_time is None else self.preempt_time - self.lapse_time
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the documents say in the end."""
+    """The result according to the documents."""
 
     totals: Totals = field(default_factory=Totals)
     runs: int = 0
@@ -92,20 +92,20 @@ class Watch:
         return survey.server_version(self._client.tasks)
 
     def look(self) -> Look:
-        """Return where the tasks stand."""
+        """Return the progress of the tasks."""
         tasks: Counter[str] = Counter()
         for row in self._client.stats():
             tasks[row.status] += row.count
         return Look(tasks, Counter(survey.runs_by_worker(self._client.tasks, self._name)))
 
     def ready_workers(self) -> set[str]:
-        """Return the workers that look for tasks."""
+        """Return the workers that are ready to take tasks."""
         return {worker.worker_id for worker in self._client.workers() if worker.status.value == "running"}
 
     def holder_in_a_pause(self, pause: timedelta, *, is_any_enough: bool = False) -> str | None:
-        """Return the worker that holds most tasks whose pause is far from over, or None.
+        """Return the worker that holds the most tasks in the first half of their pause, or None.
 
-        `is_any_enough`: where there is none, the worker that holds most tasks.
+        `is_any_enough`: if there is none, return the worker that holds the most tasks.
         """
         now = self._client.server_time()
         holders: Counter[str] = Counter()
@@ -125,7 +125,7 @@ class Watch:
         return found[0][0] if found else None
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
-        """Return what became of the tasks that the killed worker held, by lapse."""
+        """Return the rescues of the tasks that the killed worker held, in the order of their lapses."""
         documents = survey.leased_beyond(self._client.tasks, self._name, victim, killed_time)
         found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
         return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
@@ -136,7 +136,7 @@ class Watch:
 
 
 def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:
-    """Return what became of the run that the killed worker held of this task, or None if it held none."""
+    """Return the rescue of this task from the killed worker, or None if that worker did not hold it."""
     lost = (RunStatus.RUNNING, RunStatus.TIMEOUT)
     for run, following in pairwise([*task.runs, None]):
         assert run is not None
@@ -151,7 +151,7 @@ def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:
 
 
 def outcome_of(documents: Iterator[Document]) -> Outcome:
-    """Return the totals and figures that the documents add up to."""
+    """Return the totals and figures of the documents."""
     outcome = Outcome()
     for document in documents:
         task = Task.model_validate(document)

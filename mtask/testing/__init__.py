@@ -1,7 +1,7 @@
-"""For tests of your own tasks: an app's handlers run in this process, on a real MongoDB, until nothing is left to do.
+"""For tests of your own tasks: run an app's handlers in this process, on a real MongoDB, until no task is due.
 
-With pytest, say `pytest_plugins = ["mtask.testing.fixtures"]` in conftest.py; the fixture `mtask_bench` gives a
-database of its own to each test:
+With pytest, write `pytest_plugins = ["mtask.testing.fixtures"]` in conftest.py. The fixture `mtask_bench` gives each
+test a database of its own:
 
     def test_report(mtask_bench):
         bench = mtask_bench(app)
@@ -9,8 +9,8 @@ database of its own to each test:
         bench.run()
         assert bench.client.get("report", "2030-01").returns == "sales reported"
 
-Without it: `with bench(app) as made: ...`. The server is the embedded mongod (the extra `local`), started once for the
-process, or the one that MTASK_TEST_URI names.
+Without pytest: `with bench(app) as made: ...`. The server is the one that MTASK_TEST_URI names, or else the embedded
+mongod (the extra `local`), which is started once for the process.
 """
 
 from mtask.testing.bench import Bench, Stuck, bench

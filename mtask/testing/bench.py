@@ -1,4 +1,4 @@
-"""The bench: one app, one database, one client, and workers in this process for as long as there is something to do."""
+"""The bench: one app, one database, one client, and workers in this process while tasks are due."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mtask.store.tasks.publishing import Policy
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 
-#: A server that tests may use, in place of the embedded one.
+#: Names a server for tests; without it, they use the embedded one.
 URI_VARIABLE = "MTASK_TEST_URI"
 _POLL = 0.01
 _PATIENCE = timedelta(seconds=30)
@@ -38,16 +38,16 @@ _uri: str | None = None
 
 
 class Stuck(MtaskError, AssertionError):
-    """Tasks are due and do not end: what each waits for is in `reasons`, by task."""
+    """Tasks are due and do not end. `reasons` holds for each task the reasons why it waits."""
 
     def __init__(self, patience: timedelta, reasons: dict[str, list[Reason]]) -> None:
-        told = [f"{task_id}: {'; '.join(r.message for r in found) or 'runs'}" for task_id, found in reasons.items()]
-        super().__init__(f"not idle after {patience.total_seconds():g} s: {', '.join(told[:10]) or 'nothing is due'}")
+        waits = [f"{task_id}: {'; '.join(r.message for r in found) or 'runs'}" for task_id, found in reasons.items()]
+        super().__init__(f"not idle after {patience.total_seconds():g} s: {', '.join(waits[:10]) or 'nothing is due'}")
         self.reasons = reasons
 
 
 class Bench:
-    """An app and a database of its own. Nothing runs but inside of `run`, `advance` and `fire`."""
+    """An app and a database of its own. Tasks run only within `run`, `advance` and `fire`."""
 
     def __init__(self, app: App, uri: str, database: str) -> None:
         self.app = app
@@ -55,7 +55,7 @@ class Bench:
         self.database = database
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
-        #: The last instant of each schedule that was fired.
+        #: The last firing of each schedule that was fired.
         self._fired: dict[str, datetime] = {}
 
     def close(self) -> None:
@@ -65,10 +65,10 @@ class Bench:
         self.client.close()
 
     def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:
-        """Run what is due, and what becomes due meanwhile, until nothing is; return the tasks that finished, by time.
+        """Run all tasks that are due, or become due meanwhile; return the tasks that finished, by time.
 
-        Handlers run as in a worker process: async ones in a loop of their own thread, plain ones in threads. What is
-        delayed, by start_time or a retry's delay, stays: see `advance`. Raises Stuck after `timeout`.
+        Handlers run as in a worker process: async handlers on a loop in a thread of its own, sync handlers in threads.
+        Tasks that are delayed, by start_time or a retry's delay, stay: see `advance`. Raises Stuck after `timeout`.
         """
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         begun = self.client.server_time()
@@ -87,9 +87,9 @@ class Bench:
     def advance(
         self, by: timedelta | None = None, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100
     ) -> list[Task]:
-        """Let time pass for all that waits, and run what is due then; return the tasks that finished.
+        """Let time pass for all waiting tasks, and run those that are due then; return the tasks that finished.
 
-        `by` None: as far as the next task that is delayed. Schedules do not fire: see `fire`. Raises Stuck as `run`.
+        `by` None: until the next delayed task is due. Schedules do not fire: see `fire`. Raises Stuck like `run`.
         """
         with self._store() as store:
             step = store.run(workbench.until_next()) if by is None else by
@@ -100,7 +100,7 @@ class Bench:
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
         """Publish the task of a schedule's next firing now, run it, and return the tasks that finished.
 
-        The schedule is one that the app declares or that `client.add_schedule` has stored; it stays as it is. Raises
+        The app declares the schedule, or `client.add_schedule` has stored it. The schedule is not changed. Raises
         ScheduleNotFound.
         """
         with self._store() as store:
@@ -127,7 +127,7 @@ def _firing(schedule_id: str, declared: Mapping[str, Definition], fired: datetim
         schedule = scheduling.schedule_of(declared[schedule_id].document(now, "app"))
     else:
         schedule = yield from scheduling.get(schedule_id)
-    # Under a key of its own each time, so that it can be fired again.
+    # Each firing has its own key, so that the schedule can be fired again.
     firing = schedule.next_firing(fired) if fired is not None else schedule.first_firing(now)
     firing = firing or now
     yield from publishing.publish(scheduling.new_task(schedule, firing, now), Policy())
@@ -150,12 +150,12 @@ class _Life:
             self._error = error
 
     def check(self) -> None:
-        """Raise what the worker has died of."""
+        """Raise the error that ended the worker."""
         if self._error is not None:
             raise self._error
 
     def end(self) -> None:
-        """Stop the worker, what runs with it, and wait for it."""
+        """Stop the worker and its runs, and wait for its end."""
         self._worker.stop()
         self._worker.stop()
         self._thread.join()
@@ -172,7 +172,7 @@ def _working(worker: Worker) -> Iterator[_Life]:
 
 
 def server_uri() -> str:
-    """Return the URI of the server for tests. An embedded one is started at the first call, and ends with us."""
+    """Return the URI of the server for tests. The first call starts an embedded one, which ends with this process."""
     global _uri
     with _lock:
         if _uri is None:

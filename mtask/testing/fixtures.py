@@ -1,4 +1,4 @@
-"""The pytest plugin: nothing is imported or started before a test asks for the fixture."""
+"""The pytest plugin. It imports and starts nothing before a test uses the fixture."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ anything = st.one_of(_usual, _usual, foreign)
 
 
 #: How the last resorts of a worker tell in its log that something got through which should have been dealt with.
-LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "mistake in mtask", "Traceback")
+LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "bug in mtask", "Traceback")
 
 
 class Lab:

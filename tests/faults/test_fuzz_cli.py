@@ -72,7 +72,7 @@ def check(ended: Ended, *, is_json: bool = False) -> None:
     """See that a command ended as commands do."""
     assert ended.code in EXIT_CODES, ended
     assert "Traceback" not in ended.out + ended.err
-    assert "mistake in mtask" not in ended.err, ended.err
+    assert "bug in mtask" not in ended.err, ended.err
     assert not _steers(ended.out + ended.err), ended
     assert _SECRET not in ended.out + ended.err
     if is_json and (ended.out or ended.code == 0):

@@ -187,7 +187,7 @@ def test_worker_and_commands_get_over_rubbish_of_others(
 
 def check_rubbish(text: str) -> None:
     assert "Traceback" not in text
-    assert "mistake in mtask" not in text, text
+    assert "bug in mtask" not in text, text
     assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
 
 

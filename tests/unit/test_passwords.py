@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtask.cli import failures
-from mtask.demo.place import Place
+from mtask.demo.database import DemoDatabase
 from mtask.errors import MtaskError
 from mtask.local import LocalServer, Security
 from mtask.settings import Settings
@@ -108,7 +108,7 @@ def test_settings_options_and_places_do_not_show_the_uri() -> None:
     for made in (
         Settings(uri=uri),
         WorkerOptions(uri, "mtask"),
-        Place(uri, "mtask", "here"),
+        DemoDatabase(uri, "mtask", "here"),
         Security(Path("key"), password=SECRET),
         LocalServer(folder=Path("/"), uri=uri, port=1, pid=1, replica_set="mtask", version="6"),
     ):

@@ -1,4 +1,4 @@
-"""`mtask demo`: the main job on real files, with a worker killed on the way."""
+"""`mtask demo`: the main job on real files, with a worker that is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -37,31 +37,33 @@ def demo(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]", help="Count the files in it. Else Python's standard library.", show_default=False
+            metavar="[FOLDER]", help="The files to count. Else Python's standard library.", show_default=False
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", metavar="NUMBER", help="Worker processes.")] = 3,
     no_kill: Annotated[bool, typer.Option("--no-kill", help="Let all workers live.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="NUMBER", help="At most so many files, in order.", show_default=False),
+        typer.Option("--limit", metavar="NUMBER", help="Count at most this many files, in order.", show_default=False),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the documents, and say how to look into them.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the documents, and print commands that show them.")
+    ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines, not a live picture; so it is where there is no terminal.")
+        bool, typer.Option("--plain", help="Print lines, not a live picture. Without a terminal this is so anyway.")
     ] = False,
 ) -> int:
     """Count the files of a folder, one task a file, with three workers, one of which is killed while it holds tasks.
 
-    A MongoDB is started for it and leaves nothing behind; with --uri the database mtask_demo is used there, or the
-    one that --database names. Exit code 1 where the totals are not those of a direct computation.
+    The demo starts a MongoDB of its own and leaves nothing behind. With --uri it uses the database mtask_demo there, or
+    the one that --database names. Exit code 1 if the totals differ from those of a direct computation.
     """
     if not 1 <= workers <= MOST_WORKERS:
         raise InvalidInput(f"--workers {workers}: use 1 to {MOST_WORKERS}.", field="workers")
     if limit is not None and limit < 1:
         raise InvalidInput(f"--limit {limit}: use 1 or more.", field="limit")
     if workers == 1 and not no_kill:
-        cli.notice("a lone worker is not killed: nobody would be there to preempt its tasks")
+        cli.notice("a single worker is not killed: no other could preempt its tasks")
     chosen = folder if folder is not None else default_folder()
     with _interruptible():
         files = find_files(chosen, limit)
@@ -79,7 +81,7 @@ def demo(
         try:
             return _show(cli, plan, plain=plain)
         except KeyboardInterrupt:
-            cli.notice("interrupted: workers and documents are gone")
+            cli.notice("interrupted: the workers are stopped and the documents removed")
             raise
 
 
@@ -102,14 +104,14 @@ def _show(cli: Cli, plan: Plan, *, plain: bool) -> int:
 
 
 def _uri(cli: Cli) -> str | None:
-    """Return the URI to use: only one given by a flag, so that no other database is filled by accident."""
+    """Return the URI to use. Only a flag can give it, so that no database is filled by accident."""
     given = cli.flags.uri
     return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP end the block once, in order: what cleans up afterwards is not disturbed."""
+    """Let SIGINT, SIGTERM and SIGHUP end the block once; further signals do not disturb the cleanup."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

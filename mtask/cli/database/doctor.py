@@ -29,9 +29,9 @@ def doctor(
         typer.Option("--patience", metavar="DURATION", help="A due task that waits longer than this is a FAIL."),
     ] = "5m",
 ) -> int:
-    """Examine server, collections, workers and tasks, and say what to do.
+    """Examine server, collections, workers and tasks, and print remedies.
 
-    Changes nothing; exit code 7 on a FAIL.
+    It changes nothing. Exit code 7 if it finds a FAIL.
     """
     allowed = values.duration(patience, "patience")
     client = cli.client(reads_only=True)

@@ -20,7 +20,7 @@ _Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Where its data lie. Else MTASK_LOCAL_FOLDER, else mtask/local in the user's data folder.",
+        help="Folder of its data. Else MTASK_LOCAL_FOLDER, else mtask/local in the user's data folder.",
         show_default=False,
     ),
 ]
@@ -68,9 +68,9 @@ def start(
         ),
     ] = None,
 ) -> None:
-    """Start it, or find it running.
+    """Start the embedded mongod if it does not run yet.
 
-    It stays until `mtask local stop`. With --quiet its URI alone is printed.
+    It runs until `mtask local stop`. With --quiet only its URI is printed.
     """
     chosen = folder or cli.settings.local_folder
     server = local.start(chosen, mongod=mongod or cli.settings.mongod)
@@ -78,9 +78,9 @@ def start(
 
 
 def status(cli: Cli, folder: _Folder = None) -> int:
-    """Tell whether it runs, and its URI.
+    """Print whether the embedded mongod runs, and its URI.
 
-    Exit code 4 where it does not run.
+    Exit code 4 if it does not run.
     """
     server = local.status(folder or cli.settings.local_folder)
     if server is None:
@@ -91,7 +91,7 @@ def status(cli: Cli, folder: _Folder = None) -> int:
 
 
 def stop(cli: Cli, folder: _Folder = None) -> None:
-    """Stop it. Its data stay."""
+    """Stop the embedded mongod. Its data stay."""
     stopped = local.stop(folder or cli.settings.local_folder)
     cli.answer({"stopped": stopped}, "stopped" if stopped else "it was not running")
 

@@ -31,12 +31,12 @@ def init(
     cli: Cli,
     with_roles: Annotated[
         bool,
-        typer.Option("--roles", help="Make the roles that `mtask roles` lists, too; takes an administrator of users."),
+        typer.Option("--roles", help="Also make the roles that `mtask roles` lists; needs an administrator of users."),
     ] = False,
 ) -> None:
-    """Make the collections with their validators and indexes, or make them anew.
+    """Make the collections with their validators and indexes, or repair them.
 
-    Tasks stay as they are.
+    Tasks are not changed.
     """
     client = cli.client()
     client.init(roles=with_roles)
@@ -62,10 +62,10 @@ def init(
 def list_roles(
     cli: Cli,
     shell: Annotated[
-        bool, typer.Option("--shell", help="Print the commands that make them, for an administrator's mongosh.")
+        bool, typer.Option("--shell", help="Print the commands that make them, for mongosh as an administrator.")
     ] = False,
 ) -> None:
-    """Print the least-privilege roles of the database, and what each may.
+    """Print the least-privilege roles of the database, and the rights of each.
 
     Needs no database. `mtask init --roles` makes them.
     """

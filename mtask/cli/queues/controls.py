@@ -1,4 +1,4 @@
-"""`mtask pause`, `resume`, `limit`, `keep` and `controls`: what holds for a queue or a task name."""
+"""`mtask pause`, `resume`, `limit`, `keep` and `controls`: the controls of a queue or a task name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Name = Annotated[str | None, typer.Option("--name", "-n", metavar="NAME", help=
 _Timeout = Annotated[
     str,
     typer.Option(
-        "--timeout", "-t", metavar="DURATION", help="How long to wait until every worker goes by it; else exit code 6."
+        "--timeout", "-t", metavar="DURATION", help="Wait this long for every worker to confirm; else exit code 6."
     ),
 ]
 
@@ -36,18 +36,18 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
-    """Have no worker claim from a queue, or tasks of a name; what runs goes on.
+    """Stop workers claiming a queue or a task name; current runs continue.
 
-    Returns when every live worker goes by it. It stays so until `mtask resume`.
+    Returns once every live worker has confirmed. The pause lasts until `mtask resume`.
     """
     limit = values.duration(timeout, "timeout")
-    _told(cli, cli.client().pause(queue=queue, name=name, timeout=limit))
+    _report(cli, cli.client().pause(queue=queue, name=name, timeout=limit))
 
 
 def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
-    """Let workers claim from a paused queue, or tasks of a paused name, again."""
+    """Let workers claim a paused queue or task name again."""
     limit = values.duration(timeout, "timeout")
-    _told(cli, cli.client().resume(queue=queue, name=name, timeout=limit))
+    _report(cli, cli.client().resume(queue=queue, name=name, timeout=limit))
 
 
 def limit(
@@ -55,25 +55,26 @@ def limit(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
     concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="NUMBER", help="Runs at once.")] = None,
     rate: Annotated[
-        str | None, typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any such time: 100/1s, 3/500ms.")
+        str | None,
+        typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any window of this length: 100/1s, 3/500ms."),
     ] = None,
     key_concurrency: Annotated[
-        int | None, typer.Option("--key-concurrency", metavar="NUMBER", help="Runs at once of each limit_key.")
+        int | None, typer.Option("--key-concurrency", metavar="NUMBER", help="Runs at once for each limit_key.")
     ] = None,
     key_rate: Annotated[
-        str | None, typer.Option("--key-rate", metavar="STARTS/WINDOW", help="Starts of each limit_key.")
+        str | None, typer.Option("--key-rate", metavar="STARTS/WINDOW", help="Starts in any window for each limit_key.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Bound nothing any more.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove all limits of the queue.")] = False,
     timeout: _Timeout = "60s",
 ) -> None:
-    """Bound what all workers together run of a queue.
+    """Limit the runs of a queue over all workers.
 
-    This takes the place of what was bounded before: what is not given is not bounded. Returns when every live worker
-    goes by it.
+    These limits replace the former ones: a limit that is not given is removed. Returns once every live worker has
+    confirmed.
     """
     given = (concurrency, rate, key_concurrency, key_rate)
     if none == any(value is not None for value in given):
-        raise InvalidInput("say what to bound, or --none, and not both.", field="rate")
+        raise InvalidInput("give at least one limit, or --none, and not both.", field="rate")
     control = cli.client().limit(
         queue,
         concurrency=concurrency,
@@ -89,21 +90,21 @@ def keep(
     cli: Cli,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
     success: Annotated[
-        int | None, typer.Option("--success", metavar="NUMBER", help="Of those that ended as SUCCESS.")
+        int | None, typer.Option("--success", metavar="NUMBER", help="Number of SUCCESS tasks to keep.")
     ] = None,
     fail: Annotated[
-        int | None, typer.Option("--fail", metavar="NUMBER", help="Of those that ended as FAIL or CANCELED.")
+        int | None, typer.Option("--fail", metavar="NUMBER", help="Number of FAIL and CANCELED tasks to keep.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Keep all again.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Keep all tasks again.")] = False,
     timeout: _Timeout = "60s",
 ) -> None:
     """Keep only the newest finished tasks of a queue; 0 keeps none.
 
-    This takes the place of what was said before: what is not given is kept. Workers of the queue remove the others.
-    Returns when every live worker goes by it.
+    These numbers replace the former ones: a number that is not given keeps all. Workers of the queue remove the other
+    tasks. Returns once every live worker has confirmed.
     """
     if everything == (success is not None or fail is not None):
-        raise InvalidInput("say how many with --success or --fail, or --all, and not both.", field="success")
+        raise InvalidInput("give --success or --fail, or --all, and not both.", field="success")
     limit = values.duration(timeout, "timeout")
     control = cli.client().keep(queue, success=success, fail=fail, timeout=limit)
     cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_kept(control) or 'keeps all'}")
@@ -111,7 +112,7 @@ def keep(
 
 def _kept(control: Control) -> str:
     kept = (("SUCCESS", control.keep_success), ("FAIL and CANCELED", control.keep_fail))
-    parts = [f"{count:,} {what}" for what, count in kept if count is not None]
+    parts = [f"{count:,} {statuses}" for statuses, count in kept if count is not None]
     return f"keeps the newest {', '.join(parts)}" if parts else ""
 
 
@@ -131,20 +132,20 @@ def _limits(control: Control) -> str:
     return "; ".join(parts)
 
 
-def _told(cli: Cli, control: Control) -> None:
+def _report(cli: Cli, control: Control) -> None:
     word = "paused" if control.paused else "resumed"
     cli.answer(control.model_dump(by_alias=True), f"{word}  {control.kind} {clean(control.target)}")
 
 
 def controls(cli: Cli) -> None:
-    """List what holds for queues and task names: pauses, limits, what is kept."""
+    """List the controls of queues and task names: pauses, limits and the number of tasks to keep."""
     client = cli.client(reads_only=True)
     found = client.controls()
     if cli.is_json:
         cli.json([control.model_dump(by_alias=True) for control in found])
         return
     if not found:
-        cli.notice("nothing is paused or limited, nor was; all is kept")
+        cli.notice("no queue or task name has a control: nothing is paused or limited, and all tasks are kept")
         return
     now = client.server_time()
     columns = (

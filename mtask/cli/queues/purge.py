@@ -14,8 +14,8 @@ from mtask.cli.tasks.find import separated
 from mtask.errors import InvalidInput
 
 PANEL = "Tasks"
-#: Between two remarks on how far it has come.
-_TOLD_EVERY = 10_000
+#: The number of removed tasks between two remarks on the progress.
+_REMARK_EVERY = 10_000
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +31,7 @@ def purge(
             "--status",
             "-s",
             metavar="STATUS",
-            help="SUCCESS, FAIL, CANCELED, all three by default, or INIT; repeatable.",
+            help="SUCCESS, FAIL or CANCELED (default: all three), or INIT; repeatable.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 typer reads it
@@ -42,15 +42,15 @@ def purge(
         list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
     ] = [],  # noqa: B006
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="DURATION", help="Finished, or created, so long ago.")
+        str | None, typer.Option("--older-than", metavar="DURATION", help="Time since they finished, or were created.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="How many at most; 0 = all.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="Largest number to remove; 0 = all.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the tasks and remove none.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Remove finished tasks, in batches, beside workers at work.
+    """Remove finished tasks, in batches, while workers run.
 
-    Asks first; in a script say --yes.
+    It asks first; use --yes in a script.
     """
     client = cli.client()
     given = {
@@ -65,13 +65,15 @@ def purge(
         return failures.OK
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidInput(f"{found:,} tasks would be removed: say --yes where nobody can be asked.", field="yes")
+            raise InvalidInput(
+                f"{found:,} tasks would be removed: without a terminal, confirm with --yes.", field="yes"
+            )
         if not typer.confirm(f"Remove {found:,} tasks from {client.database_name}?", err=True):
             cli.notice("not removed")
             return failures.OTHER
     removed = 0
     while True:
-        most = min(_TOLD_EVERY, limit - removed) if limit else _TOLD_EVERY
+        most = min(_REMARK_EVERY, limit - removed) if limit else _REMARK_EVERY
         now = client.purge(**given, limit=most)  # type: ignore[arg-type]
         removed += now
         if now < most or removed == limit:

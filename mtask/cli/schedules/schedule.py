@@ -1,4 +1,4 @@
-"""`mtask schedule`: what is published again and again."""
+"""`mtask schedule`: tasks that are published again and again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task to publish.", show_default=False)],
     params: Annotated[
         str | None,
-        typer.Argument(metavar="PARAMS", help="What the handler gets, as MongoDB extended JSON.", show_default=False),
+        typer.Argument(metavar="PARAMS", help="Params for the handler, as MongoDB extended JSON.", show_default=False),
     ] = None,
     cron: Annotated[
         str | None,
@@ -56,29 +56,36 @@ def add(
         ),
     ] = None,
     every: Annotated[
-        str | None, typer.Option("--every", metavar="DURATION", help="So long apart.", rich_help_panel=TIMES)
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Interval between two firings.", rich_help_panel=TIMES),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="INSTANT", help="Once: 2030-01-31T08:00:00Z.", rich_help_panel=TIMES),
+        typer.Option("--at", metavar="INSTANT", help="Fire once, then: 2030-01-31T08:00:00Z.", rich_help_panel=TIMES),
     ] = None,
     timezone: Annotated[
         str | None,
         typer.Option(
-            "--timezone", metavar="NAME", help="Of the crontab: Europe/Berlin. Else UTC.", rich_help_panel=TIMES
+            "--timezone",
+            metavar="NAME",
+            help="Time zone of the crontab, such as Europe/Berlin. Else UTC.",
+            rich_help_panel=TIMES,
         ),
     ] = None,
     start_time: Annotated[
         str | None,
-        typer.Option("--start-time", metavar="INSTANT", help="Not before.", rich_help_panel=TIMES),
+        typer.Option("--start-time", metavar="INSTANT", help="No firing before this.", rich_help_panel=TIMES),
     ] = None,
     end_time: Annotated[
-        str | None, typer.Option("--end-time", metavar="INSTANT", help="Not after.", rich_help_panel=TIMES)
+        str | None, typer.Option("--end-time", metavar="INSTANT", help="No firing after this.", rich_help_panel=TIMES)
     ] = None,
     jitter: Annotated[
         str | None,
         typer.Option(
-            "--jitter", metavar="DURATION", help="Each starts up to so much later, at random.", rich_help_panel=TIMES
+            "--jitter",
+            metavar="DURATION",
+            help="Delay each task by a random time, at most this.",
+            rich_help_panel=TIMES,
         ),
     ] = None,
     catch_up: Annotated[
@@ -86,35 +93,38 @@ def add(
         typer.Option(
             "--catch-up",
             metavar="none|last|all",
-            help="What becomes of firings that were missed while nothing ran.",
+            help="Which of the firings to make up that were missed while no worker ran.",
             rich_help_panel=TIMES,
         ),
     ] = "last",
     catch_up_limit: Annotated[
-        int, typer.Option("--catch-up-limit", help="With all: the newest so many.", rich_help_panel=TIMES)
+        int,
+        typer.Option(
+            "--catch-up-limit", help="With all: make up at most this many, the newest.", rich_help_panel=TIMES
+        ),
     ] = 100,
     overlap: Annotated[
         str,
         typer.Option(
             "--overlap",
             metavar="allow|skip",
-            help="skip: not while the last one's task has not finished.",
+            help="skip: do not fire while the task of the last firing has not finished.",
             rich_help_panel=TIMES,
         ),
     ] = "allow",
-    paused: Annotated[bool, typer.Option("--paused", help="Add it paused.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Add the schedule paused.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", help="Queue of the tasks. Else 'default'.")] = None,
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
     if_exists: Annotated[
         str,
-        typer.Option("--if-exists", metavar="update|keep|reject", help="What becomes of one that has this id."),
+        typer.Option("--if-exists", metavar="update|keep|reject", help="What to do if a schedule with this id exists."),
     ] = "reject",
 ) -> None:
     """Add a schedule, or change one with --if-exists update.
 
-    Workers fire it: each firing publishes one task under the key ID/INSTANT, however many of them run.
+    Workers fire it: each firing publishes one task under the key ID/INSTANT, with any number of workers.
     """
     given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
     given |= {"paused": paused or None, "queue": queue, "timezone": timezone}
@@ -134,18 +144,18 @@ def add(
         **given,
         **options,
     )
-    _told(cli, schedule)
+    _report(cli, schedule)
 
 
 def _when(cron: str | None, every: str | None, at: str | None) -> When:
     if sum(given is not None for given in (cron, every, at)) != 1:
-        raise InvalidInput("say when, by one of --cron, --every and --at.", field="cron")
+        raise InvalidInput("give one of --cron, --every and --at.", field="cron")
     if cron is not None:
         return cron
     return values.duration(every, "every") if every is not None else values.instant(at or "", "at")
 
 
-def _told(cli: Cli, schedule: Schedule) -> None:
+def _report(cli: Cli, schedule: Schedule) -> None:
     following = schedule.schedule_state.next_fire_time
     remark = "paused" if schedule.paused else "over" if following is None else f"next {_shown(schedule, following)}"
     cli.answer(schedule_document(schedule), f"{clean(schedule.id)}  {clean(schedule.trigger)}  {remark}")
@@ -161,7 +171,7 @@ def _zone(schedule: Schedule) -> tzinfo:
 
 
 def _shown(schedule: Schedule, instant: datetime) -> str:
-    """Return an instant for people, by the clock that the schedule goes by, too."""
+    """Return an instant for people, also in the schedule's time zone."""
     zone = _zone(schedule)
     if isinstance(schedule.trigger, Cron) and schedule.trigger.timezone != "UTC":
         return f"{moment(instant)} ({instant.astimezone(zone):%H:%M:%S} {schedule.trigger.timezone})"
@@ -242,9 +252,9 @@ def _at(schedule: Schedule, instant: datetime, now: datetime) -> str:
 def next_firings(
     cli: Cli,
     schedule_id: _Id,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="NUMBER", help="How many.")] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="NUMBER", help="Number of firings to print.")] = 5,
 ) -> None:
-    """Print when a schedule fires next."""
+    """Print the next firings of a schedule."""
     client = cli.client(reads_only=True)
     found = client.next_firings(schedule_id, count)
     schedule = client.get_schedule(schedule_id)
@@ -259,26 +269,26 @@ def next_firings(
 
 
 def pause(cli: Cli, schedule_id: _Id) -> None:
-    """Fire a schedule no more, until it is resumed."""
-    _told(cli, cli.client().pause_schedule(schedule_id))
+    """Stop firing a schedule until it is resumed."""
+    _report(cli, cli.client().pause_schedule(schedule_id))
 
 
 def resume(cli: Cli, schedule_id: _Id) -> None:
     """Fire a paused schedule again.
 
-    What would have fired meanwhile is not made up for.
+    Firings that it missed while paused are not made up.
     """
-    _told(cli, cli.client().resume_schedule(schedule_id))
+    _report(cli, cli.client().resume_schedule(schedule_id))
 
 
 def remove(
     cli: Cli,
     schedule_id: _Id,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
     """Remove a schedule.
 
-    The tasks that it has published stay. Asks first, on a terminal.
+    The tasks that it has published stay. On a terminal, it asks first.
     """
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove schedule {clean(schedule_id)}?", err=True):
         cli.notice("not removed")

@@ -1,4 +1,4 @@
-"""`mtask cancel`, `retry`, `rerun`, `update` and `remove`: what changes one task."""
+"""`mtask cancel`, `retry`, `rerun`, `update` and `remove`: changes of one task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
     command(app, "remove", panel=PANEL)(remove)
 
 
-def _told(cli: Cli, task: Task, remark: str) -> None:
+def _report(cli: Cli, task: Task, remark: str) -> None:
     cli.answer(task_document(task), Text.assemble(status_text(task.status), "  ", clean(task.id), "  ", remark))
 
 
@@ -40,58 +40,60 @@ def _changed(cli: Cli, named: tuple[str, str], change: Callable[[Client, str, st
     try:
         return change(client, *named)
     except (OperationFailed, KeyError, TypeError):
-        client.get(*named)  # of a malformed document, this tells what is wrong with it
+        client.get(*named)  # raises with the reason if the document is malformed
         raise
 
 
 def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     """Cancel a task, or ask the worker that runs it to stop.
 
-    A finished one stays as it is.
+    A finished task stays as it is.
     """
     task = _changed(cli, name_and_key(name, key), Client.cancel)
     if task.status is TaskStatus.CANCELED:
         remark = "canceled"
     elif task.task_state.cancel_requested:
-        remark = "cancel requested: the worker that runs it ends its run"
+        remark = "cancel requested: the worker will end its run"
     else:
-        remark = "had ended before; nothing to cancel"
-    _told(cli, task, remark)
+        remark = "had ended before: nothing to cancel"
+    _report(cli, task, remark)
 
 
 def retry(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     """Let a FAIL or CANCELED task run again, its failures no longer counted."""
-    _told(cli, _changed(cli, name_and_key(name, key), Client.retry), "runs again; failures so far no longer count")
+    _report(cli, _changed(cli, name_and_key(name, key), Client.retry), "runs again; failures so far no longer count")
 
 
 def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     """Let a finished task run again from the start, successes included."""
-    _told(cli, _changed(cli, name_and_key(name, key), Client.rerun), "runs again from the start")
+    _report(cli, _changed(cli, name_and_key(name, key), Client.rerun), "runs again from the start")
 
 
 def update(cli: Cli, options: dict[str, Any], name: TaskArgument, key: KeyArgument = None) -> None:
     """Change some of a task's options.
 
-    Params are changed by `publish --if-exists update`.
+    To change params, use `publish --if-exists update`.
     """
     named = name_and_key(name, key)
     if not options:
         raise InvalidInput("name at least one option to change, such as --priority 5.", field="option")
     task = _changed(cli, named, partial(Client.update_option, **options))
     changed = changed_options(task.task_option)
-    remark = ", ".join(f"{option} {clean(value)}" for option, value in changed.items()) or "all options by default"
-    _told(cli, task, remark)
+    remark = (
+        ", ".join(f"{option} {clean(value)}" for option, value in changed.items()) or "all options have their defaults"
+    )
+    _report(cli, task, remark)
 
 
 def remove(
     cli: Cli,
     name: TaskArgument,
     key: KeyArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Remove a task, whatever its status; a live run of it is ended.
+    """Remove a task, whatever its status; a live run ends.
 
-    Asks first, on a terminal.
+    On a terminal, it asks first.
     """
     named = name_and_key(name, key)
     task_id = task_id_of(*named)

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def separated(texts: list[str]) -> list[str]:
-    """Return what was given several times or with commas."""
+    """Return the values that were given with several flags or with commas."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
@@ -50,7 +50,7 @@ def list_tasks(
         list[str],
         typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
     ] = [],  # noqa: B006
-    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="How many at most; 0 = all.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="Largest number to list; 0 = all.")] = 50,
 ) -> None:
     """List tasks, newest first."""
     client = cli.client(reads_only=True)
@@ -99,12 +99,12 @@ def _task_row(task: Task, now: datetime) -> list[str | Text]:
 
 
 def nothing_found(cli: Cli, client: Client) -> None:
-    """Say that there is nothing, and where."""
+    """Print that nothing was found, with the database."""
     cli.notice(f"no task in database {client.database_name!r} matches")
 
 
 def _next(task: Task, now: datetime) -> str:
-    """Return when something can happen to the task next."""
+    """Return the time until the task can change next."""
     if task.status.is_final:
         return ""
     live = rules.live_runs(task, now)
@@ -117,7 +117,7 @@ def _next(task: Task, now: datetime) -> str:
 
 
 def _last(task: Task) -> Text:
-    """Return who had it last, and the reason if that went wrong."""
+    """Return the worker of the last run, and the reason if the run failed."""
     if not task.runs:
         return Text("")
     run = task.runs[-1]
@@ -137,7 +137,7 @@ def stats(
         typer.Option("--name", "-n", metavar="NAME", help="Only these names; repeatable.", show_default=False),
     ] = [],  # noqa: B006
 ) -> None:
-    """Count tasks per queue, name and status, and tell how long the oldest waits."""
+    """Count tasks per queue, name and status, and show how long the oldest waits."""
     queues, names = separated(queue), separated(name)
     client = cli.client(reads_only=True)
     rows = [

@@ -10,7 +10,7 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.cli.output import clean
-from mtask.cli.tasks import many
+from mtask.cli.tasks import publish_many
 from mtask.client import TaskSpec
 from mtask.client.asking.publication import policy
 from mtask.errors import InvalidInput
@@ -28,25 +28,23 @@ def publish(
     cli: Cli,
     options: dict[str, Any],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the task: which handler runs it.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Name of the task. It selects the handler.", show_default=False)
     ] = None,
     params: Annotated[
         str | None,
-        typer.Argument(metavar="PARAMS", help="What the handler gets, as MongoDB extended JSON.", show_default=False),
+        typer.Argument(metavar="PARAMS", help="Params for the handler, as MongoDB extended JSON.", show_default=False),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", help="The idempotency key, unique per name. Else a fresh one.")
+        str | None, typer.Option("--key", "-k", help="The idempotency key, unique per name. Else a fresh key.")
     ] = None,
     queue: Annotated[str | None, typer.Option("--queue", help="Queue. Else 'default'.")] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="Not before so long from now: 90s, 5m, 1h30m."),
+        typer.Option("--delay", metavar="DURATION", help="Earliest start, from now: 90s, 5m, 1h30m."),
     ] = None,
     start_time: Annotated[
         str | None,
-        typer.Option(
-            "--start-time", metavar="INSTANT", help="Not before this instant, ISO 8601: 2030-01-31T08:00:00Z."
-        ),
+        typer.Option("--start-time", metavar="INSTANT", help="Earliest start, ISO 8601: 2030-01-31T08:00:00Z."),
     ] = None,
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
@@ -57,7 +55,7 @@ def publish(
             "--many",
             metavar="FILE",
             help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time and "
-            'task_option; what a line leaves out comes from the flags. "-" is stdin.',
+            "task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
     if_exists: Annotated[
@@ -79,10 +77,10 @@ def publish(
     ] = False,
     not_update_running: Annotated[
         bool,
-        typer.Option("--not-update-running", help="Refuse while a live run holds it.", rich_help_panel=EXISTING),
+        typer.Option("--not-update-running", help="Fail while a live run holds it.", rich_help_panel=EXISTING),
     ] = False,
 ) -> int | None:
-    """Publish a task, once per key, however often it is called."""
+    """Publish a task, once for each key."""
     existing = {"clean_failed": clean_failed, "clean_success": clean_success, "not_update_running": not_update_running}
     policy(if_exists, **existing)  # type: ignore[arg-type]
     defaults: dict[str, Any] = {"queue": queue}
@@ -92,21 +90,21 @@ def publish(
         defaults["start_time"] = values.instant(start_time, "start_time")
     if many_file is not None:
         if key is not None or params is not None or params_file is not None:
-            raise InvalidInput("with --many, keys and params stand in the file.", field="many")
-        specs = many.read(values.read_text(many_file, "many"), name, defaults, options)
+            raise InvalidInput("with --many, give keys and params in the file.", field="many")
+        specs = publish_many.read(values.read_text(many_file, "many"), name, defaults, options)
         with_policy = {"if_exists": if_exists, **existing}
-        return many.publish(cli, specs, with_policy)
+        return publish_many.publish(cli, specs, with_policy)
     if name is None:
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare()  # what is wrong with it is told before anything is asked of a database
+    spec.prepare()  # raises for a wrong task before it connects to a database
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,
         "created": result.created,
         "updated": result.updated,
-        "result": many.word(result),
+        "result": publish_many.word(result),
     }
-    cli.answer(document, f"{many.word(result)}  {clean(result.task_id)}")
+    cli.answer(document, f"{publish_many.word(result)}  {clean(result.task_id)}")
     return None

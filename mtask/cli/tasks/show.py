@@ -1,4 +1,4 @@
-"""`mtask show`: one task's life."""
+"""`mtask show`: one task, with its runs on a time axis."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.text import Text
 from mtask.cli.context import Cli, spaced
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
 from mtask.cli.output import (
+    as_json_types,
     clean,
     compact,
     counted,
     hanging,
     lasting,
     moment,
-    plain,
     relative,
     status_text,
     task_document,
@@ -32,7 +32,7 @@ from mtask.model.options import DEFAULT_OPTION, TaskOption
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
-#: A timeline wider than this is hard to follow.
+#: A wider timeline is hard to follow.
 MAX_WIDTH = 140
 _LABEL = 11
 
@@ -46,12 +46,12 @@ def show(
     cli: Cli,
     name: TaskArgument,
     key: KeyArgument = None,
-    runs: Annotated[int, typer.Option("--runs", min=0, help="How many of the newest runs to draw; 0 = all.")] = 20,
-    full: Annotated[bool, typer.Option("--full", help="Do not abridge params, reasons and returns.")] = False,
+    runs: Annotated[int, typer.Option("--runs", min=0, help="Number of runs to draw, the newest; 0 = all.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Print params, reasons and returns in full.")] = False,
 ) -> None:
-    """Draw one task's life: what it waits for, its options and params, and each run as a line in time.
+    """Show a task: why it waits, its options and params, and its runs as bars on a time axis.
 
-    A malformed document is shown as it is, with what is wrong with it.
+    A malformed document is shown as it is stored, with its fault.
     """
     seen = _inspect(cli, name, key)
     if seen.task is None:
@@ -77,7 +77,7 @@ def show(
 def _inspect(cli: Cli, name: str, key: str | None) -> Inspected:
     client = cli.client(reads_only=True)
     if key is None and ":" not in name:
-        # Only a malformed document has such an id.
+        # Only the id of a malformed document has no colon.
         try:
             return client.inspect(name)
         except TaskNotFound:
@@ -125,9 +125,9 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         lines.append(("finished", f"{_when(state.finish_time, now)}, {lived} after its creation"))
     if task.expire_time is not None:
         lines.append(("expires", _when(task.expire_time, now)))
-    for place, reason in enumerate(seen.reasons):
+    for index, reason in enumerate(seen.reasons):
         until = f" until {_when(reason.until, now)}" if reason.until else ""
-        lines.append(("now" if place == 0 else "", Text(clean(reason.message) + until, style="yellow")))
+        lines.append(("now" if index == 0 else "", Text(clean(reason.message) + until, style="yellow")))
     if state.failed_cnt:
         tolerated = task.task_option.max_unexpected_retries
         of = "no limit" if tolerated < 0 else f"{tolerated} tolerated"
@@ -150,10 +150,10 @@ def _when(instant: datetime, now: datetime) -> str:
 
 
 def changed_options(option: TaskOption) -> dict[str, Any]:
-    """Return the options that differ from the default, as one reads them."""
+    """Return the options that differ from the default, in readable form."""
     changed = {}
     for name in TaskOption.model_fields:
         value = getattr(option, name)
         if value != getattr(DEFAULT_OPTION, name):
-            changed[name] = ",".join(value) if isinstance(value, list) else plain(value)
+            changed[name] = ",".join(value) if isinstance(value, list) else as_json_types(value)
     return changed

@@ -1,4 +1,4 @@
-"""`mtask tail`: prints what happens to tasks, as it happens."""
+"""`mtask tail`: prints the events of tasks as they occur."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ def tail(
         list[str], typer.Option("--key", "-k", metavar="KEY", help="Key; repeatable.", show_default=False)
     ] = [],  # noqa: B006
     since: Annotated[
-        str | None, typer.Option("--since", metavar="DURATION", help="Begin so long ago, as far as the oplog reaches.")
+        str | None,
+        typer.Option("--since", metavar="DURATION", help="Begin this long ago, at most as far as the oplog reaches."),
     ] = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="TOKEN", help="Begin right behind the event with this token.")
+        str | None, typer.Option("--after", metavar="TOKEN", help="Begin after the event with this token.")
     ] = None,
-    count: Annotated[int, typer.Option("--count", "-c", min=0, help="End after so many; 0 = never.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-c", min=0, help="End after this many events; 0 = never.")] = 0,
 ) -> int:
-    """Print what happens to tasks, as it happens, until Ctrl-C.
+    """Print the events of tasks as they occur, until Ctrl-C.
 
-    With --json each event is one line, with the token to go on behind it.
+    With --json each event is one line, with the token for --after.
     """
     client = cli.client(reads_only=True)
     begin = None if since is None else client.server_time() - values.duration(since, "since")
     given = {"name": separated(name) or None, "queue": separated(queue) or None, "key": key or None}
     shown = 0
     with client.events(**given, after=after, since=begin) as happening:
-        cli.notice(f"what happens to tasks in database {client.database_name!r}; Ctrl-C ends it")
+        cli.notice(f"events of tasks in database {client.database_name!r}; Ctrl-C ends it")
         for event in happening:
             if cli.is_json:
                 write_json(_document(event), indent=None)
@@ -87,9 +88,9 @@ def _line(event: TaskEvent) -> Text:
         text.append(f"  {clean(event.worker_id)}", style="bright_black")
     if event.progress is not None:
         text.append(f"  {event.progress:.0%}")
-    for said in (event.message, event.reason):
-        if said:
-            text.append(f"  {clean(said, 120)}")
+    for text_part in (event.message, event.reason):
+        if text_part:
+            text.append(f"  {clean(text_part, 120)}")
     if event.is_end and event.kind.value != _ENDS.get(str(event.task_status)):
         text.append(f"  task {event.task_status}")
     return text

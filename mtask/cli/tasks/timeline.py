@@ -1,4 +1,4 @@
-"""Runs as lines in time, scaled to the terminal."""
+"""Runs as bars on a time axis, scaled to the terminal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_WORKER = 28
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The stretch of time that a bar stands for, and its width in characters."""
+    """The span of time that a bar covers, and its width in characters."""
 
     begin: datetime
     end: datetime
     width: int
 
-    def place(self, instant: datetime) -> int:
-        """Return the character at which the instant lies, within the bar."""
+    def column(self, instant: datetime) -> int:
+        """Return the column of the instant within the bar."""
         whole = self.end - self.begin
         share = (instant - self.begin) / whole if whole > timedelta(0) else 0.0
         return min(max(int(share * self.width), 0), self.width - 1)
@@ -35,7 +35,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What a bar is drawn with."""
+    """The characters of a bar."""
 
     run: str
     open_end: str
@@ -50,7 +50,7 @@ ASCII = Glyphs(run="#", open_end=">", waiting="-", before=".")
 def timeline(
     task: Task, runs: Sequence[Run], now: datetime, width: int, *, is_ascii: bool = False, is_full: bool = False
 ) -> list[Text]:
-    """Return the lines: an axis, and for each run its bar and what came of it."""
+    """Return the lines: an axis, and for each run its bar and its result."""
     glyphs = ASCII if is_ascii else UNICODE
     begin = task.task_state.create_time
     end = max([task.task_state.finish_time or now, *(_end(run, now) for run in runs)])
@@ -67,18 +67,18 @@ def timeline(
     lines = [_axis(scale, task.task_state.finish_time is not None, taken)]
     for run, row in zip(runs, cells, strict=True):
         style = STATUS_STYLES.get("LAPSED" if run.is_lapsed(now) else run.status, "")
-        told = Text()
-        for place, cell in enumerate(row):
-            told.append_text(fit(Text(cell, style=style if place == 1 else ""), widths[place])).append("  ")
+        label = Text()
+        for column, cell in enumerate(row):
+            label.append_text(fit(Text(cell, style=style if column == 1 else ""), widths[column])).append("  ")
         bar = _bar(task, run, scale, now, glyphs, style)
         if run.past:
-            told.stylize("dim")
+            label.stylize("dim")
             bar.stylize("dim")
         if is_beside:
-            lines.append(Text.assemble(told, bar))
+            lines.append(Text.assemble(label, bar))
         else:
-            told.rstrip()
-            lines.append(told)
+            label.rstrip()
+            lines.append(label)
             lines.append(Text.assemble("  ", bar))
         outcome = _outcome(run, None if is_full else max(width - widths[0] - 2, 20))
         if outcome:
@@ -87,7 +87,7 @@ def timeline(
 
 
 def _end(run: Run, now: datetime) -> datetime:
-    """Return when the run was over: a lapsed one, with its lease."""
+    """Return the end of the run; for a lapsed run, the end of its lease."""
     if run.end_time is not None:
         return run.end_time
     return run.ping_expire_time if run.is_lapsed(now) else now
@@ -113,8 +113,8 @@ def _axis(scale: Scale, is_finished: bool, indent: int) -> Text:
 
 
 def _bar(task: Task, run: Run, scale: Scale, now: datetime, glyphs: Glyphs, style: str) -> Text:
-    first, last = scale.place(run.claim_time), scale.place(_end(run, now))
-    due = scale.place(rules.due_time(task))
+    first, last = scale.column(run.claim_time), scale.column(_end(run, now))
+    due = scale.column(rules.due_time(task))
     before = min(max(due, 0), scale.width) * glyphs.before
     drawn = list(before + (scale.width - len(before)) * glyphs.waiting)
     drawn[first : last + 1] = glyphs.run * (last + 1 - first)
@@ -126,7 +126,7 @@ def _bar(task: Task, run: Run, scale: Scale, now: datetime, glyphs: Glyphs, styl
 
 
 def _outcome(run: Run, limit: int | None) -> str:
-    """Return what the run came to, on one line."""
+    """Return the result of the run, on one line."""
     if run.fail_reason is not None:
         final = "final: " if run.final else ""
         return clean(final + run.fail_reason, limit)

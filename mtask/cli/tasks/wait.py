@@ -35,19 +35,22 @@ def wait(
     timeout: Annotated[
         str | None,
         typer.Option(
-            "--timeout", "-t", metavar="DURATION", help="Give up after so long, with exit code 6; else never."
+            "--timeout",
+            "-t",
+            metavar="DURATION",
+            help="Give up after this time, with exit code 6. Else wait without limit.",
         ),
     ] = None,
 ) -> int:
     """Wait until a task has ended.
 
-    Exit code 0: SUCCESS, 8: FAIL, 9: CANCELED, 6: not in time.
+    Exit code 0: SUCCESS, 8: FAIL, 9: CANCELED, 6: timeout.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     named = name_and_key(name, key)
     client = cli.client(reads_only=True)
     if cli.flags.verbose:
-        cli.notice(f"{clean(task_id_of(*named))} is {client.get(*named).status}; waiting for its end")
+        cli.notice(f"{clean(task_id_of(*named))} is {client.get(*named).status}; waiting until it ends")
     task = client.wait(*named, timeout=limit)
     cli.answer(task_document(task), ended(task))
     return CODES.get(task.status, failures.OTHER)

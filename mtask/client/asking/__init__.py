@@ -1,1 +1,1 @@
-"""Requests: what a caller asks for, checked before anything is sent."""
+"""Requests of a caller, checked before anything is sent."""

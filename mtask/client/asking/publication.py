@@ -1,4 +1,4 @@
-"""What a caller wants published, checked and brought into the form the store takes."""
+"""Tasks to publish, checked and in the form that the store takes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from mtask.store.tasks.publishing import IfExists, NewTask, Policy
 
 #: A task's name, or its registered function.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
-#: What most tasks have, as it is sent.
+#: The default options, encoded once: most tasks have them.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 
 
 class TaskSpec:
-    """One task for publish_many: the arguments of publish, checked when it is made."""
+    """One task for publish_many, with the arguments of publish. publish_many checks it."""
 
     __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
 
@@ -78,15 +78,15 @@ class TaskSpec:
 
 
 def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
-    """Return the checked tasks; raise InvalidInput naming the place of the first bad one: nothing is published."""
+    """Return the checked tasks; raise InvalidInput with the index of the first bad one. Nothing is published then."""
     prepared = []
-    for place, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         if not isinstance(spec, TaskSpec):
-            raise InvalidInput(f"task {place} is {type(spec).__name__}, not a TaskSpec", field=str(place))
+            raise InvalidInput(f"task {index} is {type(spec).__name__}, not a TaskSpec", field=str(index))
         try:
             prepared.append(spec.prepare())
         except MtaskError as error:
-            error.add_note(f"in task {place} of publish_many; nothing was published")
+            error.add_note(f"in task {index} of publish_many; nothing was published")
             raise
     return prepared
 
@@ -138,15 +138,15 @@ def _checked_params(name: str, params: Any) -> Any:
     try:
         stored_size(value)
     except NotStorable as error:
-        place, reason = _place_of_unstorable(value, error)
-        raise InvalidParams(name, f"{place} cannot be stored as BSON: {reason}") from error
+        path, reason = _path_of_unstorable(value, error)
+        raise InvalidParams(name, f"{path} cannot be stored as BSON: {reason}") from error
     except DocumentTooLarge as error:
         raise explain_unstorable(error, name) from error
     return value
 
 
-def _place_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
-    """Return which part of the params BSON cannot hold, as a path, and why."""
+def _path_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
+    """Return the path of the part of the params that BSON cannot hold, and the reason."""
     path: list[str] = []
     while True:
         entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

@@ -31,8 +31,8 @@ from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
 
-#: A wait that lasts so long follows the task's events, in seconds; how long one request for them may take; and how
-#: often the task is read all the same.
+#: In seconds: after this time a wait follows the task's events; the time of one request for them; the interval at which
+#: the task is read nevertheless.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
@@ -95,7 +95,7 @@ def cancel(task_id: str) -> Operation[Task]:
 
 
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
-    """Make the change and return the task after it; raise MalformedTask where its document stood in the way."""
+    """Make the change and return the task after it; raise MalformedTask if its document prevented the change."""
     try:
         return views.task_of((yield from change))
     except (OperationFailed, KeyError, TypeError):
@@ -121,7 +121,7 @@ def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:
 
 
 def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[WorkerDocument]:
-    """Ask something of a worker."""
+    """Order a worker to stop or to change its concurrency."""
     checked = check_text("worker_id", worker_id)
     concurrency = change.get("concurrency")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
@@ -130,32 +130,32 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
         raise InvalidInput(f"concurrency {shown(concurrency)}: use 0 (pause) to 10000.", field="concurrency")
     try:
         return views.worker_of((yield from workers.control(checked, change)))
-    except OperationFailed:  # what stands there as `control` takes no order, perhaps
+    except OperationFailed:  # the worker's `control` may be malformed
         views.worker_of((yield from workers.find(checked)) or {"_id": checked})
         raise
 
 
 @dataclass(slots=True)
-class Waiting:
-    """The pace of waiting for a task: reads by `_id`, 10 ms to half a second apart, and its events where it lasts."""
+class WaitPolicy:
+    """How to wait for a task: reads by `_id`, every 10 to 500 ms, and after a while also its events."""
 
     task_id: str
     timeout: timedelta | None
     pause: float = 0.01
     can_follow: bool = True
-    #: When the task was made that is waited for: another may be published under its key.
+    #: Creation time of the awaited task: another task may be published under its key.
     create_time: datetime | None = None
     is_removed: bool = False
 
     def same(self, found: Task) -> Task:
-        """Return the task that was read; raise TaskNotFound where it is another than was read first."""
+        """Return the task that was read; raise TaskNotFound if it is another one than at the first read."""
         first, self.create_time = self.create_time, found.task_state.create_time
         if self.is_removed or first not in (None, self.create_time):
             raise TaskNotFound(self.task_id)
         return found
 
-    def follow(self, event: TaskEvent | None) -> None:
-        """Take down what has happened to it."""
+    def note(self, event: TaskEvent | None) -> None:
+        """Note whether the event removed the task."""
         self.is_removed |= event is not None and event.kind is EventKind.REMOVED
 
     def next_pause(self, elapsed: float) -> float | None:
@@ -167,21 +167,21 @@ class Waiting:
         return None if left <= 0 else min(pause, left)
 
     def patience(self, elapsed: float) -> float | None:
-        """Return the seconds to wait for an event before the next read; None where reads are better."""
+        """Return the seconds to wait for an event before the next read; None to read without waiting for one."""
         if not self.can_follow or elapsed < _LASTS:
             return None
         left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed
         return None if left < 2 * _EVENT_WAIT else min(left - _EVENT_WAIT, _READ_EVERY)
 
 
-def waiting(task_id: str, timeout: timedelta | float | None) -> Waiting:
-    """Return the pace of one wait; raise InvalidInput."""
+def wait_policy(task_id: str, timeout: timedelta | float | None) -> WaitPolicy:
+    """Return the policy of one wait; raise InvalidInput."""
     if timeout is None:
-        return Waiting(task_id, None)
+        return WaitPolicy(task_id, None)
     try:
         wait = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     except (TypeError, ValueError, OverflowError):
         wait = timedelta(-1)
     if isinstance(timeout, bool) or wait < timedelta(0):
-        raise InvalidInput(f"timeout {shown(timeout)} is no length of time; None waits without end.", field="timeout")
-    return Waiting(task_id, wait)
+        raise InvalidInput(f"timeout {shown(timeout)} is no length of time; use None for no limit.", field="timeout")
+    return WaitPolicy(task_id, wait)

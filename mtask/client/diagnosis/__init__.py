@@ -1,1 +1,1 @@
-"""Diagnosis: what is wrong, and what a task waits for."""
+"""Diagnosis: problems with the reasons, and the reasons why a task waits."""

@@ -1,4 +1,4 @@
-"""The doctor's look at tasks and workers: what is stuck, and for want of whom."""
+"""The doctor's checks of tasks and workers: which tasks are stuck, and which workers they lack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks import finding, queries
 
-#: Any live worker settles a lapsed run long before.
+#: Any live worker settles a lapsed run much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
 _GROUPS = 200
 _EXAMPLES = 20
@@ -27,7 +27,7 @@ Findings = Operation[list[Finding]]
 
 
 def tasks_and_workers(patience: timedelta) -> Findings:
-    """Look for stuck tasks, and for workers that are gone with tasks in hand."""
+    """Look for stuck tasks, and for dead workers that hold tasks."""
     now = yield from diagnosis.server_time()
     on_record = views.workers_of((yield from workers.every()))
     live = [worker for worker in on_record if worker.is_live(now)]
@@ -46,7 +46,7 @@ def tasks_and_workers(patience: timedelta) -> Findings:
 
 
 def stats() -> Operation[list[views.StatRow]]:
-    """Count tasks, and say why due ones wait that no worker can take."""
+    """Count tasks, and state why no worker can take the due ones."""
     rows = views.stats_of((yield from queries.statistics()))
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
@@ -54,18 +54,18 @@ def stats() -> Operation[list[views.StatRow]]:
     try:
         reasons = yield from stuck()
     except DatabaseError:
-        return rows  # it takes too long, or may not be asked: the counts stand without
+        return rows  # too slow, or not permitted: the counts are complete without it
     return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
 
 
 def _due_groups() -> Operation[list[DueGroup]]:
     rows = yield from diagnosis.due_groups(_GROUPS)
-    # What has another preemption time than an instant is malformed, and told of as such.
+    # A preemption time that is no instant makes a task malformed. Another check reports that.
     return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
 
 
 def stuck() -> Operation[dict[tuple[str, str], str]]:
-    """Return by queue and name why due tasks wait that no worker can take as it is."""
+    """Return why no worker can take due tasks, by queue and name."""
     now = yield from diagnosis.server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
     groups, holds = (yield from _due_groups()), (yield from controls.known())
@@ -81,7 +81,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """Due tasks that nobody holds, of one queue, name and set of named workers."""
+    """Due tasks that no worker holds, of one queue, name and set of named workers."""
 
     queue: str
     name: str
@@ -112,7 +112,7 @@ def due_tasks(
     patience: timedelta,
     holds: Sequence[Control] = (),
 ) -> list[Finding]:
-    """Return what keeps due tasks waiting: FAIL beyond the patience, WARN below it."""
+    """Return why due tasks wait: FAIL if they wait for longer than the patience, else WARN."""
     found = []
     for group in groups:
         waited = now - group.oldest
@@ -130,7 +130,7 @@ def due_tasks(
 def _not_taken(
     groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control]
 ) -> Findings:
-    """Explain by an example why tasks wait too long though a worker serves them."""
+    """Explain, with an example, why tasks wait too long although a worker serves them."""
     found = []
     tasks: dict[str, Task] = {}
     for group in groups[:_EXAMPLES]:
@@ -140,12 +140,12 @@ def _not_taken(
         task = tasks.get(group.task_id)
         reasons = waits_for(task, live, now, holds) if task else []
         if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
-            continue  # it was taken meanwhile, or waits as it is meant to
-        told = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
+            continue  # it was taken meanwhile, or is meant to wait
+        waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
-        why = "live workers serve it, have room and don't take it" if is_idle else reasons[0].message
-        message = f"{told}{rough((now - group.oldest).total_seconds())}: {why}"
-        look = f"`mtask show {group.task_id}` tells more; look into the workers' logs."
+        why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
+        message = f"{waiting}{rough((now - group.oldest).total_seconds())}: {why}"
+        look = f"`mtask show {group.task_id}` shows more; look into the workers' logs."
         remedy = _REMEDIES.get(reasons[0].code, look)
         fields = {"queue": group.queue, "name": group.name, "count": group.count, "example": group.task_id}
         found.append(fail("due tasks", message, remedy, **fields))
@@ -160,7 +160,7 @@ _REMEDIES = {
 
 
 def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Control]) -> tuple[str, str] | None:
-    """Return why no worker can take a group's tasks and what to do, or None where one can."""
+    """Return why no worker can take a group's tasks, with the remedy; None if one can."""
     for control in pauses_of(group.queue, group.name, holds):
         return f"the {control.kind} {control.target!r} is paused", f"`mtask resume --{control.kind} {control.target}`."
     admitted = [worker for worker in live if not group.worker_ids or worker.worker_id in group.worker_ids]
@@ -222,7 +222,7 @@ def _gone(on_record: Sequence[WorkerDocument], now: datetime) -> Findings:
     for worker in silent:
         if held.get(worker.worker_id):
             age = rough((now - worker.heartbeat_time).total_seconds())
-            message = f"{worker.worker_id} ({worker.host}, pid {worker.pid}) is silent for {age} and holds "
+            message = f"{worker.worker_id} ({worker.host}, pid {worker.pid}) has been silent for {age} and holds "
             message += _tasks(held[worker.worker_id])
             remedy = "They are preempted when their leases lapse; look into its log, or the machine's."
             found.append(warn("silent workers", message, remedy, worker_id=worker.worker_id))

@@ -1,4 +1,4 @@
-"""The doctor: what is wrong with server, collections, workers and tasks, and what to do about it."""
+"""The doctor: problems of server, collections, workers and tasks, each with its remedy."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from mtask.store.queues import controls
 
 __all__ = ["PATIENCE", "Finding", "Level", "examine"]
 
-#: How long a due task may wait before that is a problem.
+#: A due task that waits for longer is a problem.
 PATIENCE = timedelta(minutes=5)
 CLOCK_TOLERANCE = timedelta(seconds=2)
 OPLOG_WINDOW = timedelta(hours=1)
-#: The TTL monitor of MongoDB passes once a minute.
+#: The TTL monitor of MongoDB runs once a minute.
 TTL_GRACE = timedelta(minutes=5)
-#: Documents that are named at most.
+#: The most documents that a finding names.
 MAX_NAMED = 10_000
 _MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
-#: What holds for queues and names, and what is published again and again: all of them are looked at.
+#: Collections of which every document is checked.
 _RULES = (
     ("schedules", schedules.every, scheduling.schedule_of),
     ("controls", controls.every, control_of),
@@ -44,7 +44,7 @@ Findings = Operation[list[Finding]]
 
 
 def examine(database: str, patience: timedelta) -> Findings:
-    """Run all checks, each by itself: one that cannot be made does not keep the others from it."""
+    """Run all checks. One that cannot run does not prevent the others."""
     found = yield from _server()
     if any(finding.level is Level.FAIL and finding.check == "server" for finding in found):
         return found
@@ -67,10 +67,10 @@ def _guarded(check: str, findings: Findings) -> Findings:
     try:
         return (yield from findings)
     except AccessDenied as error:
-        # What the user is there for is told by `rights`: few need to see all.
-        told = fail if check == "rights" else warn
+        # `rights` reports what the user may do. Few users need the rights for every check.
+        finding = fail if check == "rights" else warn
         who = f"a user with the role {' or '.join(error.roles)}" if error.roles else "an administrator"
-        return [told(check, f"not examined, this user may not: {error.need or error.reason}", f"Ask as {who}.")]
+        return [finding(check, f"not examined, this user lacks rights: {error.need or error.reason}", f"Ask as {who}.")]
     except NotInStableApi as error:
         return [warn(check, f"not examined: {error.reason}", "Call `mtask doctor`, or a client without strict.")]
     except DatabaseUnavailable as error:
@@ -81,7 +81,7 @@ def _guarded(check: str, findings: Findings) -> Findings:
 
 def _server() -> Findings:
     try:
-        yield from diagnosis.greeting()  # connects, so that the next one measures the clock alone
+        yield from diagnosis.greeting()  # connects, so that the next call measures the clock alone
         before = datetime.now(UTC)
         hello = yield from diagnosis.greeting()
         after = datetime.now(UTC)
@@ -95,11 +95,11 @@ def _server() -> Findings:
 
 
 def unreachable(error: DatabaseError) -> Finding:
-    """Return the one finding that there is where no server answers, or none lets us in."""
+    """Return the only finding if no server answers, or if it rejects the login."""
     reason = getattr(error, "reason", str(error))
     if isinstance(error, AccessDenied):
         remedy = "Check user, password and authSource in --uri (MTASK_URI)."
-        return fail("server", f"it does not let us in: {reason}", remedy)
+        return fail("server", f"it rejects the login: {reason}", remedy)
     return fail("server", f"not reachable: {reason}", "Check that it runs, and --uri (MTASK_URI).")
 
 
@@ -121,7 +121,7 @@ def _topology(address: str, hello: Mapping[str, Any]) -> list[Finding]:
     name = hello.get("setName")
     if name is None:
         remedy = "Restart it with `mongod --replSet rs0 ...`, then run `mongosh --eval 'rs.initiate()'` once."
-        return [fail("replica set", f"{address} is a standalone: no change streams, no transactions", remedy)]
+        return [fail("replica set", f"{address} is a standalone: without change streams and transactions", remedy)]
     if not hello.get("isWritablePrimary"):
         primary = hello.get("primary")
         message = f"{address} is not the primary of {name}" + (f", {primary} is" if primary else ": there is none now")
@@ -145,7 +145,7 @@ def _clock(before: datetime, server: datetime, after: datetime) -> Finding:
     if abs(seconds) < 0.01:
         message = "this machine and the server agree"
     if abs(offset) > CLOCK_TOLERANCE:
-        remedy = "No task starts or ends wrongly by it, but logs don't match: synchronize this machine's clock (NTP)."
+        remedy = "Tasks are unaffected, but times in logs don't match: synchronize this machine's clock (NTP)."
         return warn("clock", message, remedy, offset_ms=round(seconds * 1000))
     return ok("clock", message, offset_ms=round(seconds * 1000))
 
@@ -176,7 +176,7 @@ def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:
         found.append(warn("collections", f"not in this database: {', '.join(missing)}", remedy, missing=missing))
     for collection, validator in wanted.items():
         if collection not in collections:
-            continue  # the others are made when they are first used
+            continue  # the others are made at their first use
         found.append(_validator(collection, collections[collection], validator))
         state = yield from diagnosis.index_state(collection)
         check = f"indexes of {collection}"
@@ -184,7 +184,7 @@ def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:
             found.append(fail(check, f"missing: {', '.join(state.missing)}", _RUN_INIT, missing=state.missing))
         if state.differing:
             remedy = "Drop them, then run `mtask init`."
-            message = f"other keys or options than ours: {', '.join(state.differing)}"
+            message = f"keys or options differ from mtask's: {', '.join(state.differing)}"
             found.append(fail(check, message, remedy, differing=state.differing))
         if not state.missing and not state.differing:
             found.append(ok(check, "as they should be"))
@@ -210,7 +210,7 @@ def _validator(collection: str, options: Mapping[str, Any], wanted: Mapping[str,
         return warn(check, f"schema_version {version}, revision {revision}: older than this mtask", _RUN_INIT)
     strict = options.get("validationAction", "error") == "error" and options.get("validationLevel", "strict") != "off"
     if present != wanted or not strict:
-        return warn(check, "changed since mtask made it", f"{_RUN_INIT} It makes the validator anew.")
+        return warn(check, "changed since mtask made it", f"{_RUN_INIT} It restores the validator.")
     return ok(check, f"schema_version {version}, revision {revision}")
 
 
@@ -218,22 +218,22 @@ def _status() -> Findings:
     status = yield from diagnosis.server_status()
     engine = status.storage_engine
     found = [
-        ok("storage engine", engine or "not told")
+        ok("storage engine", engine or "unknown")
         if engine in ("wiredTiger", "inMemory", "")
         else fail("storage engine", f"{engine} has no transactions", "Use wiredTiger.")
     ]
     if status.oplog_first and status.oplog_last:
         window = status.oplog_last - status.oplog_first
-        told = rough(window.total_seconds())
-        # An oplog as old as the server has dropped nothing yet.
+        length = rough(window.total_seconds())
+        # If the oplog is as old as the server, it has dropped nothing yet.
         if window >= OPLOG_WINDOW or status.uptime_s <= window.total_seconds() + 60:
-            found.append(ok("oplog window", told, window_s=window.total_seconds()))
+            found.append(ok("oplog window", length, window_s=window.total_seconds()))
         else:
-            message = f"{told}: a worker cut off for longer must scan instead of resuming its change stream"
+            message = f"{length}: a worker cut off for longer must scan instead of resuming its change stream"
             remedy = "Enlarge the oplog: `db.adminCommand({replSetResizeOplog: 1, size: MEGABYTES})`."
             found.append(warn("oplog window", message, remedy, window_s=window.total_seconds()))
     else:
-        found.append(warn("oplog window", "not told by this server", "Ask it with `rs.printReplicationInfo()`."))
+        found.append(warn("oplog window", "this server does not show it", "Ask it with `rs.printReplicationInfo()`."))
     return found
 
 
@@ -262,28 +262,28 @@ def _malformed(
     ids = [_shown_id(misfit.document_id) for misfit in misfits]
     first = ids[0] if len(ids[0]) <= _MAX_ID else f"{ids[0][:_MAX_ID]}..."
     many = f"{len(ids)}{' or more' * has_more} malformed, such as {first}"
-    remedy = f"`mtask show {first}` tells what is wrong; mend or remove them"
+    remedy = f"`mtask show {first}` shows what is wrong; mend or remove them"
     if are_marked:
         return warn("documents", f"{many}; workers have marked them FAIL", f"{remedy}.", task_ids=ids)
-    # Of another queue, name or worker than those that run, not yet due, finished, or without room for the mark.
-    remedy += " by hand: workers mark only what they come upon. `mtask doctor --json` names all."
+    # No live worker serves them, or they are not yet due, are finished, or have no room for the mark.
+    remedy += " by hand: workers mark only the tasks that they meet. `mtask doctor --json` names all."
     marked = f"; {len(marked_ids)} more are marked" if marked_ids else ""
     message = f"{many}, and not marked FAIL by any worker{marked}"
     return fail("documents", message, remedy, task_ids=ids, marked_ids=marked_ids)
 
 
 def _shown_id(document_id: Any) -> str:
-    return str(document_id)  # JavaScript code is a kind of text, too, and not hashable
+    return str(document_id)  # JavaScript code is a subclass of str that is not hashable
 
 
 def _sizes() -> Findings:
     large = yield from diagnosis.oversized(MAX_NAMED)
     if not large:
-        return [ok("document sizes", "all leave room for what workers write")]
+        return [ok("document sizes", "all leave room for the workers' writes")]
     ids = [_shown_id(document["_id"]) for document in large]
     more = " or more" * (len(large) == MAX_NAMED)
     message = f"{len(ids)}{more} within 1 KB of MongoDB's 16 MB, such as {ids[0][:_MAX_ID]}: no worker can run them"
-    remedy = "Remove them, and publish them anew with less in params."
+    remedy = "Remove them, and publish them again with smaller params."
     are_over = all(document.get("status") in [*FINAL_STATUSES] for document in large)
     return [(warn if are_over else fail)("document sizes", message, remedy, task_ids=ids)]
 

@@ -1,4 +1,4 @@
-"""What a task waits for, and why: pure, from the task, the workers on record and the server's time."""
+"""Why a task waits. Pure: from the task, the workers on record and the server's time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mtask.model.status import WorkerStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 
-#: Beyond this a task that could be taken is no longer just about to be.
+#: A worker takes a due task within this time. A task that waits longer has a problem.
 SOON = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that a task waits for. `until` is when it ends by itself, where that is known."""
+    """One thing that a task waits for. `until`: when that ends by itself, if known."""
 
     code: str
     message: str
@@ -32,7 +32,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A task with all that explains it. Of a malformed document only the raw form and what is wrong with it."""
+    """A task and the reasons why it waits. A malformed document has no task, but a description of its fault."""
 
     document: dict[str, Any]
     task: Task | None
@@ -56,7 +56,7 @@ def inspect(task_id: str) -> Operation[Inspected]:
 def waits_for(
     task: Task, workers: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control] = ()
 ) -> list[Reason]:
-    """Return what keeps the task from its end, the most telling first; nothing for a finished one."""
+    """Return the reasons why the task has not ended, the most important first; none for a finished task."""
     if task.status.is_final:
         return []
     live = [worker for worker in workers if worker.is_live(now)]
@@ -72,7 +72,7 @@ def waits_for(
         reasons += _workers(task, live, now)
     elif task.task_option.concurrent_worker_cnt > 1:
         count = task.task_option.concurrent_worker_cnt
-        reasons.append(Reason("places_taken", f"all its {count} places are taken"))
+        reasons.append(Reason("places_taken", f"all its {count} seats are taken"))
     if not reasons:
         bounds = limits_of(task.queue, holds)
         limited = Reason("limited", f"its queue is limited: {'; '.join(bounds)}")
@@ -84,16 +84,16 @@ def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable
     there = {worker.worker_id for worker in live}
     for run in rules.live_runs(task, now):
         if task.task_state.cancel_requested:
-            message = f"cancel requested: {run.worker_id} is to end its run; its lease holds"
+            message = f"cancel requested: {run.worker_id} will end its run; its lease is live"
             yield Reason("cancel_requested", message, run.ping_expire_time)
         elif run.worker_id not in there:
-            message = f"held by {run.worker_id}, which is not heard of, under a lease"
+            message = f"held under a live lease by {run.worker_id}, which shows no heartbeat"
             yield Reason("holder_silent", message, run.ping_expire_time)
         else:
             yield Reason("running", f"{run.worker_id} runs it under a lease", run.ping_expire_time)
     for run in rules.current_runs(task):
         if run.is_lapsed(now):
-            message = f"the lease of {run.worker_id} has lapsed: waits to be preempted"
+            message = f"the lease of {run.worker_id} has lapsed: the task waits to be preempted"
             yield Reason("lapsed", message)
 
 
@@ -114,7 +114,7 @@ def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
 
 
 def limits_of(queue: str, holds: Sequence[Control]) -> list[str]:
-    """Return what bounds a queue, as text."""
+    """Return the limits of a queue, as text."""
     return [
         text
         for control in holds
@@ -134,7 +134,7 @@ def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
 
 
 def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
-    """Explain why no worker takes a free place."""
+    """Explain why no worker takes a free seat."""
     named = task.task_option.specific_worker_ids
     if named:
         open_ids = [worker_id for worker_id in named if rules.is_candidate(task, worker_id, now)]
@@ -164,8 +164,8 @@ def _shortage(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iter
     able = [worker for worker in serving if rules.is_candidate(task, worker.worker_id, now)]
     if not able:
         done = listed([worker.worker_id for worker in serving])
-        places = task.task_option.concurrent_worker_cnt
-        yield Reason("other_worker_needed", f"{places} different workers must succeed, and {done} had or has its turn")
+        seats = task.task_option.concurrent_worker_cnt
+        yield Reason("other_worker_needed", f"{seats} different workers must succeed, and {done} cannot take it again")
         return
     steps: tuple[tuple[str, str, Callable[[WorkerDocument], bool]], ...] = (
         ("workers_stopping", "is stopping", lambda worker: worker.status is WorkerStatus.STOPPING),

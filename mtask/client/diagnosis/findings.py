@@ -1,4 +1,4 @@
-"""What the doctor found, one line a check."""
+"""The doctor's findings, one for each check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "OK"
     WARN = "WARN"  #: worth knowing; everything works
@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: what was seen, and what to do where that is not as it should be."""
+    """The result of one check: a message, and the remedy if there is a problem."""
 
     check: str
     level: Level
@@ -43,7 +43,7 @@ def fail(check: str, message: str, remedy: str, **fields: Any) -> Finding:
 
 
 def rough(seconds: float) -> str:
-    """Return a length of time as one reads it: 850 ms, 12 s, 3 min, 5.2 h, 3 days."""
+    """Return a length of time for people: 850 ms, 12 s, 3 min, 5.2 h, 3 days."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):

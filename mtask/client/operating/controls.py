@@ -1,4 +1,4 @@
-"""Pausing a queue or a task name, limiting a queue, and what it keeps: the control, and who does not go by it yet."""
+"""Requests to pause a queue or a task name, to limit a queue and its kept tasks, and the workers yet to confirm."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mtask.store.queues import controls
 from mtask.store.tasks import retention
 from mtask.store.tasks.publishing import milliseconds
 
-#: So many starts in any window of that length, a timedelta or seconds.
+#: A number of starts, and the length of any window that they may fall in: a timedelta or seconds.
 Rate: TypeAlias = tuple[int, timedelta | float]
-#: Longer than a worker that died is taken for live.
+#: A dead worker counts as live for a shorter time.
 PATIENCE = timedelta(seconds=60)
 
 
@@ -37,26 +37,26 @@ def control_of(document: Mapping[str, Any]) -> Control:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to hold for a queue or a task name, and how long to wait until every worker goes by it."""
+    """A change of the control of a queue or a task name, and how to wait until every live worker confirms it."""
 
     kind: Kind
     target: str
     fields: Mapping[str, Any]
-    done: str  #: what is said of the target then
-    waiting: requests.Waiting
+    done: str  #: the state of the target afterwards, in words
+    waiting: requests.WaitPolicy
 
     def write(self) -> Operation[Control]:
-        """Write it down; from then on it stands, and workers hear of it."""
+        """Store the control; from then on it is in force, and workers learn of it."""
         if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
             yield from retention.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
 
     def unconfirmed(self, control: Control) -> Operation[list[str]]:
-        """Return the live workers that it concerns and that do not go by it yet."""
+        """Return the live workers that serve the target and have not confirmed the control."""
         found = []
         for worker in (yield from workers.live()):
             served = worker.get("queues" if self.kind == "queue" else "names")
-            if isinstance(served, list) and self.target in served and not _goes_by(worker, control):
+            if isinstance(served, list) and self.target in served and not _confirms(worker, control):
                 found.append(str(worker["_id"]))
         return found
 
@@ -65,7 +65,7 @@ class Change:
         return ControlUnconfirmed(control.kind, control.target, self.done, unconfirmed)
 
 
-def _goes_by(worker: Mapping[str, Any], control: Control) -> bool:
+def _confirms(worker: Mapping[str, Any], control: Control) -> bool:
     seen = worker.get("controls_seen")
     return isinstance(seen, list) and any(
         isinstance(entry, Mapping)
@@ -79,7 +79,7 @@ def _goes_by(worker: Mapping[str, Any], control: Control) -> bool:
 def pause(queue: str | None, name: str | None, *, paused: bool, timeout: timedelta | float | None) -> Change:
     """Return the checked request to pause or resume; raise InvalidInput."""
     kind, target = check_target(queue, name)
-    waiting = requests.waiting(f"{kind}:{target}", timeout)
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
     return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting)
 
 
@@ -98,25 +98,25 @@ def limit(
         "key_limit": _limit("key_", key_concurrency, key_rate),
     }
     done = "limited" if any(fields.values()) else "no longer limited"
-    return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
+    return Change(kind, target, fields, done, requests.wait_policy(f"{kind}:{target}", timeout))
 
 
 def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:
-    """Return the checked request to keep so many finished tasks of a queue; raise InvalidInput."""
+    """Return the checked request to keep the newest finished tasks of a queue; raise InvalidInput."""
     kind, target = check_target(queue, None)
     for field, value in (("success", success), ("fail", fail)):
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
         if value is not None and not is_count:
             raise InvalidInput(
-                f"{field} {shown(value)}: use 0 to {MAX_KEPT:,}; what is not given is kept.", field=field
+                f"{field} {shown(value)}: use 0 to {MAX_KEPT:,}; a number that is not given keeps all.", field=field
             )
     fields = {"keep_success": success, "keep_fail": fail}
     done = "keeping all" if success is None and fail is None else "keeping only its newest"
-    return Change(kind, target, fields, done, requests.waiting(f"{kind}:{target}", timeout))
+    return Change(kind, target, fields, done, requests.wait_policy(f"{kind}:{target}", timeout))
 
 
 def known() -> Operation[list[Control]]:
-    """Return all controls that can be read, by id: for explaining, not for going by."""
+    """Return the controls that can be read, by id: for explanations, not for decisions."""
     found = []
     for document in (yield from controls.every()):
         with suppress(SchemaMismatch):
@@ -148,5 +148,5 @@ def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str,
 
 
 def every() -> Operation[list[Control]]:
-    """Return all controls, by id; raise SchemaMismatch where one is malformed."""
+    """Return all controls, by id; raise SchemaMismatch if one is malformed."""
     return [control_of(document) for document in (yield from controls.every())]

@@ -1,4 +1,4 @@
-"""Purging: which tasks, and how fast."""
+"""Purging: the choice of tasks, and the pace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtask.store.driver.operation import Operation
 from mtask.store.tasks import retention
 
 _ALLOWED = [*sorted(status.value for status in FINAL_STATUSES), TaskStatus.INIT.value]
-#: So many times as long as a batch took, a purge pauses after it: half of the time is left to others.
+#: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
 _PAUSE = 1.0
 
 
@@ -29,12 +29,12 @@ class Purging:
     has_more: bool = True
 
     def count(self) -> Operation[int]:
-        """Return how many would be removed now."""
+        """Return the number of tasks that a purge would remove now."""
         found = yield from retention.count(retention.purgeable(self.criteria, self.older_than_ms))
         return min(found, self.limit) if self.limit else found
 
     def batch(self) -> Operation[None]:
-        """Remove some more."""
+        """Remove the next batch."""
         left = self.limit - self.removed if self.limit else retention.BATCH
         matched = retention.purgeable(self.criteria, self.older_than_ms)
         removed, self.has_more = yield from retention.remove_batch(matched, left)
@@ -43,7 +43,7 @@ class Purging:
             self.has_more = False
 
     def pause(self, took: float) -> float:
-        """Return how long to leave the database to others after a batch that took so long, in seconds."""
+        """Return the pause after a batch that took this time, in seconds."""
         return took * _PAUSE if self.has_more else 0.0
 
 
@@ -61,7 +61,7 @@ def prepare(
     if statuses is None:
         criteria["status"] = sorted(status.value for status in FINAL_STATUSES)
     elif not set(statuses) <= set(_ALLOWED):
-        raise InvalidInput(f"a purge takes {', '.join(_ALLOWED)}; what runs, cancel first.", field="status")
+        raise InvalidInput(f"a purge takes {', '.join(_ALLOWED)}; cancel running tasks first.", field="status")
     return Purging(criteria, _older_than_ms(older_than), views.check_limit(limit))
 
 

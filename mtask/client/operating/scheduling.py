@@ -1,4 +1,4 @@
-"""What a caller wants published again and again, checked and brought into the form the store takes."""
+"""Schedules that a caller adds or changes, checked and in the form that the store takes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import IfExists, NewTask
 
-#: A crontab's five fields, the time between two firings, the time of the only one; or the same spelt out.
+#: A crontab's five fields, the interval between firings, the time of the only firing; or one of them as an object.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
-#: Before any time that a schedule is likely to be for.
+#: Earlier than the times of any likely schedule.
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
 logger = logging.getLogger("mtask.client")
@@ -33,7 +33,7 @@ logger = logging.getLogger("mtask.client")
 def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
     """Return the trigger; raise InvalidInput."""
     if timezone is not None and not isinstance(when, str):
-        raise InvalidInput("timezone goes with a crontab such as '30 2 * * *'; a Cron holds its own.", field="timezone")
+        raise InvalidInput("timezone belongs to a crontab such as '30 2 * * *'; a Cron has its own.", field="timezone")
     try:
         if isinstance(when, Cron | Every | Once):
             return when
@@ -44,7 +44,7 @@ def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
         if isinstance(when, datetime):
             return Once(time=whole(when, "when"))
     except ValidationError as error:
-        # What is wrong of the whole is its time zone.
+        # An error of the document as a whole is that of its time zone.
         what = describe_validation(error).removeprefix("document: ")
         raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
     except (ValueError, OverflowError) as error:
@@ -161,17 +161,17 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A checked schedule, but for what only the server's clock says."""
+    """A checked schedule, without the times that depend on the server's clock."""
 
     schedule_id: str
     fields: Mapping[str, Any]
-    #: None: as it is, and a new one is not.
+    #: None: unchanged; a new schedule is not paused.
     paused: bool | None = None
 
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the document as it is to be stored now, new or in place of a former one.
+        """Return the document to store now: a new one, or one that replaces the former.
 
-        What was to fire next still is, unless the times themselves are others now.
+        The next firing stays the same unless the times of the schedule change.
         """
         made: dict[str, Any] = {
             "_id": self.schedule_id,
@@ -199,8 +199,8 @@ class Definition:
 
 
 def _checked(definition: Definition) -> None:
-    """Raise InvalidInput where the document would be malformed, or where the schedule could never fire."""
-    now = datetime.now(UTC)  # only for the check: the server's clock decides
+    """Raise InvalidInput if the document would be malformed, or if the schedule could never fire."""
+    now = datetime.now(UTC)  # for the check alone: the server's clock decides later
     try:
         schedule = Schedule.model_validate(definition.document(now, "client"))
     except ValidationError as error:
@@ -213,7 +213,7 @@ def _jitter_ms(jitter: timedelta | float | None, trigger: Cron | Every | Once) -
     if jitter is None:
         return 0
     if isinstance(trigger, Once):
-        raise InvalidInput("jitter goes with what fires again and again.", field="jitter")
+        raise InvalidInput("jitter applies to schedules that fire again and again.", field="jitter")
     try:
         length = jitter if isinstance(jitter, timedelta) else timedelta(seconds=jitter)
         milliseconds = round(length / MILLISECOND)
@@ -230,11 +230,11 @@ def schedule_of(document: Mapping[str, Any]) -> Schedule:
         return Schedule.model_validate(document)
     except ValidationError as error:
         reason = f"schedule {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("schedules", reason, "Mend it by hand, or remove it and add it anew.") from None
+        raise SchemaMismatch("schedules", reason, "Mend it by hand, or remove it and add it again.") from None
 
 
 def put(definition: Definition, if_exists: IfExists, source: Source = "client") -> Operation[Schedule]:
-    """Store a schedule and return it as it is then; raise ScheduleExists as the caller's choice says."""
+    """Store a schedule and return it as it is stored; raise ScheduleExists for if_exists "reject"."""
     if if_exists not in ("keep", "update", "reject"):
         raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
 
@@ -257,7 +257,7 @@ def _put(schedule_id: str, changed: schedules.Changed, is_new: bool) -> Operatio
 
 
 def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
-    """Pause a schedule, or resume it: what would have fired meanwhile is not made up for. Raises ScheduleNotFound."""
+    """Pause or resume a schedule. Firings missed while it was paused are not made up. Raises ScheduleNotFound."""
     checked = check_schedule_id(schedule_id)
 
     def changed(now: datetime, former: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -282,7 +282,7 @@ def get(schedule_id: str) -> Operation[Schedule]:
 
 
 def every() -> Operation[list[Schedule]]:
-    """Return all schedules, by id; a malformed one is left out, with a warning in the log."""
+    """Return all schedules, by id. Malformed ones are left out, with a warning in the log."""
     found = []
     for document in (yield from schedules.every()):
         try:
@@ -293,18 +293,18 @@ def every() -> Operation[list[Schedule]]:
 
 
 def remove(schedule_id: str) -> Operation[bool]:
-    """Remove a schedule; return whether it was there."""
+    """Remove a schedule; return whether it existed."""
     return schedules.remove(check_schedule_id(schedule_id))
 
 
 def check_count(count: object) -> None:
-    """Raise InvalidInput for a number of firings that is not told of at once."""
+    """Raise InvalidInput unless one call may return this number of firings."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
         raise InvalidInput(f"count {shown(count)}: use 1 to 10000.", field="count")
 
 
 def firings_of(schedule: Schedule, count: int) -> list[datetime]:
-    """Compute when a schedule fires next; for thousands of times that takes a second or more."""
+    """Return the next firings of a schedule. Thousands of them take a second or more to compute."""
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None:
         return []
@@ -312,7 +312,7 @@ def firings_of(schedule: Schedule, count: int) -> list[datetime]:
 
 
 def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
-    """Return the task that a firing publishes: under a key of schedule and instant, to start at a given time."""
+    """Return the task that a firing publishes. Its key holds the schedule and the instant; it starts at `start`."""
     key = schedule.key_of(firing)
     return NewTask(
         f"{schedule.name}:{key}",

@@ -1,1 +1,1 @@
-"""Reading: what clients hand back, and events as they happen."""
+"""Reading: tasks, workers and statistics as clients return them, and events as they occur."""

@@ -1,4 +1,4 @@
-"""The iterator over events for asyncio: it goes on after failovers, and can be taken up again by a token."""
+"""The iterator over events for asyncio: it continues after failovers, and from a token."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class AsyncEvents(AsyncReader):
-    """What happens to tasks, as it happens: iterate over it in an `async with` block, or `poll` and close it.
+    """The events of tasks as they occur: iterate over it in an `async with` block, or `poll` and close it.
 
-    It goes on by itself after a failover, where it was. Raises EventsLost where the oplog no longer reaches back to
-    where it is to begin.
-    A call that is cancelled loses nothing: what it sent for is read all the same, and told to the next call.
+    It continues by itself after a failover, without a gap. Raises EventsLost if the oplog no longer reaches back to
+    where it begins.
+    A call that is cancelled loses nothing: its read continues, and the next call returns the event.
     """
 
     async def __aenter__(self) -> Self:
         return await self.open()
 
     async def open(self) -> Self:
-        """Begin now: what happens from here on will be told."""
+        """Begin now: the iteration returns every event from here on."""
         if self._cursor is None and not self._is_closed:
             await self._open()
         return self
@@ -52,7 +52,7 @@ class AsyncEvents(AsyncReader):
         raise StopAsyncIteration
 
     async def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
-        """Return the next event, or None where none came in time (a timedelta or seconds; None waits without end)."""
+        """Return the next event, or None if none came in time (a timedelta or seconds; None: no limit)."""
         end = end_of(timeout)
         pause = _PAUSE
         while not self._found and not self._is_closed:
@@ -60,7 +60,7 @@ class AsyncEvents(AsyncReader):
                 await self._read_on(self._read)
                 pause = _PAUSE
             except DatabaseUnavailable as error:
-                logger.warning("events broke off, and are taken up again: %s", error)
+                logger.warning("reading events failed and begins again: %s", error)
                 await self._sleep(min(pause, max(0.0, end - time.monotonic())))
                 pause = min(2 * pause, _MAX_PAUSE)
             if not self._found and time.monotonic() >= end:
@@ -89,11 +89,11 @@ class AsyncEvents(AsyncReader):
         try:
             is_whole = await self._read_one(self._cursor or await self._open())
         finally:
-            if not is_whole:  # where the cursor stands by now is not known: another one begins after what was taken
+            if not is_whole:  # the cursor's position is unknown: a new one begins after the last change that was taken
                 await self._drop()
 
     async def _read_one(self, cursor: AsyncCursor) -> bool:
-        """Read a change, if one comes; return whether the stream may stay as it is: else it is to be opened anew."""
+        """Read a change, if one comes; return whether the stream may stay open. If not, it must be opened again."""
         try:
             change = await cursor.next()
         except DocumentTooLarge as error:

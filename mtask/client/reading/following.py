@@ -1,4 +1,4 @@
-"""Where a reader of events stands in the stream of changes: what it asked for, its tokens, what was read; no I/O."""
+"""The position of a reader of events in the stream of changes: its request, its tokens, the changes read. No I/O."""
 
 from __future__ import annotations
 
@@ -23,83 +23,83 @@ Texts = str | Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Up to where a reader's token says that all was read. The stream begins at that instant of the oplog."""
+    """The position that a token names: the reader has read everything before it. The stream begins at its time."""
 
-    #: The token of the last change of which something was read. Tokens are ordered as their changes are.
+    #: The token of the last change that was read, at least in part. Tokens have the order of their changes.
     change: str
-    count: int | None  #: how many of its events were, whoever asked for them; None: all
-    #: Of the next one so many. That is all that tokens of earlier versions say of a change that was read in part.
+    count: int | None  #: the number of its events that were read, before any selection; None: all
+    #: The same of the next change. For a change read in part, tokens of earlier versions hold only this number.
     count_of_next: int = 0
 
     def unread(self, here: str, found: list[tuple[TaskEvent, str]]) -> list[tuple[TaskEvent, str]]:
-        """Return what was not read of what the change with this token tells."""
+        """Return the unread events among those of the change with this token."""
         if here < self.change:
             return []
         if here == self.change:
             return [] if self.count is None else found[self.count :]
-        # It told more than were read. If this one does not it is another, and the task of the former is gone.
+        # That change had more events than were read. If this one has not, it is another one: that task was removed.
         return found[self.count_of_next :] if len(found) > self.count_of_next else found
 
     def is_behind(self, here: str) -> bool:
-        """Whether whatever comes after this token was not read."""
+        """Whether everything after this token is unread."""
         return here > self.change or (here == self.change and not self.count_of_next)
 
 
 @dataclass(slots=True)
 class Following:
-    """Where a reader stands in the stream of changes, and what it wants of it. No input or output."""
+    """A reader's position in the stream of changes, and the events that it wants. No input or output."""
 
     wanted: Wanted
-    since: Any = None  #: the place in the oplog at which to begin, as the driver takes it
-    #: From there on some was read already.
+    since: Any = None  #: the oplog time at which to begin, as the driver takes it
+    #: The changes that were read already, after that time.
     begun: Begun | None = None
-    #: Where to go on by what was taken.
+    #: The token from which to continue after the events that were taken.
     token: str | None = None
-    #: The change, or the place between changes, after which to open the stream anew: a resume token's text.
+    #: The text of the resume token after which to open the stream again.
     after: str | None = None
-    #: Less than usual where a change is too large.
+    #: Less than usual if a change is too large.
     detail: Detail = Detail.FULL
 
     @property
     def opening(self) -> Opening:
-        """How to open the change stream where it stands."""
+        """How to open the change stream at this position."""
         return Opening(self.wanted, self.detail, self.after, self.since)
 
     def opened(self, token: str | None) -> None:
-        """Take down where the stream begins, so that it can be opened anew there."""
+        """Note where the stream begins, so that it can be opened there again."""
         if self.after is None and token is not None:
             self.after = token
             self.token = self.token or self.after
 
     def is_in_doubt(self, change: Document) -> bool:
-        """Whether the task's document must be looked up as it was at the change."""
+        """Whether to look up the task's document as it was at the change."""
         if self.detail is Detail.WITHOUT_DOCUMENT:
             return self.wanted.needs_document and change["operationType"] == "update"
         return _understood(events.is_in_doubt, change, False)
 
     def take(self, change: Document) -> tuple[list[TaskEvent], bool]:
-        """Return the events of a change that were not read before, and go on after it.
+        """Return the unread events of a change, and move behind it.
 
-        And whether the stream may stay as it is: else it is to be opened anew.
+        Also return whether the stream may stay open. If not, it must be opened again.
         """
         here = str(change["_id"]["_data"])
-        place = change["clusterTime"]
-        # Counted before anything is left out: another reader may ask for other tasks.
+        instant = change["clusterTime"]
+        # Counted before the selection: another reader of this token may ask for other tasks.
         nothing: list[TaskEvent] = []
         found = _understood(events.events_of, change, nothing)
-        pairs = [(event, f"{here}.{count}.{place.time}-{place.inc}") for count, event in enumerate(found, start=1)]
+        pairs = [(event, f"{here}.{count}.{instant.time}-{instant.inc}") for count, event in enumerate(found, start=1)]
         unread = pairs if self.begun is None else self.begun.unread(here, pairs)
         if self.begun is None or self.begun.is_behind(here):
-            self.begun, self.token = None, f"{here}.{len(found)}.{place.time}-{place.inc}"
+            self.begun, self.token = None, f"{here}.{len(found)}.{instant.time}-{instant.inc}"
         self.after = here
         queues = self.wanted.queues
-        told = [replace(event, token=token) for event, token in unread if queues is None or event.queue in queues]
-        return told, self._is_usual_again()
+        selected = [replace(event, token=token) for event, token in unread if queues is None or event.queue in queues]
+        return selected, self._is_usual_again()
 
     def passed(self, token: str | None) -> bool:
-        """Go on after what was left out: the server tells how far it has looked.
+        """Move behind the changes that the server has left out, up to its token.
 
-        Return whether the stream may stay as it is: else it is to be opened anew.
+        Return whether the stream may stay open. If not, it must be opened again.
         """
         if token is not None:
             self.after = token
@@ -108,12 +108,12 @@ class Following:
         return self._is_usual_again()
 
     def ask_for_less(self, error: DocumentTooLarge) -> None:
-        """Ask for the next change in less detail; raise the error where there is no less."""
+        """Ask for the next change in less detail; raise the error if there is no less."""
         if self.detail is Detail.NAME:
             raise error
         self.detail = Detail(self.detail + 1)
         if self.detail is Detail.NAME:
-            logger.warning("a change of a task is too large to be told: what happened to it then is left out")
+            logger.warning("a change of a task is too large to read: its events are left out")
 
     def _is_usual_again(self) -> bool:
         is_as_before = self.detail is Detail.FULL
@@ -122,11 +122,11 @@ class Following:
 
 
 def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherwise: T) -> T:
-    """Return what is read out of a change: a document may hold anything, and ends no reader."""
+    """Return what `read` finds in a change. A document may hold anything, so no error of `read` ends the reader."""
     try:
         return read(change)
     except Exception:
-        logger.exception("a change is not understood, and left out: of task %s", shown(change["documentKey"]["_id"]))
+        logger.exception("a change of task %s is not understood, and is left out", shown(change["documentKey"]["_id"]))
         return otherwise
 
 
@@ -147,17 +147,17 @@ def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: date
 
 
 def follow_task(task_id: str) -> Following:
-    """Return the request for what happens to one task."""
+    """Return the request for the events of one task."""
     return Following(Wanted(task_id=task_id, needs_document=False))
 
 
 def _going_on(wanted: Wanted, after: str) -> Following:
-    """Return the request to go on after the event with this token.
+    """Return the request to continue after the event with this token.
 
-    It names the change, how many events of it were read, and its place in the oplog. There the stream begins: where the
-    server is given a resume token it must find the change, and it does not if another name or key is asked for now.
-    Where nothing was told yet it is the server's alone, as all were in earlier versions; there a change that was read
-    in part was told by the one before it, and the count.
+    The token holds the change, the number of its events that were read, and its oplog time. The stream begins at that
+    time. A resume token would not do: the server must find its change, and does not if the request now selects another
+    name or key. Before the first event, the token is the server's alone. So were all tokens of earlier versions: for a
+    change read in part, they hold the change before it and the number.
     """
     change, *counted = after.split(".") if isinstance(after, str) else [""]
     try:
@@ -167,12 +167,12 @@ def _going_on(wanted: Wanted, after: str) -> Following:
             seconds, ordinal = map(_number, counted[1].split("-"))
         else:
             begun = Begun(change, None, *map(_number, counted))
-            # It begins with its place, as the server orders it: a mark, and 4 bytes each.
+            # It begins with the oplog time: one byte as a mark, then 4 bytes each for the seconds and the ordinal.
             seconds, ordinal = int(change[2:10], 16), int(change[10:18], 16)
         return Following(wanted, readers.place_in_oplog(seconds, ordinal), begun, token=after)
     except (TypeError, ValueError):
         raise InvalidInput(
-            f"after {shown(after)} is no token: use that of an event (`event.token`, or mtask tail --json).",
+            f"after {shown(after)} is no token: use the token of an event (`event.token`, or mtask tail --json).",
             field="after",
         ) from None
 
@@ -191,4 +191,4 @@ def _in_oplog(since: datetime | None) -> Any:
     try:
         return readers.in_oplog(since)
     except (ValueError, OverflowError):
-        raise InvalidInput(f"since {since} lies outside of what the oplog can hold.", field="since") from None
+        raise InvalidInput(f"since {since} lies outside the times that an oplog can hold.", field="since") from None

@@ -1,4 +1,4 @@
-"""The part of the event iterators that is written by hand: what both keep, and how each of them reads and waits."""
+"""The part of the event iterators that is written by hand: their state, and how each reads and waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 class _Reader:
-    """What both kinds of iterator keep."""
+    """The state of both kinds of iterator."""
 
     def __init__(self, following: Following) -> None:
         self._following = following
@@ -28,7 +28,7 @@ class _Reader:
 
     @property
     def token(self) -> str | None:
-        """Where to go on after the last event that was returned, and what was left out since."""
+        """The token from which to continue after the last event returned, and the changes left out since."""
         return self._returned if self._found else self._following.token
 
     def _next(self) -> TaskEvent | None:
@@ -39,7 +39,7 @@ class _Reader:
         return event
 
     def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:
-        """Take what was read; return whether the stream may stay as it is: else it is to be opened anew."""
+        """Take a change that was read; return whether the stream may stay open. If not, it must be opened again."""
         if change is None:
             is_as_before = self._following.passed(token)
             return is_alive and is_as_before
@@ -65,11 +65,11 @@ class SyncReader(_Reader):
         read()
 
     def _end_reading(self) -> None:
-        """Do nothing: whoever closes it reads no more."""
+        """Do nothing: the thread that closes it is the one that reads."""
 
 
 class AsyncReader(_Reader):
-    """Reads in a task of its own, so that a call that is cancelled leaves what it sent for to the next one."""
+    """Reads in a task of its own, so that the next call gets the result of a read whose call was cancelled."""
 
     _sleep = staticmethod(asyncio.sleep)
 
@@ -80,14 +80,14 @@ class AsyncReader(_Reader):
         self._store = store
         self._prepare = prepare
         self._cursor: AsyncCursor | None = None
-        #: What is being read, whoever waits for it.
+        #: The read under way. The call that began it may have been cancelled.
         self._reading: asyncio.Task[None] | None = None
 
     async def _read_on(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until something was read, or nothing came for a while; who is cancelled leaves it to the next."""
+        """Wait until a read has ended, with or without a change. If this call is cancelled, the next one takes over."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(read())
-            self._reading.add_done_callback(_look_at)
+            self._reading.add_done_callback(_consume_error)
         reading = self._reading
         await asyncio.wait((reading,))
         if self._reading is reading:
@@ -96,23 +96,23 @@ class AsyncReader(_Reader):
             reading.result()
 
     async def _end_reading(self) -> None:
-        """End what is being read, whoever waits for it."""
+        """End the read under way, whether or not a call waits for it."""
         reading = self._reading
         if reading is not None and not reading.done():
-            if isinstance(self._store, SyncStore):  # a thread cannot be cancelled, and what it has sent for comes soon
+            if isinstance(self._store, SyncStore):  # a thread cannot be cancelled, and its read ends soon
                 await asyncio.wait((reading,), timeout=CLOSE_TIMEOUT.total_seconds())
             reading.cancel()
             await asyncio.wait((reading,))
 
 
-def _look_at(reading: asyncio.Task[None]) -> None:
-    """Look at what became of it, where nobody waits for it any more."""
+def _consume_error(reading: asyncio.Task[None]) -> None:
+    """Retrieve the error of a read that no call waits for, so that asyncio logs none."""
     if not reading.cancelled():
         reading.exception()
 
 
 def end_of(timeout: timedelta | float | None) -> float:
-    """Return when a wait that begins now is over, on the monotonic clock."""
+    """Return the end of a wait that begins now, on the monotonic clock."""
     if timeout is None:
         return float("inf")
     return time.monotonic() + (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)

@@ -1,4 +1,4 @@
-"""What clients hand back: tasks and workers as models, statistics as rows."""
+"""The results of clients: tasks and workers as models, statistics as rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mtask.model.identity import is_text
 from mtask.model.status import TaskStatus
 
 logger = logging.getLogger("mtask.client")
-#: What MongoDB takes as a limit.
+#: The highest limit that MongoDB accepts.
 MAX_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StatRow:
-    """How many tasks of one queue and name have one status."""
+    """The number of tasks of one queue, name and status."""
 
     queue: str
     name: str
     status: str
     count: int
-    #: When the longest waiting of them is, or was, due; None for finished ones.
+    #: The earliest time at which one of them is or was due; None for finished tasks.
     oldest_preempt_time: datetime | None
-    #: Why no worker can take what is due of them, where that is so: nobody serves it, or it is paused.
+    #: The reason if no worker can take the due ones: no worker serves them, or they are paused.
     stuck: str | None = None
 
 
@@ -43,7 +43,7 @@ def task_of(document: Mapping[str, Any]) -> Task:
 
 
 def tasks_of(documents: Iterable[Mapping[str, Any]]) -> list[Task]:
-    """Return the documents as Tasks; a malformed one is left out, with a warning in the log."""
+    """Return the documents as Tasks. Malformed ones are left out, with a warning in the log."""
     found = []
     for document in documents:
         try:
@@ -59,12 +59,12 @@ def worker_of(document: Mapping[str, Any]) -> WorkerDocument:
         return WorkerDocument.model_validate(document)
     except ValidationError as error:
         reason = f"the document of worker {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
-        remedy = "Remove it: a worker that lives registers again."
+        remedy = "Remove it: a live worker registers again."
         raise SchemaMismatch("workers", reason, remedy) from None
 
 
 def workers_of(documents: Iterable[Mapping[str, Any]]) -> list[WorkerDocument]:
-    """Return the documents as workers; foreign ones are left out, with a warning in the log."""
+    """Return the documents as workers. Malformed ones are left out, with a warning in the log."""
     found = []
     for document in documents:
         try:
@@ -89,7 +89,7 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
 
 
 def _instant(value: Any) -> datetime | None:
-    """Return what a malformed document may have written in the place of an instant as none."""
+    """Return the instant; None for another type, which a malformed document may hold."""
     return value if isinstance(value, datetime) else None
 
 
@@ -106,7 +106,7 @@ def criteria(
     checked: dict[str, Any] = {}
     for field, wanted in given.items():
         if not isinstance(wanted, str | Iterable | None):
-            raise InvalidInput(f"{field} is text, or several in a list, not {type(wanted).__name__}.", field=field)
+            raise InvalidInput(f"{field} is text or a list of texts, not {type(wanted).__name__}.", field=field)
         several = [wanted] if isinstance(wanted, str) else list(wanted or ())
         for value in several:
             if not isinstance(value, str):

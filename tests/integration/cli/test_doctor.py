@@ -213,7 +213,7 @@ def test_tasks_that_leave_no_room_for_what_workers_write_are_named(mtask: Comman
     store.tasks.insert_one(large)
     (finding,) = findings(mtask("doctor", "--json"), "document sizes")
     assert (finding["level"], finding["fields"]["task_ids"]) == ("FAIL", ["send:large"])
-    assert "less in params" in finding["remedy"]
+    assert "smaller params" in finding["remedy"]
 
 
 @pytest.mark.parametrize(

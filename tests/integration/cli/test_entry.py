@@ -69,7 +69,7 @@ def test_wrong_usage_ends_with_2_and_points_to_the_help(mtask: Commands, argumen
     ended = mtask(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert expected in ended.err
-    assert "--help` tells how to use it" in ended.err
+    assert "--help` shows how to use it" in ended.err
     assert mtask(*arguments, "--json").error["exit_code"] == 2
 
 
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_with_130(mtask: Commands) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            assert "waiting for its end" in process.stderr.readline()
+            assert "waiting until it ends" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
         finally:

@@ -113,7 +113,7 @@ def test_params_keep_their_bson_types(mtask: Commands, store: SyncStore, tmp_pat
         (["send", "--if-exists", "reject", "--clean-failed"], "InvalidInput", "leaves an existing task alone"),
         (["send", "--queue", "a,b"], "InvalidInput", "comma"),
         ([], "InvalidInput", "NAME"),
-        (["send", "--many", "x.jsonl", "--key", "k"], "InvalidInput", "stand in the file"),
+        (["send", "--many", "x.jsonl", "--key", "k"], "InvalidInput", "in the file"),
         (["send", "--many", "missing.jsonl"], "InvalidInput", "cannot be read"),
     ],
 )

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtask.cli.output import Column, clean, compact, fit, hanging, iso, lasting, listing, plain, relative
+from mtask.cli.output import Column, as_json_types, clean, compact, fit, hanging, iso, lasting, listing, relative
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -40,7 +40,7 @@ def test_instants_are_seen_from_now() -> None:
 def test_instants_are_utc_to_the_millisecond_in_json() -> None:
     east = NOW.astimezone(timezone(timedelta(hours=9)))
     assert iso(east) == "2030-01-01T00:00:00.000Z"
-    assert plain({"a": [east, timedelta(seconds=2), None, True]}) == {
+    assert as_json_types({"a": [east, timedelta(seconds=2), None, True]}) == {
         "a": ["2030-01-01T00:00:00.000Z", 2.0, None, True]
     }
 

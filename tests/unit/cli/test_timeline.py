@@ -120,5 +120,5 @@ def test_a_run_of_an_earlier_round_is_marked() -> None:
 
 def test_no_instant_falls_off_the_scale() -> None:
     scale = Scale(START, at(10), 10)
-    assert [scale.place(at(second)) for second in (-5, 0, 5, 10, 99)] == [0, 0, 5, 9, 9]
-    assert Scale(START, START, 10).place(START) == 0
+    assert [scale.column(at(second)) for second in (-5, 0, 5, 10, 99)] == [0, 0, 5, 9, 9]
+    assert Scale(START, START, 10).column(START) == 0

@@ -227,7 +227,7 @@ def _is_followed(client: Client, database_name: str) -> bool:
 
 def test_another_task_is_told_by_its_create_time_or_its_removal(store: SyncStore, client: AnyClient) -> None:
     publish_task(store, "k")
-    waiting = requests.waiting("task:k", None)
+    waiting = requests.wait_policy("task:k", None)
     first = waiting.same(client.get("task", "k"))
     assert waiting.same(client.get("task", "k")).task_state == first.task_state
     store.run(queries.remove("task:k"))

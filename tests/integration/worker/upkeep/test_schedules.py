@@ -93,7 +93,7 @@ def test_paused_resumed_removed(client: Client, store: SyncStore) -> None:
         ({"when": 5}, "use a crontab"),
         ({"when": timedelta(milliseconds=5)}, "use 1 s to"),
         ({"when": datetime(2030, 1, 1)}, "aware datetime"),  # noqa: DTZ001
-        ({"when": HOUR, "timezone": "UTC"}, "timezone goes with a crontab"),
+        ({"when": HOUR, "timezone": "UTC"}, "timezone belongs to a crontab"),
         ({"when": "* * * * *", "timezone": "Mars/Olympus"}, "no time zone"),
         ({"when": HOUR, "jitter": -1}, "jitter"),
         ({"when": HOUR, "jitter": "soon"}, "jitter"),

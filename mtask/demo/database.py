@@ -1,4 +1,4 @@
-"""Where the demo's documents live: a mongod that leaves nothing behind, one that is kept, or an existing database."""
+"""The demo's database: on a mongod that leaves nothing behind, on one that is kept, or an existing one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mtask.store.driver.translate import scrubbed
 from mtask.store.tasks import survey
 
 DATABASE = "mtask_demo"
-_REMEDY = "The demo wants a database of its own: name another with --database."
+_REMEDY = "The demo needs a database of its own: name another with --database."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A database for the demo. `folder` is that of a server that is kept."""
+class DemoDatabase:
+    """A database for the demo. `folder`: the data folder of a server that is kept."""
 
     uri: str = field(repr=False)  # it may hold a password
-    database: str
+    name: str
     words: str
     folder: Path | None = None
     is_kept: bool = False
@@ -40,21 +40,21 @@ class Place:
     @property
     def is_own(self) -> bool:
         """Whether the server is the demo's own, so that its URI names the database."""
-        return f"/{self.database}?" in self.uri
+        return f"/{self.name}?" in self.uri
 
     def mongosh(self, script: str) -> str:
-        """Return the line that runs a script on the documents."""
-        chosen = script if self.is_own else f"db = db.getSiblingDB({json.dumps(self.database)}); {script}"
+        """Return the command line that runs a script in the database."""
+        chosen = script if self.is_own else f"db = db.getSiblingDB({json.dumps(self.name)}); {script}"
         return shlex.join(["mongosh", self.shown_uri, "--quiet", "--eval", chosen])
 
     def mtask(self, *arguments: str) -> str:
-        """Return the line that runs a command of mtask on the documents."""
-        database = [] if self.is_own else ["--database", self.database]
+        """Return the command line that runs a command of mtask on the database."""
+        database = [] if self.is_own else ["--database", self.name]
         return shlex.join(["mtask", *arguments, "--uri", self.shown_uri, *database])
 
     @property
     def ending(self) -> list[str]:
-        """The lines that remove what is kept."""
+        """The command lines that remove a database that is kept."""
         if self.folder is not None:
             folder = shlex.quote(str(self.folder))
             return [f"mtask local stop --folder {folder}", f"rm -r {folder}"]
@@ -62,19 +62,19 @@ class Place:
 
 
 @contextmanager
-def temporary_place(mongod: Path | None) -> Iterator[Place]:
-    """Run a mongod in a folder of its own; nothing is left at the end."""
+def temporary_database(mongod: Path | None) -> Iterator[DemoDatabase]:
+    """Run a mongod in a temporary folder, which is removed at the end."""
     with local.temporary(mongod=mongod) as server:
-        yield Place(_with_database(server.uri), DATABASE, "in a temporary folder")
+        yield DemoDatabase(_with_database(server.uri), DATABASE, "in a temporary folder")
 
 
 @contextmanager
-def kept_place(mongod: Path | None) -> Iterator[Place]:
-    """Start a mongod that stays, unless the block fails or is interrupted."""
+def kept_database(mongod: Path | None) -> Iterator[DemoDatabase]:
+    """Start a mongod that continues to run, unless the block fails or is interrupted."""
     folder = Path(tempfile.mkdtemp(prefix="mtask-demo-")).resolve()
     try:
         server = local.start(folder, mongod=mongod)
-        yield Place(_with_database(server.uri), DATABASE, f"in {folder}", folder, is_kept=True)
+        yield DemoDatabase(_with_database(server.uri), DATABASE, f"in {folder}", folder, is_kept=True)
     except BaseException:
         local.stop(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,10 +82,10 @@ def kept_place(mongod: Path | None) -> Iterator[Place]:
 
 
 @contextmanager
-def existing_place(uri: str, database: str | None, *, keep: bool) -> Iterator[Place]:
-    """Use a database that holds nothing but what an earlier demo left; raise SchemaMismatch.
+def existing_database(uri: str, database: str | None, *, keep: bool) -> Iterator[DemoDatabase]:
+    """Use a database that is empty but for documents of an earlier demo; raise SchemaMismatch.
 
-    Without `keep` the demo's documents are removed at the end; with it, unless the block fails.
+    The demo's documents are removed at the end; with `keep` only if the block fails.
     """
     name = database or DATABASE
     with Client(uri, database=name, check=False) as client:
@@ -94,7 +94,7 @@ def existing_place(uri: str, database: str | None, *, keep: bool) -> Iterator[Pl
         survey.clear(client.tasks)
         is_done = False
         try:
-            yield Place(uri, name, f"at {scrubbed(uri)}, database {name}", is_kept=keep)
+            yield DemoDatabase(uri, name, f"at {scrubbed(uri)}, database {name}", is_kept=keep)
             is_done = True
         finally:
             if not (keep and is_done):
@@ -109,11 +109,13 @@ def _refuse_foreign(client: Client) -> None:
     others = survey.others(client.tasks, list(app.handlers))
     where = f"{client.database_name}.{TASKS}"
     if others.collection is not None:
-        raise SchemaMismatch(where, f"beside it there is the collection {others.collection!r}", _REMEDY)
+        raise SchemaMismatch(where, f"the database also holds the collection {others.collection!r}", _REMEDY)
     if others.kept is not None:
-        raise SchemaMismatch(where, f"beside it there are documents in {others.kept!r}", _REMEDY)
+        raise SchemaMismatch(where, f"the database also holds documents in {others.kept!r}", _REMEDY)
     if others.task is not None:
         raise SchemaMismatch(where, f"document {others.task['_id']!r} is not the demo's", _REMEDY)
     present = client.workers()
     if present:
-        raise SchemaMismatch(where, f"{present[0].worker_id!r} works on it", "Stop it, or name another --database.")
+        raise SchemaMismatch(
+            where, f"{present[0].worker_id!r} uses this database", "Stop it, or name another --database."
+        )

@@ -25,14 +25,14 @@ WorkerArgument = Annotated[str, typer.Argument(metavar="ID", help="The worker's 
 
 
 class WorkerStillThere(WorkerError):
-    """The worker has not stopped in the time given."""
+    """The worker has not stopped within the timeout."""
 
     exit_code = failures.WAIT_TIMEOUT
 
     def __init__(self, worker_id: str, timeout: timedelta) -> None:
         super().__init__(
-            f"worker {worker_id!r} is still there after {timeout.total_seconds():g} s. It finishes what it runs "
-            "within its --shutdown-timeout; `mtask workers` shows how it gets on."
+            f"worker {worker_id!r} has not stopped after {timeout.total_seconds():g} s. It finishes its runs "
+            "within its --shutdown-timeout; `mtask workers` shows its state."
         )
         self.worker_id = worker_id
         self.timeout = timeout
@@ -48,10 +48,10 @@ def register(app: typer.Typer) -> None:
 def workers(
     cli: Cli,
     all_workers: Annotated[
-        bool, typer.Option("--all", "-a", help="Those that are gone, too, as long as they are on record.")
+        bool, typer.Option("--all", "-a", help="Also list workers that are gone but still on record.")
     ] = False,
 ) -> None:
-    """List the workers: who, where, since when, what they serve and how much they run."""
+    """List the workers with their status, host, runs, queues and names."""
     client = cli.client(reads_only=True)
     now = client.server_time()
     found = client.workers(live_only=not all_workers)
@@ -98,7 +98,7 @@ def _names(worker: WorkerDocument) -> Text:
 
 
 def state(worker: WorkerDocument, now: datetime) -> str:
-    """Return the worker's status as people mean it: also "paused", and "gone" for a silent one."""
+    """Return the worker's status for people: also "paused", and "gone" after its heartbeat has expired."""
     if not worker.is_live(now):
         return "stopped" if worker.status == "stopped" else "gone"
     if worker.control.stop and worker.status != "stopping":
@@ -107,7 +107,7 @@ def state(worker: WorkerDocument, now: datetime) -> str:
 
 
 def worker_document(worker: WorkerDocument, now: datetime) -> dict[str, Any]:
-    """Return the worker as its document, with what follows from the server's clock."""
+    """Return the worker as its document, with fields computed from the server's clock."""
     age = max(now - worker.heartbeat_time, timedelta(0))
     return {
         **worker.model_dump(by_alias=True),
@@ -119,15 +119,17 @@ def worker_document(worker: WorkerDocument, now: datetime) -> dict[str, Any]:
 def stop_worker(
     cli: Cli,
     worker_id: WorkerArgument,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return when it has stopped.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return only when it has stopped.")] = False,
     timeout: Annotated[
         str,
-        typer.Option("--timeout", "-t", metavar="DURATION", help="With --wait: give up after so long, exit code 6."),
+        typer.Option(
+            "--timeout", "-t", metavar="DURATION", help="With --wait: give up after this time, with exit code 6."
+        ),
     ] = "60s",
 ) -> None:
     """Ask a worker to stop.
 
-    It claims nothing more, finishes or hands back what it runs, and ends.
+    It claims nothing more, finishes or hands back its runs, and ends.
     """
     limit = values.duration(timeout, "timeout")
     client = cli.client()
@@ -155,15 +157,21 @@ def set_worker(
             "--concurrency",
             "-c",
             metavar="NUMBER|reset",
-            help="How many handlers it runs at once: 0 pauses it, 'reset' restores what it started with.",
+            help="Number of handlers at once: 0 pauses it, 'reset' restores the number that it started with.",
             show_default=False,
         ),
     ],
 ) -> None:
-    """Change how much a worker runs at once, while it runs."""
+    """Change the number of handlers that a running worker may run at once."""
     worker = cli.client().set_worker(worker_id, concurrency=_concurrency(concurrency))
     asked = worker.control.concurrency
-    remark = "back to what it started with" if asked is None else "paused" if asked == 0 else f"up to {asked} runs"
+    remark = (
+        "back to the number that it started with"
+        if asked is None
+        else "paused"
+        if asked == 0
+        else f"up to {asked} runs"
+    )
     document = {"worker_id": worker_id, "concurrency": asked}
     cli.answer(document, f"set  {clean(worker_id)}: {remark}, from its next heartbeat on")
 

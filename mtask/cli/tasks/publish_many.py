@@ -1,4 +1,4 @@
-"""Publishing from a file of JSON lines, told per task."""
+"""Publishing from a file of JSON lines, with a result for each task."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Numbered = tuple[int, TaskSpec]
 
 
 def word(result: object) -> str:
-    """Return what publishing did, in one word."""
+    """Return the result of a publish, in one word."""
     if isinstance(result, Published):
         return "created" if result.created else "updated" if result.updated else "unchanged"
     return "exists" if isinstance(result, TaskExists) else "running"
 
 
 def read(text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[Numbered]:
-    """Return each line's number and task; raise InvalidInput for the first bad line: nothing is published then."""
+    """Return each line's number and task; raise InvalidInput for the first bad line. Nothing is published then."""
     specs = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -55,7 +55,7 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
         raise InvalidInput(f"a line has no field {unknown[0]!r}: use {', '.join(FIELDS)}.", field="many")
     task = line.get("name", name)
     if task is None:
-        raise InvalidInput("the line has no name, and the command none for all.", field="name")
+        raise InvalidInput("the line has no name: add it, or name all tasks on the command line.", field="name")
     own_option = line.get("task_option") or {}
     if not isinstance(own_option, dict):
         raise InvalidInput("task_option is an object of options.", field="task_option")
@@ -65,7 +65,7 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
 
 
 def _start(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when the task may start, where that is told."""
+    """Return the start_time or delay of a line, if it has one."""
     start: dict[str, Any] = {}
     for field, read_text in (("delay", values.duration), ("start_time", values.instant)):
         value = given.get(field)
@@ -75,10 +75,10 @@ def _start(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> int:
-    """Publish them all, tell what happened to each, and return the exit code."""
+    """Publish all tasks, print the result of each, and return the exit code."""
     client = cli.client()
     counts: Counter[str] = Counter()
-    told: list[dict[str, Any]] = []
+    published: list[dict[str, Any]] = []
     for start in range(0, len(specs), BATCH):
         batch = specs[start : start + BATCH]
         results = client.publish_many([spec for _, spec in batch], **policy)
@@ -86,11 +86,11 @@ def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> i
             what = word(result)
             counts[what] += 1
             if cli.is_json:
-                told.append({"line": line, "task_id": result.task_id, "result": what})
+                published.append({"line": line, "task_id": result.task_id, "result": what})
             elif not cli.flags.quiet:
                 cli.out.print(Text.assemble((f"{what:9}", _STYLES[what]), "  ", clean(result.task_id)), soft_wrap=True)
     if cli.is_json:
-        cli.json({"tasks": told, "summary": {"total": len(specs), **{name: counts[name] for name in _STYLES}}})
+        cli.json({"tasks": published, "summary": {"total": len(specs), **{name: counts[name] for name in _STYLES}}})
     else:
         parts = [f"{counts[name]} {name}" for name in _STYLES if counts[name]]
         cli.say(counted(len(specs), "task") + (": " + ", ".join(parts) if parts else ": nothing to do"))
