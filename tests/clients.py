@@ -121,7 +121,8 @@ def fail(store: SyncStore, task_id: str, run_id: str, reason: str = "no luck", *
     assert store.run(claims.finish([outcome])) == {run_id}
 
 
-def server_now(client: MongoClient[dict[str, Any]]) -> datetime:
+def server_now(asked: MongoClient[dict[str, Any]] | SyncStore) -> datetime:
     """Return the server's time."""
+    client = asked.database.client if isinstance(asked, SyncStore) else asked
     now: datetime = client.admin.command("hello")["localTime"]
     return now.replace(tzinfo=UTC)  # a command's answer is not decoded by the client's options

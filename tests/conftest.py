@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import pytest
 from pymongo import MongoClient
 
+from mtask import Client
 from mtask.local import ReplicaSet, temporary
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, Client, eventually, processes_of_session
+from tests.clients import open_store
+from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
+from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
 
 
@@ -41,15 +44,15 @@ def mongo_uri(mongo_server: ReplicaSet) -> str:
 
 
 @pytest.fixture(scope="session")
-def mongo_session_client(mongo_uri: str) -> Iterator[Client]:
+def mongo_session_client(mongo_uri: str) -> Iterator[Mongo]:
     """Connect once, for what is done around the tests."""
-    client: Client = MongoClient(mongo_uri, tz_aware=True)
+    client: Mongo = MongoClient(mongo_uri, tz_aware=True)
     with client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def module_store(mongo_session_client: Client) -> Iterator[SyncStore]:
+def module_store(mongo_session_client: Mongo) -> Iterator[SyncStore]:
     """Set up a database for the tests of one module; its validators refuse what the schema does not allow."""
     made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
     made.run(setup.ensure())
@@ -58,7 +61,7 @@ def module_store(mongo_session_client: Client) -> Iterator[SyncStore]:
 
 
 @pytest.fixture
-def database_name(mongo_session_client: Client) -> Iterator[str]:
+def database_name(mongo_session_client: Mongo) -> Iterator[str]:
     """Name a database for one test on the shared server, dropped afterwards."""
     name = f"test_{uuid.uuid4().hex}"
     yield name
@@ -66,9 +69,9 @@ def database_name(mongo_session_client: Client) -> Iterator[str]:
 
 
 @pytest.fixture
-def mongo(mongo_uri: str) -> Iterator[Client]:
+def mongo(mongo_uri: str) -> Iterator[Mongo]:
     """Connect to the shared server for one test."""
-    client: Client = MongoClient(mongo_uri, tz_aware=True)
+    client: Mongo = MongoClient(mongo_uri, tz_aware=True)
     with client:
         yield client
 
@@ -85,3 +88,17 @@ def single_set(no_process_is_left: None) -> Iterator[ReplicaSet]:
     """Run a one-node replica set for one test, which may kill, pause and restart it."""
     with temporary(parameters=TEST_COMMANDS) as server:
         yield server
+
+
+@pytest.fixture
+def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
+    """Connect to the test's database as the engine does."""
+    with open_store(mongo_uri, database_name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    """Give a client of the test's database."""
+    with Client(mongo_uri, database=database_name) as made:
+        yield made

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pymongo import MongoClient
 
@@ -23,8 +24,12 @@ TEST_COMMANDS = {"enableTestCommands": "1"}
 SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
+#: What a loaded machine may take for something that comes, in seconds: the tests assert order and state, not speed.
+PATIENCE = 40.0
+
+
 def eventually(
-    condition: Callable[[], T], timeout: float = 40.0, message: str = "", *, interval: float | None = None
+    condition: Callable[[], T], timeout: float = PATIENCE, message: str = "", *, interval: float | None = None
 ) -> T:
     """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come.
 
@@ -41,11 +46,21 @@ def eventually(
     raise AssertionError(unfulfilled(message, timeout, value))
 
 
-async def eventually_async(condition: Callable[[], Awaitable[T]], timeout: float = 40.0, message: str = "") -> T:
-    """Do as `eventually` does for a condition that is awaited."""
+@overload
+async def until(condition: Callable[[], Awaitable[T]], timeout: float = PATIENCE, message: str = "") -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], timeout: float = PATIENCE, message: str = "") -> T: ...
+
+
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE, message: str = "") -> Any:
+    """Do as `eventually` does and leave the event loop to others meanwhile; the condition may be awaited, too."""
     end = time.monotonic() + timeout
     for pause in pauses():
-        value = await condition()
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
         if value:
             return value
         if time.monotonic() >= end:

@@ -22,15 +22,13 @@ from pymongo import MongoClient
 import mtask
 from mtask.local.ownership import is_stopped
 from tests.acceptance.app import EVENTS_VARIABLE
+from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
-from tests.mongo import Document, eventually
 from tests.processes import kill_marked, marked
 from tests.security import Accounts
 
 ROOT = Path(__file__).parents[1]
 APP = "tests.acceptance.app:app"
-#: The patience of these tests, in seconds: they assert order, not speed.
-PATIENCE = 40.0
 #: In the environment of a worker and of all that it starts, so that its end can tell what is left.
 _MARK = "MTASK_TEST_WORKER"
 

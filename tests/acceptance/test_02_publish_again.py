@@ -10,7 +10,7 @@ import pytest
 
 from mtask import Client, Published, RunStatus, Task, TaskExists, TaskRunning, TaskSpec, TaskStatus
 from mtask.store.driver.stores import SyncStore
-from tests.clients import KINDS, AnyClient, claim, fail, is_claimable, open_client, open_store, server_now, succeed
+from tests.clients import KINDS, AnyClient, claim, fail, is_claimable, open_client, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
 
@@ -22,12 +22,6 @@ NEW = {"subject": "new"}
 @pytest.fixture(params=KINDS)
 def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
     with open_client(request.param, mongo_uri, database_name) as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
         yield opened
 
 

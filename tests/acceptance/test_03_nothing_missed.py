@@ -9,8 +9,8 @@ from typing import Any
 
 from mtask import Published, TaskSpec
 from tests.acceptance.conftest import Report
-from tests.mongo import eventually
-from tests.workers import PATIENCE, Stage, runs_of
+from tests.mongo import PATIENCE, eventually
+from tests.workers import Stage, runs_of
 
 DURING = 5_000
 _PART = 250

@@ -16,8 +16,8 @@ from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 from tests.acceptance import app as handlers
 from tests.acceptance.conftest import Report
-from tests.mongo import eventually_async
-from tests.workers import PATIENCE, Stage, runs_of
+from tests.mongo import PATIENCE, until
+from tests.workers import Stage, runs_of
 
 TWENTY = [f"worker-{number}" for number in range(20)]
 
@@ -36,7 +36,7 @@ async def workers_here(stage: Stage, worker_ids: Sequence[str]) -> AsyncIterator
             assert not any(job.done() for job in jobs), [job for job in jobs if job.done()]
             return all(worker.status is WorkerStatus.RUNNING for worker in started)
 
-        await eventually_async(all_run, PATIENCE, "all workers running")
+        await until(all_run, PATIENCE, "all workers running")
         yield started
     finally:
         for worker in started:

@@ -11,8 +11,8 @@ from bson import Timestamp
 
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Event, Stage, milliseconds, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Event, Stage, milliseconds, runs_of
 
 LEASE: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 2500, "unexpected_retry_delay_ms": 0}
 #: A lease that no slow machine lets lapse: for whoever comes after the one that is to lose its own.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import Report
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Stage, milliseconds, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Stage, milliseconds, runs_of
 
 #: A run that was counted at all would end such a task as FAIL.
 NO_RETRY: dict[str, Any] = {"max_unexpected_retries": 0}

@@ -11,8 +11,8 @@ from time import monotonic
 import pytest
 
 from tests.acceptance.conftest import Report
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Stage, WorkerProcess, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Stage, WorkerProcess, runs_of
 
 
 def assert_serves(stage: Stage, worker_id: str, key: str) -> None:

@@ -18,9 +18,9 @@ from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.faults.proxy import LossyProxy
 from tests.faults.publishing import SteadyPublisher
-from tests.mongo import Document, eventually, fail_command
+from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.security import is_secure
-from tests.workers import PATIENCE, Stage, WorkerProcess, end_of, open_stage, runs_of
+from tests.workers import Stage, WorkerProcess, end_of, open_stage, runs_of
 
 #: A server that went takes seconds to be missed, and seconds to come back.
 LONG = 60.0

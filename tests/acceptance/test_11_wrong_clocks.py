@@ -12,7 +12,8 @@ import pytest
 from mtask.model.options import TaskOptions
 from tests import faketime
 from tests.acceptance.conftest import Report
-from tests.workers import PATIENCE, ROOT, Stage, WorkerProcess, end_of, milliseconds, runs_of
+from tests.mongo import PATIENCE
+from tests.workers import ROOT, Stage, WorkerProcess, end_of, milliseconds, runs_of
 
 APP = "tests.acceptance.faults_app:app"
 TEN_MINUTES = timedelta(minutes=10)

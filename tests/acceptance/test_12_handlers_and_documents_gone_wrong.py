@@ -18,8 +18,8 @@ from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.acceptance.faults_app import RAISED, UNSTORABLE
 from tests.faults.malformed import good, malformed
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Stage, WorkerProcess, end_of, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Stage, WorkerProcess, end_of, runs_of
 
 APP = "tests.acceptance.faults_app:app"
 OTHER_APP = "tests.acceptance.faults_app:other_app"

@@ -13,10 +13,10 @@ import pytest
 
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
+from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.mongo import Client as Mongo
-from tests.mongo import Document, eventually, fail_command
 from tests.security import is_secure
-from tests.workers import PATIENCE, Stage, WorkerProcess, end_of, milliseconds, runs_of
+from tests.workers import Stage, WorkerProcess, end_of, milliseconds, runs_of
 
 APP = "tests.acceptance.faults_app:app"
 #: A lease soon over, and a retry at once.

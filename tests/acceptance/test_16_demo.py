@@ -27,10 +27,9 @@ from mtask.demo.play import Plan, Play
 from mtask.demo.scene import Scene
 from mtask.demo.summary import Summary
 from tests.acceptance.conftest import Report
+from tests.mongo import PATIENCE, eventually
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually
 from tests.processes import marked
-from tests.workers import PATIENCE
 
 #: A real folder, of some 30 files.
 FOLDER = Path(sysconfig.get_path("stdlib"), "asyncio")

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from mtask import Client, TaskOption
-from tests.mongo import eventually
-from tests.workers import PATIENCE
+from tests.mongo import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.mongo import eventually
-from tests.workers import PATIENCE, Stage, end_of, runs_of
+from tests.mongo import PATIENCE, eventually
+from tests.workers import Stage, end_of, runs_of
 
 BOTH = pytest.mark.parametrize("handler", ["hold", "hold_plain"])
 

@@ -12,8 +12,8 @@ from itertools import cycle
 from tests import faketime
 from tests.acceptance.conftest import Report
 from tests.faults.fuzzing import SCALE
-from tests.mongo import eventually
-from tests.workers import PATIENCE, Stage, WorkerProcess
+from tests.mongo import PATIENCE, eventually
+from tests.workers import Stage, WorkerProcess
 
 _SECONDS, _KILL_EVERY = (20, 4.0) if SCALE == 1 else (60, 10.0)
 _OFFSETS = [timedelta(minutes=minutes) for minutes in (-5, -2, 0, 2, 5)]

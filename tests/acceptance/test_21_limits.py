@@ -10,8 +10,8 @@ from typing import Any
 from mtask import TaskSpec
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Stage, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Stage, runs_of
 
 _KEYS, _STARTS, _WINDOW = 10, 3, timedelta(seconds=3)
 _EACH = 15

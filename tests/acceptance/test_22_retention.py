@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from mtask import TaskSpec
-from tests.mongo import eventually
-from tests.workers import PATIENCE, Stage
+from tests.mongo import PATIENCE, eventually
+from tests.workers import Stage
 
 
 def test_the_newest_two_of_four_failures_are_kept_and_zero_keeps_none(stage: Stage) -> None:

@@ -10,8 +10,8 @@ from datetime import timedelta
 from mtask import Client, TaskSpec
 from mtask.model.options import TaskOptions
 from mtask.store.streams.events import EventKind, TaskEvent
-from tests.mongo import eventually
-from tests.workers import PATIENCE, Stage, runs_of
+from tests.mongo import PATIENCE, eventually
+from tests.workers import Stage, runs_of
 
 _TASKS = 1_000
 _ENDED = {

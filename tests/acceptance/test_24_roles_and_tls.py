@@ -29,10 +29,10 @@ from mtask.store.layout import roles
 from mtask.store.tasks import retention
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.clients import open_store
+from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
-from tests.mongo import Document, eventually
 from tests.security import SHOWN, Accounts, accounts, secure_server
-from tests.workers import PATIENCE, ROOT, Stage, open_stage, runs_of
+from tests.workers import ROOT, Stage, open_stage, runs_of
 
 SHOP, BARE = "shop", "bare"
 

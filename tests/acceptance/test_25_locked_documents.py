@@ -16,8 +16,8 @@ import pytest
 from mtask import TaskSpec
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
-from tests.mongo import Document, eventually
-from tests.workers import PATIENCE, Stage, runs_of
+from tests.mongo import PATIENCE, Document, eventually
+from tests.workers import Stage, runs_of
 
 _LONG = float(os.environ.get("MTASK_TEST_LOCK", "0"))
 _SECONDS = _LONG or 8.0

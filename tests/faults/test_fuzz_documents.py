@@ -27,8 +27,7 @@ from mtask.store.driver.translate import NOT_STORABLE
 from tests.faults import changing, fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
-from tests.integration.worker_harness import until
-from tests.mongo import Client, Document
+from tests.mongo import Client, Document, until
 
 pytestmark = pytest.mark.timeout(LIMIT)
 T = TypeVar("T")

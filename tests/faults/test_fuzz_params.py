@@ -23,8 +23,8 @@ from mtask.model.status import FINAL_STATUSES
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
-from tests.integration.worker_harness import until
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 pytestmark = pytest.mark.timeout(LIMIT)
 app = App()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,12 +25,6 @@ pytestmark = pytest.mark.timeout(LIMIT)
 _MAX_MESSAGE = 1000
 #: In a field at the top of a document, the server puts its own time in the place of this one.
 _SERVERS_OWN = Timestamp(0, 0)
-
-
-@pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
 
 
 def _encoded(value: Any) -> bytes:

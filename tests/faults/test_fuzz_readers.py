@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -44,10 +44,9 @@ def commands(
 
 
 @pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        made.init()
-        yield made
+def client(client: Client) -> Client:
+    client.init()
+    return client
 
 
 class Written:

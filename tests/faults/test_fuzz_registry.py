@@ -21,9 +21,8 @@ from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
 from tests.faults.test_fuzz_cli import check
 from tests.integration.cli.commands import Commands
-from tests.integration.worker_harness import until
 from tests.mongo import Client as Mongo
-from tests.mongo import Document
+from tests.mongo import Document, until
 
 pytestmark = pytest.mark.timeout(LIMIT)
 app = App()

@@ -22,9 +22,8 @@ from tests.faults import changing
 from tests.faults.changing import Chance
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good
-from tests.integration.worker_harness import until
 from tests.mongo import Client as Mongo
-from tests.mongo import Document
+from tests.mongo import Document, until
 
 pytestmark = pytest.mark.timeout(LIMIT)
 app = App()

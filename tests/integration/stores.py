@@ -1,17 +1,22 @@
-"""Tasks on a real store, published, aged and read without a worker or a client."""
+"""Tasks on a real store, published, aged and read without a worker or a client; and workers that are on record only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.documents import Task
 from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
-from mtask.store.driver.stores import CODEC, SyncStore
+from mtask.model.status import WorkerStatus
+from mtask.store import workers
+from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.tasks import claims, publishing
 from mtask.store.tasks.publishing import NewTask, Policy, Published
+from mtask.store.workers import Heartbeat, Registration
+from tests.clients import server_now
 from tests.mongo import Client
 
 Document = dict[str, Any]
@@ -49,12 +54,6 @@ def parsed(store: SyncStore, key: str) -> Task:
     return Task.model_validate(stored(store, key))
 
 
-def server_time(store: SyncStore) -> datetime:
-    """Return the server's now."""
-    now: datetime = store.database.command("hello", codec_options=CODEC)["localTime"]
-    return now
-
-
 def claim(
     store: SyncStore, worker_id: str, *keys: str, token: str | None = None, are_simple: bool = False
 ) -> list[str]:
@@ -66,7 +65,7 @@ def claim(
 
 def lapse(store: SyncStore, key: str, worker_id: str | None = None) -> None:
     """Let the leases of an unfinished task's runs, or of one worker's, have lapsed a minute ago."""
-    past = server_time(store) - timedelta(minutes=1)
+    past = server_now(store) - timedelta(minutes=1)
     of_worker = {} if worker_id is None else {"run.worker_id": worker_id}
     store.tasks.update_one(
         {"_id": f"task:{key}", "task_state.next_preempt_time": {"$exists": True}},
@@ -82,10 +81,41 @@ def lapse(store: SyncStore, key: str, worker_id: str | None = None) -> None:
 
 def make_due(store: SyncStore, key: str) -> None:
     """Let every retry delay of an unfinished task be over."""
-    past = server_time(store) - timedelta(minutes=1)
+    past = server_now(store) - timedelta(minutes=1)
     changes = {"task_state.worker_states.$[run].retry_time": past, "task_state.next_preempt_time": past}
     store.tasks.update_one(
         {"_id": f"task:{key}", "task_state.next_preempt_time": {"$exists": True}},
         {"$set": changes},
         array_filters=[{"run.retry_time": {"$exists": True}}],
     )
+
+
+def registration(worker_id: str, queues: list[str], names: list[str], **other: Any) -> Registration:
+    """Return what a worker tells of itself."""
+    fields: dict[str, Any] = {
+        "incarnation": f"incarnation-{worker_id}",
+        "host": "host-1",
+        "pid": 4711,
+        "pid_scope": None,
+        "concurrency": 10,
+        "version": "1",
+        "heartbeat_timeout": timedelta(minutes=10),
+    }
+    return Registration(worker_id=worker_id, queues=queues, names=names, **{**fields, **other})
+
+
+def register(
+    store: SyncStore,
+    worker_id: str,
+    names: list[str],
+    *,
+    queues: Sequence[str] = ("default",),
+    running_cnt: int = 0,
+    unserved_names: list[str] | None = None,
+    **other: Any,
+) -> None:
+    """Put a worker on record that has just sent a heartbeat, and never takes anything."""
+    me = registration(worker_id, [*queues], names, **other)
+    store.run(workers.register(me))
+    beat = Heartbeat(WorkerStatus.RUNNING, running_cnt, me.concurrency, unserved_names or [])
+    store.run(workers.heartbeat(me, beat))

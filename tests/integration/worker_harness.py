@@ -11,33 +11,15 @@ from typing import Any, TypeVar, cast
 
 from mtask import App, AsyncClient
 from mtask.model.status import WorkerStatus
-from mtask.store import workers
-from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.driver.stores import AsyncStore
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 from tests.clients import with_options
-from tests.mongo import Client, pauses, unfulfilled
+from tests.mongo import PATIENCE, Client, until
 
 T = TypeVar("T")
 Document = dict[str, Any]
 Step = Callable[[], Awaitable[None]]
-
-
-#: What a loaded machine may take for something that comes, in seconds: these tests assert order and state, not speed.
-PATIENCE = 40.0
-
-
-async def until(condition: Callable[[], T], timeout: float = PATIENCE, message: str = "") -> T:
-    """Wait until the condition is true, and return what it is then; fail at the timeout (seconds)."""
-    end = time.monotonic() + timeout
-    for pause in pauses():
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() >= end:
-            break
-        await asyncio.sleep(pause)
-    raise AssertionError(unfulfilled(message, timeout, value))
 
 
 class Bench:
@@ -208,23 +190,3 @@ def between(owner: Any, operation: str, **steps: Step) -> Between:
     """Put a test's steps between a part of the worker and its store."""
     owner._store = stepped = Between(owner._store, operation, **steps)
     return stepped
-
-
-def register(store: SyncStore, worker_id: str, names: list[str], concurrency: int = 10) -> None:
-    """Put another worker on record that lives and never takes anything."""
-    store.run(
-        workers.register(
-            workers.Registration(
-                worker_id=worker_id,
-                incarnation=f"of-{worker_id}",
-                host="elsewhere",
-                pid=1,
-                pid_scope=None,
-                queues=["default"],
-                names=names,
-                concurrency=concurrency,
-                version="1",
-                heartbeat_timeout=timedelta(minutes=5),
-            )
-        )
-    )

@@ -15,8 +15,9 @@ from mtask.errors import InvalidInput
 from mtask.model.status import RunStatus
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
-from tests.integration.worker_harness import until, working
+from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 Middle = Generator[None, Any, None]
 

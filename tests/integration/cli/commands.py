@@ -6,17 +6,12 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mtask import Client
 from mtask.cli.main import run
-from mtask.model.status import WorkerStatus
-from mtask.store import workers
-from mtask.store.driver.stores import SyncStore
-from mtask.store.workers import Heartbeat, Registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +65,6 @@ class Commands:
             timeout=timeout,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
-
-
-def registration(worker_id: str, queues: list[str], names: list[str], **other: Any) -> Registration:
-    """Return what a worker tells of itself."""
-    fields: dict[str, Any] = {
-        "incarnation": f"incarnation-{worker_id}",
-        "host": "host-1",
-        "pid": 4711,
-        "pid_scope": None,
-        "concurrency": 2,
-        "version": "1",
-        "heartbeat_timeout": timedelta(minutes=10),
-    }
-    return Registration(worker_id=worker_id, queues=queues, names=names, **{**fields, **other})
-
-
-def register(
-    store: SyncStore,
-    worker_id: str,
-    *,
-    queues: list[str],
-    names: list[str],
-    running_cnt: int = 0,
-    unserved_names: list[str] | None = None,
-    **other: Any,
-) -> None:
-    """Put a worker on record that has just sent a heartbeat."""
-    me = registration(worker_id, queues, names, **other)
-    store.run(workers.register(me))
-    beat = Heartbeat(WorkerStatus.RUNNING, running_cnt, me.concurrency, unserved_names or [])
-    store.run(workers.heartbeat(me, beat))
 
 
 def client_of(commands: Commands) -> Client:

@@ -14,9 +14,9 @@ import pytest
 
 from mtask.demo.fleet import Fleet
 from tests.clients import with_options
-from tests.mongo import eventually
+from tests.mongo import PATIENCE, eventually
 from tests.processes import kill_marked, marked
-from tests.workers import APP, PATIENCE, ROOT, Stage, open_stage
+from tests.workers import APP, ROOT, Stage, open_stage
 
 _MARK = "MTASK_TEST_COMMAND_LINES"
 SECRET = "hunter2hunter2"

@@ -6,7 +6,8 @@ import pytest
 
 from mtask.model.controls import Control
 from mtask.store.driver.stores import SyncStore
-from tests.integration.cli.commands import Commands, client_of, register
+from tests.integration.cli.commands import Commands, client_of
+from tests.integration.stores import register
 from tests.mongo import eventually
 
 

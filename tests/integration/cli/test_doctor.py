@@ -18,8 +18,9 @@ from mtask import AsyncClient
 from mtask.store.driver.stores import SyncStore
 from tests.clients import claim, succeed
 from tests.faults.malformed import good
-from tests.integration.cli.commands import Commands, Ended, register
+from tests.integration.cli.commands import Commands, Ended
 from tests.integration.cli.test_tasks import insert_malformed
+from tests.integration.stores import register
 from tests.mongo import eventually
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from mtask.store.driver.stores import SyncStore
 from tests.clients import claim, fail, succeed
-from tests.integration.cli.commands import Commands, client_of, register
+from tests.integration.cli.commands import Commands, client_of
+from tests.integration.stores import register
 
 MALFORMED: dict[str, Any] = {
     "_id": "send:broken",

@@ -13,7 +13,8 @@ from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
 from mtask.store.workers import Heartbeat
-from tests.integration.cli.commands import Commands, register, registration
+from tests.integration.cli.commands import Commands
+from tests.integration.stores import register, registration
 from tests.mongo import eventually
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from mtask import App, Client, Context, Published, RunStatus, TaskExists, TaskSpec
 from mtask.errors import InvalidInput, InvalidKey, InvalidName, InvalidOption, InvalidParams, UnknownOption
-from tests.clients import KINDS, AnyClient, claim, open_client, open_store, server_now, succeed
+from tests.clients import AnyClient, claim, open_store, server_now, succeed
 from tests.mongo import Client as Mongo
 
 app = App()
@@ -25,12 +25,6 @@ app = App()
 
 @app.task(queue="mail", max_unexpected_retries=5, run_timeout_ms=60_000)
 async def send_email(context: Context, to: str, subject: str = "hello") -> None: ...
-
-
-@pytest.fixture(params=KINDS)
-def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
-    with open_client(request.param, mongo_uri, database_name) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,22 +23,9 @@ from mtask.errors import (
     WorkerNotFound,
 )
 from mtask.store.driver.stores import SyncStore
-from tests.clients import KINDS, AnyClient, claim, fail, is_claimable, open_client, open_store, server_now, succeed
+from tests.clients import AnyClient, claim, fail, is_claimable, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
-
-
-@pytest.fixture(params=KINDS)
-def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
-    with open_client(request.param, mongo_uri, database_name) as opened:
-        yield opened
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
-
 
 # --- read and search --------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,12 +22,11 @@ class Abort(Exception):
     """The caller changes its mind."""
 
 
-@pytest.fixture(params=KINDS)
-def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str, mongo: Mongo) -> Iterator[AnyClient]:
-    with open_client(request.param, mongo_uri, database_name) as opened:
-        opened.init()
-        mongo[database_name].create_collection("orders")
-        yield opened
+@pytest.fixture
+def client(client: AnyClient, mongo: Mongo, database_name: str) -> AnyClient:
+    client.init()
+    mongo[database_name].create_collection("orders")
+    return client
 
 
 def order(client: AnyClient) -> Step:

@@ -10,7 +10,7 @@ from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from tests.integration.cli.commands import register
+from tests.integration.stores import register
 
 Document = dict[str, Any]
 

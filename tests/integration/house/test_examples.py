@@ -26,9 +26,9 @@ from mtask import AsyncClient, Client, RunStatus, TaskStatus
 from mtask.app.loader import load_app
 from mtask.testing import bench
 from tests.integration.house import examples_app
+from tests.mongo import PATIENCE, eventually
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually
-from tests.workers import PATIENCE, ROOT, WorkerProcess
+from tests.workers import ROOT, WorkerProcess
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
 COMMAND = re.compile(r"\b(mtask-worker|python -m|uvicorn) (examples\..*)$", re.MULTILINE)

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as opened:
-        opened.init()
-        yield opened
+def client(client: Client) -> Client:
+    client.init()
+    return client
 
 
 def node(folder: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -25,11 +25,9 @@ from mtask.local import folder as folders
 from mtask.local._supervise import mongods_in
 from mtask.local.ownership import kill_mongods, serving_pid
 from mtask.local.waiting import Deadline
-from tests.mongo import TEST_COMMANDS, Client, eventually, fail_command
+from tests.mongo import PATIENCE, TEST_COMMANDS, Client, eventually, fail_command
 
 ROOT = Path(__file__).parents[3]
-#: What a loaded machine may take for something that comes, in seconds.
-PATIENCE = 40.0
 
 
 @pytest.fixture

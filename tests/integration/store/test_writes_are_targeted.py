@@ -28,9 +28,9 @@ from mtask.store.queues.permits import PermitPool
 from mtask.store.tasks import claims
 from tests.clients import claim
 from tests.integration.stores import lapse, publish
-from tests.integration.worker_harness import Bench, Document, until, working
+from tests.integration.worker_harness import Bench, Document, working
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually
+from tests.mongo import eventually, until
 
 #: What may write without an `_id`, by function, and what bounds it.
 EXCEPTED = {

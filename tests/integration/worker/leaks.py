@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from tests.integration.worker_harness import PATIENCE
-from tests.mongo import Client, Document, eventually
+from tests.mongo import PATIENCE, Client, Document, eventually
 
 
 def open_files() -> dict[int, str]:

@@ -11,8 +11,9 @@ import pytest
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.errors import MAX_DELAY
 from mtask.store.driver.stores import SyncStore
-from tests.integration.worker_harness import until, working
+from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 
 def test_tasks_that_are_left_alone_do_not_fill_the_scans(

@@ -21,8 +21,8 @@ from mtask import App, Context
 from mtask.store.driver.stores import CODEC, READING
 from mtask.worker.leases import replies
 from tests.faults.malformed import good
-from tests.integration.worker_harness import Bench, between, until, working
-from tests.mongo import Client, Document
+from tests.integration.worker_harness import Bench, between, working
+from tests.mongo import Client, Document, until
 
 _AGO = datetime(2024, 1, 1, tzinfo=UTC)
 _MAX_BYTES = 16 * 2**20

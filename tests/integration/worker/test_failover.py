@@ -17,8 +17,8 @@ from mtask.logs import FIELDS
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import queries
 from tests.faults import breaks
-from tests.integration.worker_harness import PATIENCE, until, working
-from tests.mongo import Client, Document
+from tests.integration.worker_harness import working
+from tests.mongo import PATIENCE, Client, Document, until
 
 DATABASE = "failover"
 

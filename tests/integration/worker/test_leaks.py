@@ -17,9 +17,9 @@ from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
 from mtask.store.streams import wakeups
 from mtask.store.streams.traffic import Density
 from tests.integration.worker.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
-from tests.integration.worker_harness import PATIENCE, Bench, until, working
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import PATIENCE, eventually, fail_command, until
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually, fail_command
 from tests.workers import open_stage
 
 #: Twice: more than the worker remembers of what it claimed lately.

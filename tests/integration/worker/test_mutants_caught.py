@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -23,20 +23,14 @@ from mtask.worker.claiming import recovery
 from mtask.worker.discovery import inbox, scans, stream
 from mtask.worker.leases import pinger
 from mtask.worker.state.held_run import HeldRun, trusted_until
-from tests.clients import open_store
 from tests.integration import stores
-from tests.integration.worker_harness import PATIENCE, Bench, between, register, until, working
-from tests.mongo import Client, eventually, fail_command
+from tests.integration.stores import register
+from tests.integration.worker_harness import Bench, between, working
+from tests.mongo import PATIENCE, Client, eventually, fail_command, until
 
 T = TypeVar("T")
 #: Longer than any test: nothing is found by a regular scan.
 _FAR = timedelta(minutes=10)
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
 
 
 def _name(operation: object) -> str:

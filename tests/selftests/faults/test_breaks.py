@@ -21,8 +21,8 @@ from mtask.local import ReplicaSet
 from mtask.local.replication import ask, is_member_ready
 from tests.faults import breaks
 from tests.faults.breaks import Break
-from tests.integration.worker_harness import Bench, until, working
-from tests.mongo import Client, Document, eventually
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, Document, eventually, until
 
 #: Servers that start, and elections among them, take long on a machine that is busy.
 pytestmark = pytest.mark.timeout(300)

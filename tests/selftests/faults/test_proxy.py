@@ -26,9 +26,8 @@ from tests.faults import wire
 from tests.faults.links import Direction, Link
 from tests.faults.network import ReplicaSetProxy
 from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, Document, eventually
+from tests.mongo import PATIENCE, Client, Document, eventually
 
-PATIENCE = 40.0
 APP = "victim"
 INTRODUCTION: Document = {
     "hello": 1,

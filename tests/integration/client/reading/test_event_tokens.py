@@ -17,9 +17,9 @@ from mtask.store.layout import setup
 from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks import claims
-from tests.clients import KINDS, AnyClient, Kind, claim, open_client
+from tests.clients import KINDS, AnyClient, Kind, claim, open_client, server_now
 from tests.integration.client.reading.event_readings import SOON, Reading, told
-from tests.integration.stores import lapse, server_time
+from tests.integration.stores import lapse
 from tests.integration.stores import publish as publish_task
 
 _DONE = {"fraction": 1.0, "message": "done"}
@@ -53,8 +53,8 @@ def finish_with_progress(store: SyncStore, key: str, run_id: str) -> None:
 
 def next_second(store: SyncStore) -> datetime:
     """Return the next whole second by the server's clock, once it has come: `since` counts in seconds."""
-    instant = server_time(store).replace(microsecond=0) + timedelta(seconds=1)
-    while server_time(store) < instant:
+    instant = server_now(store).replace(microsecond=0) + timedelta(seconds=1)
+    while server_now(store) < instant:
         pass
     return instant
 

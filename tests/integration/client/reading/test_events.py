@@ -20,9 +20,9 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import claims
 from mtask.store.tasks.publishing import Policy
-from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
+from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, server_now, succeed
 from tests.integration.client.reading.event_readings import SOON, Reading, Told, told
-from tests.integration.stores import lapse, parsed, server_time
+from tests.integration.stores import lapse, parsed
 from tests.integration.stores import publish as publish_task
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
@@ -34,12 +34,6 @@ Transition = tuple[str, str | None]
 @pytest.fixture(autouse=True)
 def set_up(store: SyncStore) -> None:
     store.run(setup.ensure())
-
-
-@pytest.fixture(params=KINDS)
-def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
-    with open_client(request.param, mongo_uri, database_name) as made:
-        yield made
 
 
 def a_life(store: SyncStore, key: str = "k", *, is_removed: bool = True) -> Told:
@@ -138,7 +132,7 @@ def transition(event: TaskEvent | None) -> Transition:
 
 def read_now(client: Client, store: SyncStore, after: str | None) -> list[Transition]:
     """Return all that has happened to the task until now."""
-    publish_task(store, after_all := f"read {server_time(store)}")
+    publish_task(store, after_all := f"read {server_now(store)}")
     found: list[Transition] = []
     with client.events(after=after) as happening:
         for event in happening:
@@ -266,7 +260,7 @@ def test_progress_that_is_sent_again_is_told_once(
             store.run(claims.ping({run_id: "task:k"}, 60_000, {run_id: half}))
             written = parsed(store, "k").task_state.worker_states[0].progress
             assert written is not None
-            while server_time(store) <= written.time:
+            while server_now(store) <= written.time:
                 pass
         outcome = Outcome("task:k", run_id, status, progress=half)
         assert store.run(claims.finish([outcome], is_simple=is_simple)) == {run_id}

@@ -23,17 +23,10 @@ from mtask.store.layout.schema import LAYOUTS, task_schema
 from mtask.store.tasks import publishing
 from mtask.store.tasks.publishing import Policy
 from tests.integration import stores
-from tests.integration.stores import ready_store
-from tests.mongo import Client
 
 Document = dict[str, Any]
 _MISSING = object()
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def document() -> Document:

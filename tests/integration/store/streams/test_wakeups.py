@@ -21,19 +21,14 @@ from mtask.store.streams import wakeups
 from mtask.store.streams.traffic import Density
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, queries
-from tests.integration.stores import claim, parsed, publish, ready_store, server_time, stored
-from tests.integration.worker_harness import until
-from tests.mongo import Client, eventually_async
+from tests.clients import server_now
+from tests.integration.stores import claim, parsed, publish, stored
+from tests.mongo import Client, until
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 _SHORT: dict[str, Any] = {"worker_timeout_ms": 2_000, "ping_interval_ms": 200}
 _LONG: dict[str, Any] = {"worker_timeout_ms": 60_000}
 _ID = {"_id": "task:k"}
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def heard(store: SyncStore, change: Callable[[], object]) -> list[dict[str, Any]]:
@@ -83,7 +78,7 @@ def test_claims(store: SyncStore, options: dict[str, Any], is_heard: bool) -> No
         pytest.param(lambda s: by_hand(s, task_state__cancel_requested=True), True, id="cancel-by-hand"),
         pytest.param(lambda s: by_hand(s, task_option__specific_worker_ids=["a"]), True, id="option-by-hand"),
         pytest.param(lambda s: by_hand(s, queue="elsewhere"), True, id="queue-by-hand"),
-        pytest.param(lambda s: by_hand(s, task_state__next_preempt_time=server_time(s)), True, id="time-by-hand"),
+        pytest.param(lambda s: by_hand(s, task_state__next_preempt_time=server_now(s)), True, id="time-by-hand"),
         pytest.param(lambda s: by_hand(s, params={"a": 1}), False, id="params-by-hand"),
         pytest.param(lambda s: s.tasks.delete_one(_ID), False, id="delete"),
     ],
@@ -153,7 +148,7 @@ def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_onc
         reading = asyncio.create_task(read())
         published = 0
         for _ in range(2):
-            await eventually_async(waits, message="it waits for what comes")
+            await until(waits, message="it waits for what comes")
             await publish_and_hear(f"calm-{published}")
             end = monotonic() + 20
             while stream.density is not Density.DENSE:

@@ -15,15 +15,11 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, finding, queries
-from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, ready_store, server_time, stored
+from tests.clients import server_now
+from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, stored
 from tests.mongo import Client
 
 SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def run_id_of(store: SyncStore, key: str, worker_id: str = "w") -> str:
@@ -401,7 +397,7 @@ def test_a_run_that_lost_its_lease_pings_nothing(store: SyncStore, lose: Any, be
     before = store.tasks.find_one({"_id": "task:k"})
     answer = store.run(claims.ping(runs, 600_000))
     assert store.tasks.find_one({"_id": "task:k"}) == before
-    now = server_time(store)
+    now = server_now(store)
     live = [
         run["run_id"]
         for document in answer

@@ -16,7 +16,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import publishing
 from mtask.store.tasks.publishing import Policy, Published
 from tests.integration import stores
-from tests.integration.stores import claim, new_task, parsed, publish, ready_store, stored
+from tests.integration.stores import claim, new_task, parsed, publish, stored
 from tests.mongo import Client
 
 #: Read as expressions, these would be something else.
@@ -29,11 +29,6 @@ EXPRESSION_LIKE: list[Any] = [
     {"a": {"$meta": "x"}},
     {"": 0},
 ]
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def test_fifty_threads_publish_one_key_and_one_of_them_creates_it(mongo_uri: str, store: SyncStore) -> None:

@@ -15,15 +15,9 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries
 from mtask.store.tasks.publishing import Policy
-from tests.integration.stores import claim, lapse, make_due, parsed, publish, ready_store, stored
-from tests.mongo import Client
+from tests.integration.stores import claim, lapse, make_due, parsed, publish, stored
 
 SUCCESS, FAIL, CANCELED = RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def finish(store: SyncStore, key: str, status: Any = SUCCESS, worker_id: str = "w", **given: Any) -> None:

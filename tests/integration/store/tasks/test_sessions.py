@@ -15,16 +15,11 @@ from mtask.store.driver.types import SyncSession
 from mtask.store.statements import filters
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
+from tests.clients import server_now
 from tests.integration import stores
-from tests.mongo import Client
 
 LEASE_MS = 60_000
 _NO_SUCH_TRANSACTION = 251
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 @pytest.fixture
@@ -97,7 +92,7 @@ def test_session_that_a_closed_run_named_is_left_alone(store: SyncStore, session
     stores.claim(store, "w", "k")
     name(store, session, "k")
     store.run(claims.finish([Outcome("task:k", run_id(store, "k"), RunStatus.SUCCESS)]))
-    past = stores.server_time(store).replace(year=2020)
+    past = server_now(store).replace(year=2020)
     store.tasks.update_one({"_id": "task:k"}, {"$set": {"task_state.worker_states.0.ping_expire_time": past}})
     transactions.start(session)  # for another run, say: after a commit the driver uses it again
     assert is_open(store, session)

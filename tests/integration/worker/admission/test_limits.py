@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -23,17 +23,17 @@ from mtask.store.queues.permits import PermitPool, PermitRequest
 from mtask.store.tasks import claims
 from mtask.worker.admission import limits as limits_module
 from mtask.worker.state.held_run import EndReason
-from tests.integration.worker_harness import Bench, between, until, working
+from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 QUEUE = PermitPool("default")
 
 
 @pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        made.init()
-        yield made
+def client(client: Client) -> Client:
+    client.init()
+    return client
 
 
 class Gauge:

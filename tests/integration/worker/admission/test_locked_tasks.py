@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,18 +14,12 @@ from mtask import App, Context, TaskSpec
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
 from mtask.worker.discovery import janitor
-from tests.clients import open_store
-from tests.integration.worker_harness import Bench, until, working
-from tests.mongo import Client
+from tests.clients import server_now
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, until
 
 Document = dict[str, Any]
 _OTHERS = [f"work:{number}" for number in range(1, 20)]
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
 
 
 class _Gated:
@@ -53,12 +47,6 @@ def locked(bench: Bench, task_id: str) -> Iterator[None]:
             yield
         finally:
             session.abort_transaction()
-
-
-def server_time(mongo: Client) -> datetime:
-    """Return the server's clock."""
-    now: datetime = mongo.admin.command("hello")["localTime"]
-    return now.replace(tzinfo=UTC)
 
 
 def unfinished(bench: Bench, task_ids: list[str]) -> list[str]:
@@ -141,7 +129,7 @@ def test_leases_are_kept_beside_a_locked_task(mongo_uri: str, database_name: str
             with locked(bench, "work:0"):
                 leases = [bench.state(task_id)["worker_states"][-1]["ping_expire_time"] for task_id in _OTHERS]
                 past = max(leases) + timedelta(seconds=4)
-                await until(lambda: server_time(mongo) > past, message="all would have lapsed")
+                await until(lambda: server_now(mongo) > past, message="all would have lapsed")
             states = {task_id: bench.state(task_id)["worker_states"] for task_id in _OTHERS}
             assert {task_id: [run["status"] for run in runs] for task_id, runs in states.items()} == {
                 task_id: ["RUNNING"] for task_id in _OTHERS

@@ -19,15 +19,10 @@ from mtask.store.layout import setup
 from mtask.store.statements import filters
 from mtask.store.tasks import claims
 from mtask.worker.claiming import recovery
-from tests.integration.stores import publish, stored
-from tests.integration.worker_harness import Bench, between, register, until, working
+from tests.integration.stores import publish, register, stored
+from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
-
-
-@pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Any:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
+from tests.mongo import until
 
 
 @pytest.fixture

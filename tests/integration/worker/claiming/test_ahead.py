@@ -14,8 +14,8 @@ from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
 from mtask.worker.claiming import slots
 from mtask.worker.state.held_run import HeldRun
-from tests.integration.worker_harness import Bench, until, working
-from tests.mongo import Client
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, until
 
 SLOTS = 5
 QUICK, BLOCKING = 400, 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,15 +17,9 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, finding
 from mtask.worker.state.peers import Peers
-from tests.clients import open_store
-from tests.integration.worker_harness import Bench, between, register, until, working
-from tests.mongo import Client, Document
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
+from tests.integration.stores import register
+from tests.integration.worker_harness import Bench, between, working
+from tests.mongo import Client, Document, until
 
 
 def foreign(key: str, **changes: Any) -> Document:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +16,10 @@ from mtask.worker import assembly
 from mtask.worker.discovery import inbox, scans, stream
 from mtask.worker.state import queue
 from mtask.worker.state.peers import Peers
-from tests.clients import open_store
-from tests.integration.worker_harness import PATIENCE, register, until, working
-from tests.mongo import Client
+from tests.integration.stores import register
+from tests.integration.worker_harness import working
+from tests.mongo import PATIENCE, Client, until
 from tests.workers import open_stage
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -13,15 +12,8 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
 from mtask.worker import assembly
 from mtask.worker.discovery import inbox, scans, stream
-from tests.clients import open_store
-from tests.integration.worker_harness import PATIENCE, working
-from tests.mongo import Client
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
+from tests.integration.worker_harness import working
+from tests.mongo import PATIENCE, Client
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 3_000], ids=["lease-within-the-horizon", "lease-beyond-it"])

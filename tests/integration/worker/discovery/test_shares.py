@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -25,18 +25,11 @@ from mtask.worker import assembly
 from mtask.worker.discovery import inbox, stream
 from mtask.worker.discovery import scans as scans_module
 from mtask.worker.state.peers import Peers
-from tests.clients import open_store
-from tests.integration.stores import ready_store
-from tests.integration.worker_harness import register, until, working
-from tests.mongo import Client
+from tests.integration.stores import ready_store, register
+from tests.integration.worker_harness import working
+from tests.mongo import Client, until
 
 BACKLOG = 400
-
-
-@pytest.fixture
-def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
-    with open_store(mongo_uri, database_name) as opened:
-        yield opened
 
 
 def test_the_server_puts_each_id_into_the_slot_that_a_worker_does(mongo: Client, database_name: str) -> None:

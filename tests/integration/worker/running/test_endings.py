@@ -12,8 +12,8 @@ from pymongo.errors import OperationFailure
 from mtask import App, Context, TaskSpec
 from mtask.worker.running import outcomes
 from mtask.worker.state.held_run import EndReason, HeldRun
-from tests.integration.worker_harness import between, until, working
-from tests.mongo import Client
+from tests.integration.worker_harness import between, working
+from tests.mongo import Client, until
 
 FAULTS: dict[str, dict[str, Any]] = {
     "interrupted at shutdown": {"errorCode": 11600},

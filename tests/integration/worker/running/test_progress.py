@@ -14,8 +14,9 @@ import pytest
 from mtask import App, Context, Retry
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks import claims
-from tests.integration.worker_harness import Bench, until, working
+from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 HALF = {"fraction": 0.5, "message": "half"}
 

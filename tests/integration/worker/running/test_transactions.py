@@ -14,8 +14,8 @@ from mtask import App, Context, Fail
 from mtask.errors import LeaseLost
 from mtask.store.driver import connect
 from tests.clients import with_options
-from tests.integration.worker_harness import Bench, until, working
-from tests.mongo import Client, Document
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, Document, until
 
 both_kinds = pytest.mark.parametrize("kind", ["async", "plain"])
 

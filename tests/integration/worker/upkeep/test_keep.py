@@ -15,14 +15,11 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import filters
 from mtask.store.tasks import retention
 from mtask.store.tasks.retention import BATCH
-from tests.integration.stores import ready_store, server_time
-from tests.integration.worker_harness import between, register, until, working
+from tests.clients import server_now
+from tests.integration.stores import register
+from tests.integration.worker_harness import between, working
 from tests.mongo import Client as Mongo
-
-
-@pytest.fixture
-def store(mongo: Mongo, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
+from tests.mongo import until
 
 
 def finished(client: Client, store: SyncStore, count: int) -> None:
@@ -67,7 +64,7 @@ def test_what_is_called_off_amid_its_batches_removes_no_further_one(
 
 def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> None:
     """However old they are, and however many of the other kind have ended since."""
-    now = server_time(store)
+    now = server_now(store)
     ends = {"a": "SUCCESS", "b": "SUCCESS", "c": "SUCCESS", "d": "FAIL", "e": "CANCELED"}
     for place, (key, status) in enumerate(ends.items()):
         client.publish("done", key=key)
@@ -119,7 +116,7 @@ def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
 
             async def wait() -> None:
                 until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
-                await until(lambda: server_time(store) > until_when, message="run out")
+                await until(lambda: server_now(store) > until_when, message="run out")
 
             removing = between(bench.worker.parts.retention, "remove_older", before=wait)
             bench.worker.parts.pinger.beat_now()
@@ -134,7 +131,7 @@ def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
 
 def test_nothing_is_removed_when_the_heartbeat_has_run_out(client: Client, store: SyncStore) -> None:
     finished(client, store, 2)
-    now = server_time(store)
+    now = server_now(store)
     for until_when, left in ((now, 2), (now + timedelta(minutes=1), 0)):
         store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 0, [filters.in_time(until_when)]))
         assert client.count() == left

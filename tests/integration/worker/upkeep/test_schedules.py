@@ -17,19 +17,14 @@ from mtask.model.schedules import GRACE, Pending, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.schedules import Firing
-from tests.integration.stores import ready_store
 from tests.integration.worker.upkeep.schedulers import keys, scheduling_by, set_next
-from tests.integration.worker_harness import until, working
+from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
+from tests.mongo import until
 
 EVERY_SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(mongo: Mongo, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def now_of(client: Client) -> datetime:

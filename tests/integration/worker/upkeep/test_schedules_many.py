@@ -18,19 +18,13 @@ from mtask.store import schedules
 from mtask.store.driver.stores import SyncStore
 from mtask.store.schedules import Firing
 from mtask.worker.upkeep import scheduler as scheduler_module
-from tests.integration.stores import ready_store
 from tests.integration.worker.upkeep.schedulers import keys, scheduling_by, set_next
-from tests.integration.worker_harness import between, until
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import between
+from tests.mongo import until
 
 Document = dict[str, Any]
 EVERY_SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(mongo: Mongo, database_name: str) -> SyncStore:
-    return ready_store(mongo, database_name)
 
 
 def fill(client: Client, store: SyncStore, kind: str, count: int, **changes: Any) -> None:
