@@ -25,7 +25,7 @@ export function taskOption(changes = {}) {
 }
 
 /**
- * Publish a task once, whoever calls and however often. Returns its id and whether it is new.
+ * Publish a task once, from any process and any number of times. Returns its id and whether it is new.
  *
  * The update is an aggregation pipeline, for one reason: only there is the server's clock, $$NOW, at hand.
  * `new Date()` would be this machine's clock. If that is ten minutes fast, the task starts ten minutes late.
