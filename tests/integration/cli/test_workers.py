@@ -19,7 +19,7 @@ from tests.mongo import eventually
 
 
 def test_workers_lists_the_live_and_with_all_the_gone(mtask: Commands, store: SyncStore) -> None:
-    register(store, "w1", queues=["a", "b"], names=["send"], running_cnt=1, unserved_names=["odd"])
+    register(store, "w1", queues=["a", "b"], names=["send"], concurrency=2, running_cnt=1, unserved_names=["odd"])
     register(store, "w2", queues=["a"], names=["send"], heartbeat_timeout=timedelta(milliseconds=1))
     eventually(lambda: len(mtask.ok("workers", "--json").json) == 1, 40, "w2 is gone")
     found = mtask.ok("workers", "--json").json[0]
