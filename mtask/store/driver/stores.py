@@ -287,8 +287,8 @@ class AsyncStore:
     def _abandon(self, task: asyncio.Future[Any]) -> None:
         """Cancel the asyncio task of a call for which nobody waits any more.
 
-    Keep a reference to the asyncio task until it ends: the driver takes long to give up a frozen server.
-    """
+        Keep a reference to the asyncio task until it ends: the driver takes long to give up a frozen server.
+        """
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
