@@ -25,10 +25,10 @@ from mtask.store.statements import filters
 
 Document = dict[str, Any]
 
-#: A query that examines every document is given up after this time, in ms.
+#: Time limit of a query that examines every document, in ms.
 SCAN_MS = 5_000
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
-#: The bytes that a claim and the end of a run add, with a reason of some length.
+#: The room that a document needs for a claim and the end of its run, with a reason of some length, in bytes.
 LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
 
@@ -104,7 +104,7 @@ def _instant(timestamp: Any) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The user's rights: for each of mtask's roles the missing rights, such as "insert on tasks".
+    """The rights that the user lacks for each of mtask's roles, such as "insert on tasks".
 
     `user` is None if the server does not control access.
     """
@@ -114,12 +114,12 @@ class Rights:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles whose rights the user has, however they were granted."""
+        """The roles of which the user has all rights, however the rights were granted."""
         return [role for role, missing in self.lacking.items() if not missing]
 
 
 def rights(database: str) -> Operation[Rights]:
-    """Return the user's rights on the database's collections."""
+    """Return the rights on the database's collections that the user lacks."""
     status = yield command("connectionStatus", showPrivileges=True)
     users = status["authInfo"].get("authenticatedUsers", [])
     if not users:
@@ -148,7 +148,7 @@ def wanted_validators() -> dict[Collection, Document]:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """The names of mtask's indexes that are missing, and of those with other keys or options."""
+    """The names of mtask's indexes that are missing, and of its indexes that have other keys or options."""
 
     missing: list[str]
     differing: list[str]
@@ -189,9 +189,9 @@ class Misfit:
 
 
 def misfits(limit: int) -> Operation[list[Misfit]]:
-    """Return documents in `tasks` that cannot be read as tasks, first those that are not FAIL.
+    """Return documents in `tasks` that cannot be read as tasks; those that are not marked FAIL come first.
 
-    Raises DatabaseUnavailable if that takes too long.
+    Raises DatabaseUnavailable if the search takes too long.
     """
     marked = {"task_state.status": TaskStatus.FAIL.value, filters.NEXT: {"$exists": False}}
     found: list[Misfit] = []
@@ -206,7 +206,7 @@ def misfits(limit: int) -> Operation[list[Misfit]]:
 
 
 def oversized(limit: int) -> Operation[list[Document]]:
-    """Return tasks that are too large for a worker to write the end of a run; each with its `status`."""
+    """Return tasks, each with its `status`, that are so large that no worker could write the end of a run."""
     matched = {"$expr": {"$gt": [{"$bsonSize": "$$ROOT"}, MAX_DOCUMENT_BYTES - LEAST_ROOM_BYTES]}}
     kept = {"status": "$task_state.status"}
     found: list[Document] = yield tasks("find", matched, kept, limit=limit, max_time_ms=SCAN_MS)
@@ -238,7 +238,7 @@ def due_groups(limit: int) -> Operation[list[Document]]:
 
 
 def lapsed_tasks(grace_ms: int, limit: int) -> Operation[list[Document]]:
-    """Return tasks with a run that lapsed at least `grace_ms` ago and was not preempted or settled."""
+    """Return tasks with a run that lapsed at least `grace_ms` ago, if they have not been preempted or settled since."""
     found: list[Document] = yield tasks("find", filters.lapsed(grace_ms), {"name": 1}, limit=limit, max_time_ms=SCAN_MS)
     return found
 
@@ -257,7 +257,7 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
 
 
 def overdue_expiry(grace_ms: int) -> Operation[int]:
-    """Return the number of tasks, 1000 at most, whose retention should have removed them `grace_ms` ago."""
+    """Return the number of tasks that retention should have removed `grace_ms` ago; 1000 means 1000 or more."""
     late = {
         "expire_time": {"$exists": True},
         "$expr": {"$lt": ["$expire_time", {"$subtract": [x.NOW, grace_ms]}]},

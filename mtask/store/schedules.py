@@ -1,9 +1,10 @@
 """Operations on schedules: store, change, find and fire them.
 
-A firing has two steps. One guarded update advances the schedule and lists the firings as pending. Then their tasks are
-published, under keys made from the times of the firings, and crossed off the list. Of any number of processes only one
-succeeds with the update. If it dies before the second step, any other process does that step; the keys make sure that
-each firing stays one task.
+A firing has two steps. First, one guarded update advances the schedule and lists its firings as pending. Then the tasks
+of the firings are published, under keys made from the times of the firings, and the firings are crossed off the list.
+
+If several processes try the update, only one of them succeeds. If that process dies before the second step, any other
+process does the second step. The keys make sure that each firing still makes only one task.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
-#: A change reads the schedule first, so it may need several attempts while other processes change it.
+#: The most attempts of a change. A change reads the schedule first, and fails if another process changes the schedule
+#: before the change is written.
 _RACES = 20
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
 
-#: From the server's time and the stored document, computes the document to store; None: no change.
+#: Computes the document to store from the server's time and the stored document. It returns None if nothing changes.
 Changed = Callable[[datetime, Document | None], Document | None]
 ChangedExisting = Callable[[datetime, Document], Document | None]
 
 
 def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[Document]:
-    """Store a new schedule or replace an existing one; return it afterwards. Raises ScheduleExists."""
+    """Store a new schedule or replace an existing one; return the stored schedule. Raises ScheduleExists."""
     yield from setup.make_sure(["schedules"])
     for _ in range(_RACES):
         now = yield from server_time()
@@ -55,7 +57,7 @@ def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[D
 
 
 def change(schedule_id: str, changed: ChangedExisting) -> Operation[Document]:
-    """Replace a schedule; return it afterwards. Raises ScheduleNotFound."""
+    """Replace a schedule; return the stored schedule. Raises ScheduleNotFound."""
 
     def existing(now: datetime, former: Document | None) -> Document | None:
         if former is None:
@@ -110,11 +112,14 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 @dataclass(frozen=True, slots=True)
 class PageEnd:
-    """The end of one page of coming schedules, after which the next begins. None: that kind has no more."""
+    """The end of one page of coming schedules, after which the next page begins.
 
-    #: Of the schedules of clients: the next_fire_time and the id of the last one.
+    A field is None if there are no more schedules of its kind.
+    """
+
+    #: The next_fire_time and the id of the page's last schedule that a client stored.
     fires: tuple[datetime, str] | None
-    #: Of the schedules with pending firings: the id of the last one.
+    #: The id of the page's last schedule with pending firings.
     begun: str | None
 
 
@@ -124,7 +129,7 @@ class Coming:
 
     documents: list[Document]
     server_time: datetime | None
-    #: None: this is the last page.
+    #: The end of this page, or None if it is the last page.
     end: PageEnd | None
 
 
@@ -137,9 +142,9 @@ def coming(
 ) -> Operation[Coming]:
     """Return a page of the schedules that fire within the horizon or have pending firings.
 
-    These are schedules of clients and those in `declared`. The schedules of clients come in pages of at most `limit`,
-    the earliest first; `after` is the end of the former page. The declared ones all come with the first page.
-    `left_out`: ids to exclude.
+    There are two kinds of schedules: clients store schedules, and apps declare schedules. The stored ones come in pages
+    of at most `limit`, the earliest first. `after` is the end of the former page. Of the declared ones, only those with
+    an id in `declared` are returned. They all come with the first page. `left_out` holds ids to exclude.
     """
     kinds: dict[str, list[Document]] = {}
     if after is None or after.fires is not None:
@@ -166,12 +171,16 @@ def coming(
 
 def _is_soon(horizon_ms: int) -> Document:
     until = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
-    # None: services in other languages may leave the field out.
+    # The value None matches a schedule without this field: services in other languages may leave it out.
     return {"paused": {"$in": [False, None]}, _NEXT: {"$type": "date"}, **until}
 
 
 def _fires(horizon_ms: int, limit: int, left_out: Sequence[str], after: tuple[datetime, str] | None) -> list[Document]:
-    """Find schedules of clients. Declared ones are found by id, so those that no app declares any more cost nothing."""
+    """Return the stages that find the schedules stored by clients.
+
+    The schedules declared by an app are found by their ids instead. So a schedule that no app declares any more costs
+    nothing.
+    """
     wanted: Document = {"source": {"$in": ["client", None]}, **_is_soon(horizon_ms), "_id": _other_ids(left_out)}
     if after is not None:
         time, schedule_id = after
@@ -187,7 +196,7 @@ def _begun(limit: int, declared: Sequence[str], left_out: Sequence[str], after: 
 
 
 def _other_ids(left_out: Sequence[str], after: str | None = None) -> Document:
-    """Match the ids of all other schedules. They are strings."""
+    """Match the ids of all schedules except those left out. With `after`, match only ids beyond it. Ids are strings."""
     beyond = {"$gt": after} if after is not None else {}
     return {"$type": "string", "$nin": list(left_out), **beyond}
 
@@ -210,7 +219,7 @@ class Firing:
 def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operation[list[Firing] | None]:
     """Advance a schedule and list firings as pending; return these firings, or None if the schedule has changed.
 
-    With overlap "skip" only the newest firing is made, and none while the task of the firing before is not finished.
+    With overlap "skip", only the newest firing is made, and none before the task of the last firing has finished.
     """
     state = schedule.schedule_state
     made = list(firings)
@@ -238,10 +247,11 @@ def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operat
 
 
 def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
-    """Publish the tasks of those of these firings that are still pending, and cross them off.
+    """Publish the tasks of these firings if the firings are still pending, and cross the firings off.
 
-    The server checks whether they are pending while it inserts them. So a process that was frozen meanwhile does not
-    publish a task again that another process has published and that may have been finished and removed since.
+    The server checks whether a firing is pending while it inserts the task. This matters if the process was frozen:
+    another process may have published the task, and the task may have been finished and removed since. Then the task
+    is not published again.
     """
     for start in range(0, len(firings), _AT_ONCE):
         group = firings[start : start + _AT_ONCE]
@@ -260,16 +270,16 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
 
 
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
-    """Return the pipeline that inserts the tasks of those of these firings that the schedule lists as pending."""
+    """Return the pipeline that inserts the tasks of these firings if the schedule lists the firings as pending."""
     times = [firing.pending.fire_time for firing in firings]
     asked = [
         {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
         for f in firings
     ]
-    common = firings[0].task.fixed()  # the same for all firings, except for id and key
+    common = firings[0].task.fixed()  # these fields are the same for all firings, except for id and key
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
     made: list[x.Expression] = [
-        # Fields in the same order as in every task.
+        # The fields have the same order as in every task.
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},

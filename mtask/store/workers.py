@@ -40,9 +40,9 @@ def _expiry(timeout: timedelta) -> x.Expression:
 
 
 def register(me: Registration, dead_incarnation: str | None = None) -> Operation[Document]:
-    """Take the worker_id; raise WorkerIdInUse while a live process has it.
+    """Register this worker under its worker_id; raise WorkerIdInUse while another live process has the worker_id.
 
-    `dead_incarnation`: an incarnation whose process has certainly ended. Its document is taken over at once.
+    `dead_incarnation` is an incarnation whose process has certainly ended. Its document is taken over at once.
     """
     fresh = {
         "_id": x.literal(me.worker_id),
@@ -100,7 +100,7 @@ def _in_use(document: Mapping[str, Any]) -> WorkerIdInUse:
 
 
 def find(worker_id: str) -> Operation[Document | None]:
-    """Return a worker's document, or None."""
+    """Return a worker's document, or None if it does not exist."""
     document: Document | None = yield workers("find_one", {"_id": worker_id})
     return document
 
@@ -119,7 +119,7 @@ class Heartbeat:
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
     """Extend this worker's registration; return its `control` and times, or None if the registration is gone.
 
-    `was_silent` in the answer: the registration had expired, so other workers took this one for dead.
+    In the answer, `was_silent` says that the registration had expired, so other workers took this worker for dead.
     """
     change = {
         "heartbeat_time": x.NOW,
@@ -142,7 +142,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
-    """Return the live workers, or those of one of these queues; each with the server's time as `now`."""
+    """Return the live workers, each with the server's time as `now`. With `queues`, return only their workers."""
     matched: dict[str, Any] = {
         "status": {"$ne": _STOPPED},
         "heartbeat_expire_time": {"$type": "date"},

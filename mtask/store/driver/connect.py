@@ -1,4 +1,7 @@
-"""Stores on clients: made from a URI with the options that the engine needs, or given by the caller."""
+"""Builds stores on MongoDB clients.
+
+A client is made from a URI, with the options that the engine needs, or is given by the caller.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _APP_NAME_BYTES = 128
 
 
 def _bounded(app_name: str) -> str:
-    """Return the name, cut to the length that the server accepts, without half a character."""
+    """Return the name, cut to the length that the server accepts, but not in the middle of a character."""
     return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
 
 
@@ -37,19 +40,19 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Options of a client whose connection is always in use, so that it notices a lost server without frequent heartbeats.
-#: A streaming monitor reports elections; a frozen primary would not.
+#: Options of a client whose connection is always in use. Such a client notices a lost server without frequent
+#: heartbeats. Its streaming monitors report elections. A frozen primary would report nothing.
 QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
 
 
 def database_of(uri: str, database: str | None, default: str) -> str:
-    """Return the given database name, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
+    """Return the database name: the given one, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
     if not isinstance(uri, str) or not uri.strip():
         raise InvalidURI("it is empty")
     if database is not None:
         check_database(default if database == "" else database)
     try:
-        # Parsing an SRV address takes a DNS query, so it is only parsed if no database is given.
+        # Parsing an SRV address takes a DNS query, so such a URI is only parsed if no database is given.
         in_uri = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
         named = database or in_uri or default
     except MtaskError:
@@ -60,7 +63,7 @@ def database_of(uri: str, database: str | None, default: str) -> str:
 
 
 def check_database(name: str) -> str:
-    """Return the database's name; raise InvalidInput."""
+    """Return the database's name; raise InvalidInput if it is not valid."""
     is_usable = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 63
     if not is_usable or any(letter in ' "$*./\\:<>?|' for letter in name):
         raise InvalidInput(
@@ -70,7 +73,7 @@ def check_database(name: str) -> str:
 
 
 def sync_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> SyncStore:
-    """Return a store on a client of its own; raise InvalidURI."""
+    """Return a store on a new client for this URI; raise InvalidURI."""
     try:
         client: MongoClient[Document] = MongoClient(uri, **_options(app_name, extra))
     except Exception as error:
@@ -79,7 +82,7 @@ def sync_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -
 
 
 def async_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> AsyncStore:
-    """Return a store on a client of its own; raise InvalidURI."""
+    """Return a store on a new client for this URI; raise InvalidURI."""
     try:
         client: AsyncMongoClient[Document] = AsyncMongoClient(uri, **_options(app_name, extra))
     except Exception as error:
@@ -121,7 +124,7 @@ def inner_session(session: Any) -> Any:
 
 
 def motor_collection(client: Any, own: SyncCollection) -> Any:
-    """Return one of our collections as a Motor client's, with the same guarantees."""
+    """Return one of mtask's collections as a collection of the Motor client, with the same guarantees."""
     return client[own.database.name].get_collection(
         own.name,
         codec_options=own.codec_options,

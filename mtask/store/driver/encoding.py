@@ -1,4 +1,4 @@
-"""Encoding of values as BSON, and its limits."""
+"""Encodes values as BSON, and checks their size and nesting."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mtask.errors import DocumentTooLarge, NotStorable
 from mtask.store.driver.stores import CODEC
 from mtask.store.driver.translate import first_line
 
-#: MongoDB's limit of a document, minus room for the other fields of a task.
+#: The largest size of a value, in bytes: MongoDB's limit of a document, minus room for the other fields of a task.
 MAX_VALUE_BYTES = 15 * 1024 * 1024
-#: MongoDB stores 180 levels. The expressions around a value in an update count as well.
+#: The deepest nesting of a value, in levels. MongoDB stores 180 levels, but the expressions around a value in an update
+#: count, too.
 MAX_NESTING = 100
-#: A value with fewer bytes cannot have more than MAX_NESTING levels.
+#: The size, in bytes, up to which a value cannot have more than MAX_NESTING levels.
 _SHALLOW_BYTES = 5 * MAX_NESTING
 _SMALL = (type(None), bool, float)
 
 
 def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document that is sent often in its encoded form, so that it is encoded only once."""
+    """Return the document in encoded form, so that a document that is sent often is encoded only once."""
     return RawBSONDocument(bson.encode(document))
 
 
@@ -43,7 +44,7 @@ def stored_size(value: Any) -> int:
 
 
 def is_code(value: Any) -> bool:
-    """Whether the value is JavaScript code: a subclass of `str` in Python, but no string in BSON."""
+    """Whether the value is JavaScript code. Its class is a subclass of `str`, but in BSON it is no string."""
     return isinstance(value, Code)
 
 

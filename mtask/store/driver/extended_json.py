@@ -25,7 +25,7 @@ _OPTIONS: JSONOptions = JSONOptions(
 def parse_extended(text: str, field: str) -> Any:
     """Return the value of the text; raise InvalidInput with the position of the mistake."""
     try:
-        json.loads(text)  # first without the driver, for errors that name line and column
+        json.loads(text)  # parse first without the driver, for errors that name line and column
         return loads(text, json_options=_OPTIONS)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"

@@ -1,7 +1,7 @@
 """Operations: requests to the database, written once for the sync and the async driver.
 
 An operation is a generator that yields Calls and receives their results. The stores in `mtask.store.driver.stores` run
-it.
+operations.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ Operation = Generator["Call", Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One driver call. Four methods are not the driver's, but the stores' own:
+    """One call of a driver's method. Four methods are not the driver's, but the stores' own:
 
     - `find` returns a list;
-    - `rows` is aggregate, returning a list;
-    - `insert_new` inserts many and returns the set of positions whose `_id` existed already;
-    - `upserted` is bulk_write, returning the set of positions that were inserted.
+    - `rows` aggregates and returns a list;
+    - `insert_new` inserts many documents and returns the positions of those whose `_id` existed already, as a set;
+    - `upserted` writes in bulk and returns the positions of the documents that were inserted, as a set.
     """
 
     target: Target
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    #: The limit of the call; None: the usual limit of an operation.
+    #: Time limit of the call. If it is None, the usual limit of an operation applies.
     timeout: timedelta | None = None
 
     def within(self, timeout: timedelta | None) -> Call:
-        """Return the same call with this limit; None: the usual limit."""
+        """Return the same call with this time limit. If it is None, the usual limit of an operation applies."""
         return replace(self, timeout=timeout)
 
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
-    """Run an operation; the limit of each call is the time left when the call is sent."""
+    """Run an operation. The time limit of each call is the time left when the call is sent."""
     try:
         call = next(operation)
         while True:

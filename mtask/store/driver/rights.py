@@ -1,6 +1,6 @@
-"""Least-privilege roles: the rights of each role, and the rights that a call needs. Pure.
+"""Least-privilege roles: the rights of each role, and the rights that a call needs. The functions are pure.
 
-The server only says that a user is not authorized. With this table an error can name the role that is missing.
+The server only says that a user is not authorized. With these tables, an error can name the missing role.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Document = dict[str, Any]
 Role = Literal["publisher", "worker", "operator", "deployer"]
 Actions = tuple[str, ...]
 
-#: Two entries instead of a collection: every collection of the database, and the whole server.
+#: Two entries that take the place of a collection. They mean every collection of the database, and the whole server.
 EVERY, SERVER = "", "(server)"
 
 _SET_UP = ("find", "createCollection", "collMod", "createIndex", "dropIndex", "listIndexes")
-#: By role and collection: the actions that are allowed there.
+#: The actions that each role allows on each collection.
 PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
@@ -56,7 +56,7 @@ PURPOSES: Mapping[Role, str] = {
 }
 
 _READ: Actions = ("find",)
-#: The actions that a call of each method takes.
+#: The actions that must be allowed for a call of each method.
 _METHODS: Mapping[str, Actions] = {
     **dict.fromkeys(("find", "find_one", "rows", "count_documents", "estimated_document_count"), _READ),
     **dict.fromkeys(("insert_one", "insert_new"), ("insert",)),
@@ -72,7 +72,10 @@ _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
 
 def role_name(database: str, role: Role) -> str:
-    """Return the name of a database's role. It is made in `admin`: only there a role can have rights on the server."""
+    """Return the name of a role for this database.
+
+    The roles are made in the database `admin`, because only there a role can have rights on the server.
+    """
     return f"mtask_{database}_{role}"
 
 
@@ -90,14 +93,14 @@ def _resource(database: str, collection: str) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The actions that a call takes, and where."""
+    """The right that a call needs: actions, and the collection on which they must be allowed."""
 
     collection: str
     actions: Actions
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that allow it."""
+        """The roles that allow these actions."""
         return tuple(role for role in ROLES if set(self.actions) <= _allowed(role, self.collection))
 
     def __str__(self) -> str:
@@ -110,12 +113,12 @@ def _allowed(role: Role, collection: str) -> set[str]:
     return {*everywhere, *PRIVILEGES[role].get(collection, ())}
 
 
-#: The rights that following the events of tasks takes.
+#: The right that a user needs to follow the events of tasks.
 FOLLOWING = Need("tasks", _METHODS["watch"])
 
 
 def need_of(call: Call) -> Need | None:
-    """Return the rights that a call needs; None if they are not known."""
+    """Return the right that a call needs, or None if it is not known."""
     if call.target == "admin" or call.target == "session":
         return None
     if call.method == "command":

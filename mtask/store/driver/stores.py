@@ -1,7 +1,7 @@
 """The stores: a database's collections with the engine's guarantees, and the loops that run operations on them.
 
 Write concern is majority with journaling, read concern is majority, and reads go to the primary. The options of the
-user's URI do not change that.
+user's URI do not change these settings.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
 
-#: The usual limit of each call of an operation, with server selection and retries.
+#: The usual time limit of each call of an operation. Server selection and retries are included.
 OPERATION_TIMEOUT = timedelta(seconds=10)
-#: A call without an answer checks for a new primary at this interval, in seconds.
+#: The interval at which a call without an answer checks for a new primary, in seconds.
 _LOOK_FOR_PRIMARY = 0.5
 
 
 class _ReferenceAsWritten(TypeDecoder):
-    """Reads an object with `$ref` and `$id` as an object, as it was written, and not as the driver's DBRef."""
+    """Reads an object with `$ref` and `$id` as the plain object that was written, not as the driver's DBRef."""
 
     bson_type = DBRef
 
@@ -70,8 +70,8 @@ CODEC: CodecOptions[Document] = CodecOptions(
     unicode_decode_error_handler="replace",
     type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
-#: Reads any BSON, but cannot write all of it. UUIDs stay bytes: a value with that subtype may be no UUID, and with
-#: `CODEC` one such value makes the whole reply unreadable.
+#: A codec that reads any BSON, but cannot write all of it. UUIDs stay bytes, because a value with the subtype of UUIDs
+#: may be no UUID. With `CODEC`, one such value makes the whole reply unreadable.
 READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
 _READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
 _GUARANTEES: dict[str, Any] = {
@@ -84,21 +84,22 @@ _GUARANTEES: dict[str, Any] = {
 
 @contextmanager
 def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[None]:
-    """Limit the time of the block and translate the driver's errors. None: the client's own limits apply."""
+    """Limit the time of the block and translate the driver's errors. Without `timeout`, the client's limits apply."""
     try:
         with pymongo.timeout(timeout.total_seconds()) if timeout is not None else nullcontext():
             yield
     except (PyMongoError, *NOT_STORABLE) as error:
         if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
-            raise  # the caller's transaction retries by this label
+            raise  # the caller repeats the transaction because of this label
         raise translated(error) from error
 
 
 def unbound() -> None:
-    """Remove any limit of time that is in force. A signal handler calls this: it may have interrupted any block.
+    """Remove any time limit that is in force.
 
-    The driver keeps a limit in several variables. An exception out of a signal handler can leave only some of them set,
-    and then every further operation fails, even closing the client.
+    A signal handler that raises must call this first, because it may have interrupted a block with a time limit. The
+    driver keeps the limit in several variables, and the exception can leave only some of them set. Then every further
+    operation fails, even closing the client.
     """
     pymongo.timeout(None).__enter__()
 
@@ -126,9 +127,9 @@ def _arguments(call: Call, session: Any) -> dict[str, Any]:
 
 
 def _read_anew(call: Call) -> Call:
-    """Return a call that reads what the driver could not decode; raise InvalidBSON if there is none.
+    """Return a call that reads what the driver could not decode; raise InvalidBSON if there is no such call.
 
-    A change is not repeated. Its document is read as it is now.
+    If the call was a change, the change is not repeated. Only the changed document is read, as it is now.
     """
     if call.method not in _READS or call.target in ("database", "session"):
         raise InvalidBSON("the reply cannot be decoded")
@@ -143,7 +144,7 @@ def _read_anew(call: Call) -> Call:
 
 
 def _encoded(part: Any) -> Any:
-    # Encoded here, because `READING` cannot write every value.
+    # The part is encoded here with `CODEC`, because `READING` cannot write every value.
     return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
 
 
@@ -165,7 +166,7 @@ class SyncStore:
 
     @property
     def readable(self) -> Database[Document]:
-        """The database for reads that cannot be repeated, such as change streams: it decodes any BSON."""
+        """The database, with a codec for any BSON. It is for reads that cannot be repeated, such as change streams."""
         return self.database.with_options(codec_options=READING)
 
     def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
@@ -217,8 +218,9 @@ class SyncStore:
 class AsyncStore:
     """Runs operations through a `pymongo.AsyncMongoClient`.
 
-    A primary that is frozen or cut off keeps its connections open and does not answer. As soon as another primary is
-    known, a call that waits for the former one ends with DatabaseUnavailable. Its result can then be read back.
+    A primary that is frozen or cut off keeps its connections open, but does not answer. As soon as the driver knows
+    another primary, a call that waits for the former one ends with DatabaseUnavailable. The result of the call can then
+    be read back.
     """
 
     def __init__(
@@ -239,7 +241,7 @@ class AsyncStore:
 
     @property
     def readable(self) -> AsyncDatabase[Document]:
-        """The database for reads that cannot be repeated, such as change streams: it decodes any BSON."""
+        """The database, with a codec for any BSON. It is for reads that cannot be repeated, such as change streams."""
         return self.database.with_options(codec_options=READING)
 
     async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
@@ -262,7 +264,7 @@ class AsyncStore:
             return result
 
     async def while_primary(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait for the server's answer while the asked primary is still the known one.
+        """Wait for the server's answer, as long as the driver knows no other primary than the one that got the request.
 
         Raises DatabaseUnavailable if another primary has been elected.
         """
@@ -283,7 +285,10 @@ class AsyncStore:
             raise
 
     def _abandon(self, task: asyncio.Future[Any]) -> None:
-        """Cancel a call for which nobody waits. Keep a reference: the driver takes long to leave a frozen server."""
+        """Cancel the asyncio task of a call for which nobody waits any more.
+
+        Keep a reference to the asyncio task until it ends: the driver takes long to give up a frozen server.
+        """
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
@@ -291,7 +296,7 @@ class AsyncStore:
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved here, or asyncio would log it as never retrieved
+            task.exception()  # retrieve the exception, or asyncio would log that nobody did
 
     async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
         try:

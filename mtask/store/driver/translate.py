@@ -1,4 +1,4 @@
-"""Translation of the driver's errors, by class, code or label."""
+"""Translates the driver's errors into mtask's errors, by class, code or label."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from pymongo.errors import DocumentTooLarge as DriverDocumentTooLarge
 from mtask import errors
 
 DUPLICATE_KEY = 11000
-#: The errors of the BSON encoder for a value that BSON cannot hold.
+#: The errors that the BSON encoder raises for a value that BSON cannot hold.
 NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
-#: The server was interrupted, shut down, stepped down or out of time. The operation may have happened.
+#: Codes of passing errors: the server was interrupted, shut down, stepped down or out of time. The operation may have
+#: happened.
 _PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
 _UNAUTHORIZED, _ATLAS = 13, 8000
@@ -39,7 +40,7 @@ _STANDALONE = frozenset({40573})
 VALIDATION = 121
 _TOO_DEEP = "maximum nested object depth"
 _BEYOND_BSON = re.compile(r"BSONObj|object to insert too large|Size must be between", re.IGNORECASE)
-#: Up to the last "@": a password that is not escaped may contain "@" and "/".
+#: The credentials in a URI reach up to the last "@": a password that is not escaped may contain "@" and "/".
 _CREDENTIALS = re.compile(r"(//|\")[^\s\"]*@")
 
 
@@ -64,7 +65,7 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 def translated(error: Exception) -> Exception:
     """Return mtask's error for a driver's error. Other errors come back unchanged."""
     reason = first_line(error)
-    if isinstance(error, DriverDocumentTooLarge):  # also a BSONError
+    if isinstance(error, DriverDocumentTooLarge):  # it is also a BSONError
         return errors.DocumentTooLarge(reason)
     if isinstance(error, NOT_STORABLE):
         return errors.NotStorable(reason)

@@ -1,4 +1,4 @@
-"""Names for the driver's types, which the rest of mtask may import."""
+"""The driver's types, under names that the rest of mtask may import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making and updating the database's roles (`mtask.store.driver.rights`)."""
+"""Makes and updates the database's roles, which `mtask.store.driver.rights` defines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALREADY_THERE = 51002
 def make(database: str) -> Operation[dict[str, str]]:
     """Make or update the roles in `admin`; return for each role "made", "changed" or "in place".
 
-    This takes an administrator of users (userAdminAnyDatabase): none of mtask's roles may make roles.
+    The user must be an administrator of users (userAdminAnyDatabase): none of mtask's roles may make roles.
     """
     done = {}
     for role in ROLES:

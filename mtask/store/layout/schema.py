@@ -28,10 +28,10 @@ PENDING_INDEX = "mtask_pending"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
-#: The number types of all languages' drivers. Python's models refuse decimals.
+#: The types of numbers that the drivers of all languages use. Python's models refuse decimals.
 _NUMBERS = ["int", "long", "double"]
 _NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
-#: A limit limits concurrency or starts, and starts come with their window.
+#: A limit is a limit of concurrency, of starts, or of both. A limit of starts has a window of time.
 _BOUNDS = [
     {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
@@ -71,7 +71,7 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
             made["anyOf"] = parts
         return made
     if "const" in node:
-        # The server finds a decimal equal to the number, but the model refuses it.
+        # To the server, a decimal can be equal to the number. But the model refuses decimals.
         is_number = type(node["const"]) is int
         return {"enum": [node["const"]], **({"bsonType": _NUMBERS} if is_number else {})}
     made |= {key: node[key] for key in _KEPT if key in node}
@@ -142,8 +142,8 @@ def task_validator() -> dict[str, Any]:
 def misfits() -> Filter:
     """Match the documents in `tasks` that cannot be read as tasks.
 
-    The validator refuses some of them and cannot detect others. Any field may have any type, so each expression checks
-    types first.
+    The validator refuses some of these documents and cannot detect others. Any field may have any type, so each
+    expression checks types first.
     """
     stricter = {
         "properties": {
@@ -211,11 +211,12 @@ def place_validator() -> dict[str, Any]:
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
-    - discovery: for the batch query. It holds only tasks that some worker could still take. Empty specific_worker_ids
-      and each named worker have ranges of their own, so tasks for other workers are never examined.
-    - status: for searches, statistics and lapsed runs. Finished tasks have no next_preempt_time, so among them it
-      works as (status, name, create_time).
-    - expiry: for retention.
+    - discovery serves the batch query. It holds only tasks that some worker could still take. Tasks without
+      specific_worker_ids have a range of their own, and so have the tasks for each named worker. So a worker's query
+      never examines tasks for other workers.
+    - status serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for finished
+      tasks the index works like one on (status, name, create_time).
+    - expiry serves retention.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -249,7 +250,10 @@ def task_indexes() -> list[IndexModel]:
 
 
 def finished_index() -> IndexModel:
-    """Return the index of `tasks` that is made when the first queue is set to keep only its newest finished tasks."""
+    """Return the index of `tasks` that finds the newest finished tasks of a queue.
+
+    It is made when the first queue is set to keep only its newest finished tasks.
+    """
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
     keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
@@ -264,9 +268,9 @@ def worker_indexes() -> list[IndexModel]:
 def schedule_indexes() -> list[IndexModel]:
     """Return the indexes of `schedules`.
 
-    - firing: finds the schedules of clients that fire next. Schedules of apps, paused ones and ended ones have
-      ranges of their own and are never examined.
-    - pending: finds schedules with firings that are begun but not published.
+    - firing finds the next schedules to fire, out of those that clients stored. Schedules declared by apps, paused
+      schedules and ended schedules have ranges of their own and are never examined.
+    - pending finds schedules with firings that are begun but not published.
     """
     return [
         IndexModel(
@@ -298,11 +302,11 @@ class Layout:
     model: type[BaseModel]
     validator: Callable[[], dict[str, Any]]
     indexes: Callable[[], list[IndexModel]]
-    mark: str  #: a field of each of its documents: a document without it is foreign
+    mark: str  #: a field of every document; a document without this field is foreign
 
     @property
     def index_names(self) -> list[str]:
-        """The names of its indexes."""
+        """The names of the indexes."""
         return [str(index.document["name"]) for index in self.indexes()]
 
 

@@ -1,4 +1,4 @@
-"""Setup of the database: checks the server, makes validators and indexes, and refuses foreign documents."""
+"""Sets up the database: checks the server, makes validators and indexes, and refuses foreign documents."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, s
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
 EVERY: Sequence[Collection] = tuple(LAYOUTS)
 MIN_RELEASE = "6.0"
-#: The newest wire protocol of each release, which `hello` reports to any client. `buildInfo` reports the version, but
-#: lies outside of the Stable API, so that strict clients may not call it.
+#: The releases by their newest wire version, which `hello` reports to any client. `buildInfo` reports the release, but
+#: is not part of the Stable API, so strict clients may not call it.
 _RELEASES = {7: "4.0", 8: "4.2", 9: "4.4", 13: "5.0", 17: "6.0", 21: "7.0", 25: "8.0"}
 _MIN_WIRE_VERSION = next(number for number, release in _RELEASES.items() if release == MIN_RELEASE)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
 _NAMESPACE_EXISTS = 48
-#: Building an index of a large collection takes long.
+#: Time limit of building indexes. In a large collection it takes long.
 _INDEX_TIMEOUT = timedelta(hours=1)
 _INDEX_CONFLICTS = frozenset({85, 86})
-#: Existing documents that break the validator can still be changed, so that workers can mark them FAIL.
+#: With this level, existing documents that break the validator can still be changed. So workers can mark them FAIL.
 _VALIDATION_LEVEL = "moderate"
 
 
@@ -55,8 +55,11 @@ def release_of(hello: Mapping[str, Any]) -> str:
 def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = False) -> Operation[datetime]:
     """Check the server and set up the collections; return the server's time.
 
-    Where everything is in place, this costs one read, and two more per collection. `repair` makes validators and
-    indexes again even then. A user who may only read and write can pass after an administrator ran `mtask init`.
+    If everything is in place, this takes two round trips, and one more per collection. With `repair`, validators and
+    indexes are made again even then.
+
+    A user with only the rights to read and write can call this after an
+    administrator has run `mtask init`.
     """
     now = yield from check_server()
     yield from make_sure(collections, repair=repair)
@@ -66,8 +69,8 @@ def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = Fals
 def ensure_with_roles(database: str) -> Operation[datetime]:
     """Make the database's roles, then set up all collections again; return the server's time.
 
-    This also makes the index for queues that keep only their newest tasks. Without roles a worker makes it when needed,
-    but the role of workers does not allow that.
+    This also makes the index for queues that keep only their newest tasks. In a database without roles, a worker makes
+    this index when it is needed. The role of workers does not allow that.
     """
     yield from check_server()
     yield from roles.make(database)
@@ -77,12 +80,12 @@ def ensure_with_roles(database: str) -> Operation[datetime]:
 
 
 def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
-    """Set up these collections: validators and indexes. Raises SchemaMismatch if one holds foreign documents."""
+    """Make the validators and indexes of these collections. Raises SchemaMismatch if one holds foreign documents."""
     options = yield from _listed(collections)
     for collection in collections:
         layout = LAYOUTS[collection]
         state = yield from _check_collection(collection, options.get(collection))
-        # A process may have died, or still be at work, between making the validator and the indexes.
+        # The validator is made before the indexes. A process may have died in between, or may still be at work.
         if state == "current" and not repair and (yield from _has_indexes(collection, layout.index_names)):
             continue
         try:
@@ -129,7 +132,7 @@ def _check_collection(collection: Collection, found: dict[str, Any] | None) -> O
     if title == schema_title(collection):
         return "current"
     if ours and int(ours["revision"]) > SCHEMA_REVISION:
-        return "current"  # made by a newer mtask of the same schema_version, so it stays
+        return "current"  # a newer mtask of the same schema_version made this validator, so it stays
     if not ours:
         yield from _check_documents(collection)
     return "outdated"

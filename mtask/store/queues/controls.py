@@ -20,7 +20,7 @@ _RACES = 5
 
 
 def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
-    """Change or make a control; return it afterwards. If nothing changes, the revision stays, too."""
+    """Change or make a control; return the control. If nothing changes, its revision stays the same."""
     yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
     revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
@@ -28,7 +28,8 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
     wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
     change = {
         "paused": {"$ifNull": ["$paused", False]},
-        # A new control begins beyond any revision that it had before somebody removed it: workers report revisions.
+        # Workers report revisions. So if somebody removed a control and it is made again, its revision begins beyond
+        # its former ones.
         "revision": {"$add": [{"$cond": [can_count_on, revision, {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
         **wanted,
@@ -60,6 +61,6 @@ def of(queues: Sequence[str], names: Sequence[str]) -> Operation[list[Document]]
 
 
 def every() -> Operation[list[Document]]:
-    """Return all controls, by id."""
+    """Return all controls, ordered by id."""
     found: list[Document] = yield controls("find", {}, sort=[("_id", 1)])
     return found

@@ -1,12 +1,15 @@
-"""Permits: they limit the runs of a queue, or of one limit_key in it, at once and the starts in a window of time.
+"""Permits limit a queue, or one limit_key in it: the number of runs at once, and of starts in a window of time.
 
-The collection `places` has one document, a pool of permits, for each limited queue or key. A worker takes a permit
-before its claim, with one update that counts on the server. The claim is only valid until `claim_by`. So no run is live
-without its permit, whichever message is lost.
+The collection `places` has one document, a pool of permits, for each limited queue or key. Before its claim, a
+worker takes a permit with one update, in which the server counts the permits. The claim is only valid until `claim_by`.
+So no run is live without its permit, whichever message is lost.
 
 A permit for concurrency is given back after its run is closed in the task's document. The worker that closed the run
-gives it back. If that worker died, another worker that finds no free permit reclaims it. The lease alone decides which
-runs are live. A permit for a start counts from `claim_by`, its latest possible time, until the claim's time is known.
+gives it back. If that worker died, another worker reclaims the permit when it finds no free one. The lease alone
+decides which runs are live.
+
+A permit for a start counts from the time of the claim. Until that time is known, the permit counts from its latest
+possible time, `claim_by`.
 """
 
 from __future__ import annotations
@@ -30,16 +33,18 @@ from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 _FINAL = tuple(status.value for status in FINAL_STATUSES)
-#: The time that a claim has after taking its permit, in ms.
+#: Time limit of a claim after it has taken its permit, in ms.
 CLAIM_MS = 2_000
-#: A claim that began in time may be written this much later. A run that is still missing then will never come.
+#: The longest time after `claim_by` at which a claim that began in time may be written. If its run is still missing
+#: then, the run will never come.
 _LATEST = timedelta(seconds=15)
-#: Windows are extended by the delay between a claim and its handler's start: a share of the window, and at most this
-#: many ms.
+#: The delay between a claim and the start of its handler, by which windows are extended. It is a share of the window,
+#: up to a maximum in ms.
 _WAY, _MAX_WAY_MS = 0.02, 100
 #: The time for which an unused document is kept, in ms.
 _KEPT_MS = 3_600_000
-#: No claim writes an instant this far in the future, even if the clocks of two servers differ, in ms.
+#: The distance into the future, in ms, from which an instant is malformed. No claim writes such an instant, even if the
+#: clocks of two servers differ.
 _ABSURD_MS = 60_000
 _RACES = 5
 
@@ -53,7 +58,7 @@ class PermitPool:
 
     @property
     def id(self) -> str:
-        """The `_id`."""
+        """The `_id` of the pool's document."""
         return json.dumps([self.queue] if self.key is None else [self.queue, self.key], ensure_ascii=False)
 
 
@@ -83,17 +88,18 @@ class PermitRequest:
 
 @dataclass(frozen=True, slots=True)
 class PermitGrant:
-    """The tasks that got a permit, and for the others when a start may be free again."""
+    """The tasks that got a permit, and when a start may be free again for the other tasks."""
 
     task_ids: frozenset[str]
-    claim_by: datetime | None  #: the claim of these tasks is valid until then
+    claim_by: datetime | None  #: the claim of these tasks is valid until this instant
     is_crowded: bool = False  #: runs hold all permits, and some may be dead
-    #: If starts use up the permits: their times, or latest possible times, and how long each counts.
+    #: The starts that use up the permits, by their times or latest possible times; and how long each start counts.
+    #: There are no starts here if the permits are not used up by starts.
     starts: Sequence[datetime] = ()
     window: timedelta = timedelta(0)
 
     def next_time(self, now: datetime) -> datetime | None:
-        """Return when a start is free again; None if that is unknown, because some starts are not settled yet."""
+        """Return when a start is free again; None if no starts use up the permits, or if some are not settled yet."""
         if not self.starts or any(start > now for start in self.starts):
             return None
         return min(self.starts) + self.window
@@ -103,7 +109,7 @@ NONE = PermitGrant(frozenset(), None)
 
 
 def _sound(path: str, instant: str) -> x.Expression:
-    """Return the sound entries of an array: malformed entries would count for ever."""
+    """Return the sound entries of an array. Malformed entries would count for ever."""
     entry = "$$entry"
     is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
     types = [("task_id", "string"), ("token", "string"), (instant, "date")]
@@ -122,7 +128,7 @@ def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expres
 
 
 def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, Any]]:
-    """Return the update that grants as many of the requested permits as are free, for all these documents at once."""
+    """Return the update that grants as many of the requested permits as are free, in all requested pools at once."""
     ids = x.literal([request.pool.id for request in requests])
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
@@ -169,9 +175,10 @@ def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, An
 
 
 def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[PermitPool, PermitGrant]]:
-    """Grant as many of the requested permits as are free. `token` is the claim's: fresh random text.
+    """Grant as many of the requested permits as are free. `token` is the fresh random text of the claim.
 
-    One pool takes one round trip, several take two, and two more if some are used for the first time.
+    Permits of one pool take one round trip. Permits of several pools take two, and three more if a pool is used for the
+    first time.
     """
     pipeline = _take(requests, token)
     ids = [request.pool.id for request in requests]
@@ -204,7 +211,7 @@ def _take_one(pool_id: str, pipeline: Any, view: Document) -> Operation[Document
                 return_document=ReturnDocument.AFTER,
             )
         except DuplicateKey:
-            continue  # another worker made it at the same time
+            continue  # another worker made the document at the same time
         return document
     raise DuplicateKey(f"the permits of {pool_id} are being made by many at once; try again")
 
@@ -233,7 +240,7 @@ def _granted(request: PermitRequest, document: Document, token: str) -> PermitGr
 def settle(
     taken: Iterable[PermitPool], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
 ) -> Operation[None]:
-    """Store the claim times of a claim's tasks, and give back the permits of tasks that it did not get."""
+    """Store the times of the claim for the tasks that it got, and give back the permits of the tasks that it lost."""
     ids, given_back = list(claimed), x.literal(list(lost))
     is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
 
@@ -290,12 +297,12 @@ class Reclaimed:
     """The result of a search for permits of dead runs."""
 
     has_found: bool
-    #: The time until the next of the other leases lapses; None: no run holds a lease.
+    #: The time until the next lease lapses, or None if no run has a live lease.
     next_lapse: timedelta | None
 
 
 def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
-    """Give back the permits of runs that ended and whose worker did not give them back.
+    """Give back the permits of runs that ended, if their workers did not give them back.
 
     A lapsed run is closed first, so that no late ping can revive it.
     """
@@ -333,18 +340,18 @@ def _settle_each(task_ids: Collection[str]) -> Operation[None]:
 
 
 def token_of(run_id: str) -> str:
-    """Return the token of the claim that made a run: the part of the run_id that its group shares."""
+    """Return the token of the claim that made a run: the part of the run_id that all runs of the claim share."""
     return run_id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The state of a run that has a permit, as the task's document has it."""
+    """The state of a run that has a permit, as it is stored in the task's document."""
 
     task_id: str
     is_running: bool
     lapses: datetime | None
-    #: Whether its task has ended: then a run without a readable lease is not live.
+    #: Whether the task of the run has ended. If it has, a run without a readable lease is not live.
     is_task_final: bool
 
     @property

@@ -1,7 +1,7 @@
-"""The derived fields of a task: the first and the last stages of every update.
+"""Computes the derived fields of a task, in the first and the last stages of every update.
 
-Status, failed_cnt, next_preempt_time, finish_time and expire_time are computed here alone, so they cannot drift. The
-short statements, which write them for simple tasks, are held to this by a property test.
+Status, failed_cnt, next_preempt_time, finish_time and expire_time are only computed here, so that all updates compute
+them alike. The short statements also write these fields, for simple tasks. A property test compares both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Pipeline = list[Stage]
 
 #: The field in which a pipeline hands values to its last stage, which removes the field.
 _DERIVED = "_derived"
-#: Twice as far as other workers look ahead: an update that had to wait still has the `$$NOW` of its start. In ms.
+#: The time ahead within which a next_preempt_time is near, in ms. It is twice as long as other workers look ahead,
+#: because an update that had to wait still has the `$$NOW` of its start.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
@@ -54,7 +55,7 @@ def derive(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
-    """Derive after a claim, ping or finish, and mark changes that do not concern other workers: streams skip them."""
+    """Derive after a claim, ping or finish. Mark changes that do not concern other workers, so streams skip them."""
     return [*_encoded_once(_derive_quietly)] if now == x.NOW else _derive_quietly(now)
 
 
@@ -69,7 +70,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
 
 
 def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -> Pipeline:
-    # The second stage needs the values that the first one computes, which `_derived` hands on.
+    # The second stage needs the values that the first one computes. The field `_derived` hands these values on.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
     retain = {
@@ -102,7 +103,7 @@ def finish_time(now: x.Expression) -> x.Expression:
 
 
 def trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
-    """Drop the oldest closed runs beyond those that the document keeps. Successes of this round stay."""
+    """Drop the oldest closed runs if there are more than the document keeps. Successes of this round stay."""
     current_failed = {"$and": [{"$in": ["$$run.status", ["FAIL", "TIMEOUT"]]}, {"$ne": ["$$run.past", True]}]}
     current_canceled = {"$and": [{"$eq": ["$$run.status", "CANCELED"]}, {"$ne": ["$$run.past", True]}]}
     past = {"$eq": ["$$run.past", True]}

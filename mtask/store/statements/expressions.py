@@ -53,7 +53,7 @@ def has_status(status: RunStatus) -> Expression:
 
 
 def by_worker(worker_id: Expression) -> Expression:
-    """Whether `$$run` is this worker's."""
+    """Whether `$$run` belongs to this worker."""
     return {"$eq": ["$$run.worker_id", worker_id]}
 
 

@@ -22,8 +22,8 @@ _HAS_ARRAYS = {"$and": [{"$isArray": [x.RUNS]}, {"$isArray": [f"{x.OPTION}.speci
 
 
 _FAILED_CNT = f"{x.STATE}.failed_cnt"
-#: The rules would silently misread a malformed status, cancel_requested or failed_cnt. These are expressions, because a
-#: match by field would also match inside arrays.
+#: Whether status, cancel_requested and failed_cnt are well-formed: the rules would silently misread malformed ones. The
+#: conditions are expressions, because a match by field would also match inside arrays.
 _IS_SOUND = {
     "$and": [
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
@@ -47,7 +47,7 @@ def by_ids(task_ids: Sequence[str]) -> Filter:
 def due_tasks(task_ids: Sequence[str]) -> Filter:
     """Match those of these tasks that some worker could take or settle now: the guard of a claim.
 
-    Unsound tasks do not match: deriving them would hide the mistake. Quarantine deals with them.
+    Unsound tasks do not match: deriving their fields would hide the mistake. Such tasks are quarantined instead.
     """
     return {
         **by_ids(task_ids),
@@ -67,12 +67,12 @@ def in_time(until: datetime) -> Filter:
 
 
 def of_queues_and_keys(wanted: Sequence[tuple[str, str | None]]) -> Filter:
-    """Match tasks of these pairs of queue and limit_key; None: no limit_key."""
+    """Match tasks with one of these pairs of queue and limit_key. The limit_key None matches tasks without one."""
     return {"$or": [{"queue": queue, "task_option.limit_key": key} for queue, key in wanted]}
 
 
 def of_other_queues(queues: Sequence[str]) -> Filter:
-    """Match tasks of any other queue."""
+    """Match the tasks of all queues except these."""
     return {"queue": {"$nin": list(queues)}}
 
 
@@ -87,12 +87,12 @@ def claimable_now(queues: Collection[str], names: Collection[str], valid_until: 
 
 
 def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
-    """Match those of these tasks that some worker could take or settle within the horizon, also unsound ones."""
+    """Match those of these tasks that some worker could take or settle within the horizon. Unsound tasks match, too."""
     return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
 
 
 def fence_of(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks with one of these runs still RUNNING, whether its lease is live or not."""
+    """Match those of these tasks in which one of these runs is still RUNNING. The lease of the run may have lapsed."""
     runs = run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}
     return {**by_ids(task_ids), RUNS: {"$elemMatch": {"run_id": runs, "status": "RUNNING"}}}
 
@@ -120,7 +120,7 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
     me = x.literal(worker_id)
     is_mine_to_take = {"$and": [rules.is_candidate(me, until), {"$lte": [rules.ready_time(me), until]}]}
     return {
-        # None matches malformed tasks without the field: some worker must find them.
+        # The value None matches a malformed task that lacks the field. Some worker must find such a task.
         "queue": {"$in": [*queues, None]},
         "task_option.specific_worker_ids": {"$in": [[], None, worker_id]},
         NEXT: {"$exists": True},
@@ -129,24 +129,28 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
         "$or": [
             {RUNS: {"$not": {"$elemMatch": mine}}, "task_option.retry_scope": {"$ne": "worker"}},
             # A worker may take a task on which it has a lapsed run or a success of an earlier round. With retry_scope
-            # "worker" its own limit and delay count. A malformed task must not fail the query.
+            # "worker", the worker's own limit and delay count. A malformed task must not make the query fail.
             {"$expr": {"$or": [{"$not": [_HAS_ARRAYS]}, is_mine_to_take]}},
         ],
     }
 
 
 def without_keys(keys: Sequence[str]) -> Filter:
-    """Exclude tasks with these limit_keys; added to another filter."""
+    """Exclude tasks with these limit_keys. The result is added to another filter."""
     return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
 def other_than(task_ids: Sequence[str]) -> list[Filter]:
-    """Exclude these tasks; a list of guards, empty if there are none."""
+    """Return a list of guards that excludes these tasks. The list is empty if there are no tasks."""
     return [{"_id": {"$nin": list(task_ids)}}] if task_ids else []
 
 
 def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
-    """Match the tasks of each share: names, and a string with "1" or "0" for each bucket, "1" if the bucket belongs."""
+    """Match the tasks of these shares.
+
+    A share consists of task names, and of a string with one character for each bucket. The character is "1" if the
+    bucket belongs to the share, else "0".
+    """
     return {
         "$or": [
             {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.bucket(), 1]}, "1"]}}
@@ -179,12 +183,12 @@ def sound(task_ids: Sequence[Any]) -> Filter:
 def undiscoverable() -> Filter:
     """Match malformed tasks that no batch query finds: not final, and with no next_preempt_time that can ever come."""
     is_open = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
-    # An expression, so that it also matches types that sort after dates.
+    # This condition is an expression, so that it also matches types that sort after dates.
     return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
 
 
 def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
-    """Match tasks in these queues with any other valid name. A name that is not valid makes a task malformed."""
+    """Match tasks in these queues with a valid name, except these names. An invalid name makes a task malformed."""
     is_name = {"$type": "string", "$regex": NAME_PATTERN}
     return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {**is_name, "$nin": list(names)}}
 
@@ -206,7 +210,7 @@ def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
 
 
 def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match by status, name, queue, key and worker_id. Each is one value or several; None: any."""
+    """Match tasks by status, name, queue, key and worker_id. Each is one value or several. None admits any value."""
     paths = {
         "status": "task_state.status",
         "name": "name",

@@ -21,7 +21,8 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
-    #: The delay before the next attempt, in ms. None: for a FAIL the delay of the task's options, else no delay.
+    #: The delay before the next attempt, in ms. If it is None, a FAIL has the delay that the task's options set, and
+    #: any other outcome has no delay.
     delay_ms: int | None = None
     jitter: float = 0.0
     #: The progress that the handler reported last, if it is not written yet.
@@ -38,8 +39,11 @@ class Outcome:
 
 
 def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
-    """Return the delay of a FAIL by the task's options; null for a run that is handed back."""
-    # The worker_id needs a variable of its own: inside the twin, $$run is each of the runs that it counts.
+    """Return the delay between a FAIL and the next try, as the task's options set it.
+
+    For a run that is handed back, the delay is null.
+    """
+    # The worker_id needs a variable of its own: inside `worker_failures`, $$run is the run that is being counted.
     own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": rules.worker_failures("$$workerId", now)}}
     by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
     delay = rules.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
@@ -48,16 +52,16 @@ def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> 
 
 
 def reported_progress(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
-    """Return the expression that merges reported progress into `$$run`, in a list; empty if nothing was reported."""
+    """Return a list with the expression of the progress to merge into `$$run`, or [] if no progress was reported."""
     reported = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
     return [progress_of(reported, now)] if reported else []
 
 
 def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
-    """Return the progress to merge into `$$run`: none if it was not reported for this run or is already stored."""
+    """Return the progress to merge into `$$run`: {} if none was reported for this run, or if it is already stored."""
     index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
     reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
-    # Equal progress keeps its time: its writer may repeat it because the first reply was lost.
+    # Equal progress keeps its time: a worker may repeat the same progress because the first reply was lost.
     there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
     is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
     return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

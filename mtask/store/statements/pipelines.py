@@ -1,6 +1,7 @@
 """Update pipelines: every change that a worker makes to a task document.
 
-Each closes lapsed runs, makes its one change, and derives the rest.
+A claim, a finish and a settlement first close lapsed runs. All pipelines except `quarantine` end with the stages that
+derive the other fields.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     """Close the runs that the outcomes name.
 
     One pipeline serves a group: each task finds its outcome by `_id` in a literal array. The group holds one outcome
-    per task. Either all of them are successes, or none.
+    per task. Either all outcomes are successes, or none is.
     """
     ids = [outcome.task_id for outcome in outcomes]
     index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
@@ -109,8 +110,8 @@ def ping(
 ) -> Pipeline:
     """Extend the leases of these runs to `lease_ms` from now. A lease never becomes shorter.
 
-    `lease_ms`: one number, or a number for each run_id. `progress`: the progress of some runs, by run_id.
-    `session_id`: the session of the transaction that the one run is about to begin.
+    `lease_ms` is one number, or a number for each run_id. `progress` is the progress of some runs, by run_id.
+    `session_id` is the session of the transaction that a single run is about to begin.
     """
     lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, _lease_of(lease_ms))]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]}
@@ -121,13 +122,13 @@ def ping(
         changes.append({"session_id": x.literal(session_id)})
     moved = {"$mergeObjects": changes}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
-    # Adding 0 fails the ping if failed_cnt is no number, as any other change fails; so the malformed task is noticed.
+    # If failed_cnt is no number, adding 0 makes the ping fail, as other changes do. So the malformed task is noticed.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *derive_routinely(now)]
 
 
 def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
-    """Return the length of the lease of `$$run`: a single number if all are equal."""
+    """Return the length of the lease of `$$run`: a single number if all leases have the same length."""
     if isinstance(lease_ms, int):
         return lease_ms
     lengths = set(lease_ms.values())
@@ -138,16 +139,16 @@ def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:
-    """Close lapsed runs and derive; take nothing."""
+    """Close lapsed runs and derive the other fields. The task is not taken."""
     return [*close_lapsed(now), *derive(now)]
 
 
 class Kept(Enum):
-    """How much of a document stays when it is marked FAIL. A fuller document leaves room for less."""
+    """How much of a document stays when it is marked FAIL. If the document has little room left, less of it stays."""
 
     ALL = "all"
     RESULTS = "results"  #: closed runs without a SUCCESS are dropped, to make room for the reason
-    BARE = "bare"  #: the reason is left out, too
+    BARE = "bare"  #: no run is dropped, and none is added, so there is no reason
 
 
 def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW, kept: Kept = Kept.ALL) -> Pipeline:

@@ -1,6 +1,6 @@
 """Update pipelines: every change that a client makes to a task document; and the document of a new task.
 
-Each change closes lapsed runs, makes its one change, and derives the rest.
+A pipeline that changes an existing task closes lapsed runs, makes its one change, and derives the other fields.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimme
 
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
-    """Return a new task's document, or the expression of it.
+    """Return a new task's document, or the expression that makes the document.
 
-    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time; None: at once.
+    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time; if it is None, the task
+    starts at once.
     """
     state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
     if start is not None:
@@ -95,7 +96,7 @@ def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
 
 
 def _one_more_if_any(dropped: list[str]) -> x.Expression:
-    """Return the number of publishes that dropped runs, plus 1 if this one drops a run of these statuses."""
+    """Return the number of publishes that dropped runs, plus 1 if this publish drops runs with these statuses."""
     count = f"{x.STATE}.clean_cnt"
     one_more = {"$add": [{"$ifNull": [count, 0]}, 1]}
     has_any = {"$gt": [{"$size": x.runs_where({"$in": ["$$run.status", dropped]})}, 0]}
@@ -103,7 +104,7 @@ def _one_more_if_any(dropped: list[str]) -> x.Expression:
 
 
 def cancel(now: x.Expression = x.NOW) -> Pipeline:
-    """Request the end of a task: at once if no run holds it, else through the worker that holds it."""
+    """Request the end of a task. If no run holds the task, it ends at once. Otherwise its worker ends it."""
     return [
         *close_lapsed(now),
         {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
@@ -112,7 +113,7 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
-    """Open a finished task for a new round: closed runs become past, successes only with `everything`.
+    """Open a finished task for a new round. Closed runs become past, but successes only with `everything`.
 
     A finished task can have live runs if concurrent_worker_cnt was lowered. They belong to the new round.
     """

@@ -1,11 +1,11 @@
 """Server-side twins of `mtask.model.rules` and `mtask.model.backoff`: aggregation expressions of the same names.
 
-The server evaluates each on a task document. `now` is an expression: `$$NOW` in the engine, and a fixed date in the
-property test that compares both sides.
+The server evaluates each expression on a task document. `now` is an expression, too: `$$NOW` in the engine, and a fixed
+date in the property test that compares both sides.
 
-The server parses an expression with each update and evaluates it for each document, so both its size and its
-evaluation cost. `_bound` computes `$$succeeded` (S) and `$$live` (R) once for all expressions inside. Conditions that
-decide often and cheaply come first.
+The server parses an expression with each update and evaluates it for each document. So both the size of an expression
+and its evaluation cost time. `_bound` computes the workers that succeeded (S, `$$succeeded`) and the live runs (R,
+`$$live`) once for all expressions inside. Conditions that decide often and cheaply come first.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def is_run_lapsed(now: Expression) -> Expression:
 
 
 def succeeded_workers(runs: Expression = RUNS) -> Expression:
-    """Return S as a set of worker_ids."""
+    """Return S, the workers with a SUCCESS of this round, as a set of worker_ids."""
     succeeded = runs_where(current(has_status(RunStatus.SUCCESS)), runs)
     return {"$setUnion": [{"$map": {"input": succeeded, "as": "run", "in": "$$run.worker_id"}}]}
 
 
 def live_runs(now: Expression) -> Expression:
-    """Return R as an array of runs."""
+    """Return R, the live runs of this round, as an array."""
     return runs_where(current(is_run_live(now)))
 
 
@@ -59,7 +59,7 @@ def _bound(now: Expression, body: Expression) -> Expression:
 
 
 def failures(now: Expression) -> Expression:
-    """Return F."""
+    """Return F, the number of failures. Lapsed runs that are not closed yet are counted, too."""
     return {"$add": [f"{STATE}.failed_cnt", {"$size": runs_where(current(is_run_lapsed(now)))}]}
 
 
@@ -86,14 +86,14 @@ def _names_workers() -> Expression:
 
 
 def is_worker_exhausted(worker_id: Expression, now: Expression) -> Expression:
-    """Whether this worker has used up its own limit or had a final failure."""
+    """Whether this worker has used up its own limit of retries or had a final failure."""
     over = {"$gt": [worker_failures(worker_id, now), f"{OPTION}.max_unexpected_retries"]}
     failed_finally = exists(runs_where(current(_is_final_failure(), by_worker(worker_id))))
     return {"$or": [failed_finally, {"$and": [_has_limit(), over]}]}
 
 
 def is_exhausted(now: Expression) -> Expression:
-    """Whether the limit is used up or a run ended in a final failure."""
+    """Whether the limit of retries is used up or a run ended in a final failure."""
     return _bound(now, _is_exhausted(now))
 
 
@@ -123,9 +123,9 @@ def next_preempt_time(now: Expression) -> Expression:
 
 
 def derived(now: Expression) -> Expression:
-    """Return `status` and `next`: the next_preempt_time, null if the status is final."""
+    """Return an object with `status` and `next`, which is the next_preempt_time, or null if the status is final."""
     has_live = exists("$$live")
-    # Where live runs take all seats, nothing depends on the limit, and it is not evaluated.
+    # If live runs take all seats, nothing depends on the limit of retries. Then the limit is not evaluated.
     matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
     open_status = {
         "$switch": {
@@ -167,7 +167,8 @@ def derived(now: Expression) -> Expression:
 
 
 def _seats() -> Expression:
-    # At least 1: a malformed task without k would count as a SUCCESS that no worker ran.
+    # The number of seats k is at least 1. Otherwise a malformed task without concurrent_worker_cnt would count as a
+    # SUCCESS that no worker ran.
     return {"$max": [f"{OPTION}.concurrent_worker_cnt", 1]}
 
 
@@ -190,7 +191,7 @@ def is_admitted(worker_id: Expression) -> Expression:
 
 
 def due_time() -> Expression:
-    """Return when the task is due for the first time: its start_time, else its create_time."""
+    """Return the time at which the task is first due: its start_time, else its create_time."""
     return {"$ifNull": [f"{STATE}.start_time", f"{STATE}.create_time"]}
 
 
@@ -220,7 +221,7 @@ def is_candidate(worker_id: Expression, now: Expression) -> Expression:
 
 def may_take(worker_id: Expression, now: Expression) -> Expression:
     """Whether this worker may take the task at `now`."""
-    # A free seat implies that S is below k.
+    # A free seat implies that S is below k, so the task is no SUCCESS yet.
     return {
         "$and": [
             {"$not": [is_final()]},

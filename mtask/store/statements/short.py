@@ -1,9 +1,9 @@
-"""Short statements for simple tasks: one worker, any worker, and no earlier run in this round.
+"""Short statements for simple tasks. A simple task needs one worker, admits any, and has no earlier run in this round.
 
-The general statements contain every rule: 17 KB for a claim. Sent for a single task, most of their cost is the server's
-parsing. A simple task needs few of the rules, so these statements have a tenth of that size. Their guards state
-everything that they assume. A task that is not simple, or no longer, does not match and is left to the general
-statements.
+The general statements contain every rule: 17 KB for a claim. If such a statement is sent for a single task, most of its
+cost is the parsing by the server. A simple task needs few of the rules, so the short statements have a tenth of that
+size. Their guards state everything that they assume. A task that is not simple, or is no longer simple, does not match
+the guards. It needs the general statements.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def looks_simple(document: str) -> x.Expression:
 
 
 def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are simple and due and have no run of this round or an earlier one."""
-    # Expressions, because a match by field would also match inside arrays.
+    """Match those of these tasks that are simple and due, and have no run at all, not even of an earlier round."""
+    # The conditions are expressions, because a match by field would also match inside arrays.
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [rules.due_time(), now]},
@@ -53,7 +53,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Change an unbegun task as `pipelines.claim` would."""
+    """Claim a task that matches `unbegun`. The change is the same as that of `pipelines.claim`."""
     lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
     is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
     changed = {
@@ -68,7 +68,7 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
 
 
 def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are simple and whose only run is the outcome's, with a live lease."""
+    """Match those of these tasks that are simple and have only one run: the run of the outcome, with a live lease."""
     task_ids, run_ids = [outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes]
     # There is just one run, so no array is searched.
     conditions = [
@@ -84,7 +84,10 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter
 
 
 def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
-    """Change tasks that are held alone as `pipelines.finish` would with these successes, one per task."""
+    """Close the only run of tasks that match `held_alone` as a SUCCESS. The outcomes hold one success per task.
+
+    The change is the same as that of `pipelines.finish`.
+    """
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
     merged = _of_task(outcomes, [outcome.fields() for outcome in outcomes])
@@ -102,7 +105,7 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
 
 
 def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
-    """Return the task's own value out of `values`, which holds one for each outcome."""
+    """Return the value for the task's outcome. `values` holds one value for each outcome."""
     if len(values) == 1:
         return x.literal(values[0])
     index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}

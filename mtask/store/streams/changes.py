@@ -1,7 +1,8 @@
-"""From a change of a task's document: the runs that it touched, and their changed fields. Pure.
+"""Finds the runs that a change of a task's document touched, and their changed fields. The functions are pure.
 
 A change names runs by their index in the array. Usually the run at an index stays the same. When old runs are dropped,
-the others move to lower indexes, and the change names the fields that differ from the former run at each index.
+the others move to lower indexes. Then, at each index, the change names the fields in which the new run differs from the
+run that was there before.
 """
 
 from __future__ import annotations
@@ -74,16 +75,16 @@ def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tu
     """Yield each run that the change touched, with its changed fields; the oldest first.
 
     `runs`: the runs of the document as it is now. They supply fields that the change does not name, if the run still
-    exists. The number of yielded runs and their changed fields do not depend on them.
+    exists. The number of yielded runs and their changed fields do not depend on `runs`.
     """
     removed = dict.fromkeys(description.get("removedFields") or ())
-    updated: Document = {**removed, **updated_fields(description)}  # None: removed
+    updated: Document = {**removed, **updated_fields(description)}  # the value None marks a removed field
     is_cut = any(array.get("field") == RUNS for array in description.get("truncatedArrays") or ())
     changed, written = by_index(updated)
     stored = Runs(runs)
     named = {index: changed[index] for index in sorted(changed) if "run_id" in changed[index]}
     if named.keys() <= written and len(named) == 1 and not is_cut and RUNS not in updated:
-        named = {}  # one run was appended, and no other moved
+        named = {}  # one run was appended, and no other run moved
     in_order = [index for index in sorted(changed) if index not in named]
     ends = _ends(changed)
     for index in in_order:
@@ -121,7 +122,11 @@ def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a run that a change wrote; and among the equal ends of that change its rank, and their count."""
+    """The end of a run that a change wrote.
+
+    The change may have written equal ends of several runs. `count` is the number of these ends, and `rank` is the place
+    of this end among them.
+    """
 
     fields: Mapping[str, Any]
     rank: int
@@ -145,7 +150,10 @@ def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
 
 
 def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Document:
-    """Return the run that the change touched, if the document still has it; another run may have its index by now."""
+    """Return the run that the change touched, or an empty one if the document no longer has the run.
+
+    By now, another run may be at the index.
+    """
     if "run_id" in fields:
         return fields
     at_index = runs.at(index)
@@ -170,10 +178,11 @@ def has_reported(run: Document, progress: Any) -> bool:
 def _just_claimed(
     named: Mapping[int, Document], updated: Document, runs: Runs, *, has_closed: bool
 ) -> Iterator[tuple[Document, Document]]:
-    """Yield the run that a claim appended while it dropped old runs; before it the runs that the claim closed.
+    """Yield first the runs that a claim closed, then the run that it appended. The claim also dropped old runs.
 
-    The other runs have moved. The change names them whole, or by the fields that differ from the former run at the
-    index, so an equal status is missing. `has_closed`: a closed run that did not move was already yielded.
+    The other runs have moved. The change names such a run whole, or names only the fields in which it differs from the
+    run that was at the index before. In the second case, an equal status is missing. `has_closed` says that a closed
+    run that did not move was already yielded.
     """
     index = max(named)
     newest = named[index]
@@ -193,18 +202,18 @@ def _just_claimed(
 
 
 def _is_claim(index: int, run: Document, updated: Document) -> bool:
-    """Whether a claim made this change, which moved or rewrote the runs, and appended this last run."""
+    """Whether this change, which moved or rewrote the runs, is a claim that appended this last run."""
     has_ended = any(run.get(name) is not None for name in END_TIMES)
     if has_ended or run.get("status", _RUNNING) != _RUNNING:
         return False
     if _CLEAN_CNT in updated or "task_state.finish_time" in updated or updated.get(_FAILED_CNT) == 0:
-        return False  # a publish cleaned the task or a new round began; older versions cleaned without the count
-    # A claim only drops runs beyond KEPT_RUNS. It rewrites the whole array if that was empty.
+        return False  # a publish cleaned the task or a new round began; older versions cleaned without clean_cnt
+    # A claim only drops runs beyond KEPT_RUNS. It rewrites the whole array if the array was empty.
     return index >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
 
 
 def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:
-    """Whether the claim at that instant closed this run. A run that ended in the same ms still had its lease."""
+    """Whether the claim at this instant closed this run. A run that ended itself in the same ms still had its lease."""
     fail_time, lease = run.get("fail_time"), run.get("ping_expire_time")
     if not isinstance(fail_time, datetime) or fail_time != claim_time or run.get("status", _TIMEOUT) != _TIMEOUT:
         return False

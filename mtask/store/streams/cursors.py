@@ -1,6 +1,6 @@
-"""The change streams that readers of events open, sync and async: opening, reading on, and closing.
+"""Cursors, sync and async, on the change streams that readers of events open.
 
-Motor runs the driver's sync client in threads: an asyncio reader on such a client does the same here.
+Motor runs the driver's sync client in threads. For an asyncio reader on a Motor client, this module does the same.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from mtask.store.streams.readers import Opening
 
 Document = dict[str, Any]
 _OPEN_TIMEOUT, CLOSE_TIMEOUT = timedelta(seconds=10), timedelta(seconds=2)
-#: ChangeStreamHistoryLost, ChangeStreamFatalError, and an instant before the oplog's first.
+#: Codes of the errors ChangeStreamHistoryLost and ChangeStreamFatalError. A stream that begins at an instant before the
+#: oplog's first fails with them, too.
 _LOST = frozenset({286, 280})
 
 
 class _Cursor:
-    """What both kinds know of the driver's cursor."""
+    """The common part of the sync and the async cursor."""
 
     def __init__(self, store: AsyncStore | SyncStore, stream: Any) -> None:
         self._store: Any = store
@@ -36,17 +37,17 @@ class _Cursor:
 
     @property
     def token(self) -> str | None:
-        """The text of the resume token after all that was read."""
+        """The text of the resume token with which to continue after all changes read so far."""
         token = self._stream.resume_token
         return None if token is None else str(token["_data"])
 
 
 class SyncCursor(_Cursor):
-    """An open change stream of tasks. Any error means: close it, and open another."""
+    """An open change stream of tasks. After any error, close the stream and open another."""
 
     @classmethod
     def open(cls, store: SyncStore, opening: Opening) -> Self:
-        """Open the stream; raise DatabaseError in its kinds."""
+        """Open the stream; raise a kind of DatabaseError."""
         try:
             with bounded(_OPEN_TIMEOUT):
                 return cls(store, store.readable[TASKS].watch(opening.pipeline, **opening.options()))
@@ -54,7 +55,7 @@ class SyncCursor(_Cursor):
             raise _told(error, store) from error.__cause__
 
     def next(self) -> Document | None:
-        """Return the next change, or None where none came for a while; raise DatabaseError in its kinds."""
+        """Return the next change, or None if no change came for a while; raise a kind of DatabaseError."""
         try:
             with bounded(None):
                 change: Document | None = self._stream.try_next()
@@ -63,22 +64,22 @@ class SyncCursor(_Cursor):
             raise _told(error) from error.__cause__
 
     def with_document_then(self, change: Document) -> Document:
-        """Return the change with the task's document as it was then."""
+        """Return the change with the task's document as it was at the time of the change."""
         found: Document = self._store.run(readers.with_document_then(change))
         return found
 
     def close(self) -> None:
-        """Close the stream; raise DatabaseError in its kinds."""
+        """Close the stream; raise a kind of DatabaseError."""
         with bounded(CLOSE_TIMEOUT):
             self._stream.close()
 
 
 class AsyncCursor(_Cursor):
-    """An open change stream of tasks, for asyncio. Any error means: close it, and open another."""
+    """An open change stream of tasks, for asyncio. After any error, close the stream and open another."""
 
     @classmethod
     async def open(cls, store: AsyncStore | SyncStore, opening: Opening) -> Self:
-        """Open the stream; raise DatabaseError in its kinds."""
+        """Open the stream; raise a kind of DatabaseError."""
         try:
             with bounded(_OPEN_TIMEOUT):
                 watch = store.readable[TASKS].watch
@@ -87,7 +88,7 @@ class AsyncCursor(_Cursor):
             raise _told(error, store) from error.__cause__
 
     async def next(self) -> Document | None:
-        """Return the next change, or None where none came for a while; raise DatabaseError in its kinds."""
+        """Return the next change, or None if no change came for a while; raise a kind of DatabaseError."""
         try:
             with bounded(None):
                 change: Document | None = await _called(self._store, self._stream.try_next)
@@ -96,25 +97,25 @@ class AsyncCursor(_Cursor):
             raise _told(error) from error.__cause__
 
     async def with_document_then(self, change: Document) -> Document:
-        """Return the change with the task's document as it was then."""
+        """Return the change with the task's document as it was at the time of the change."""
         found: Document = await _called(self._store, self._store.run, readers.with_document_then(change))
         return found
 
     async def close(self) -> None:
-        """Close the stream; raise DatabaseError in its kinds."""
+        """Close the stream; raise a kind of DatabaseError."""
         with bounded(CLOSE_TIMEOUT):
             await _called(self._store, self._stream.close)
 
 
 async def _called(store: AsyncStore | SyncStore, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the driver: for a Motor client its sync client, in a thread."""
+    """Call the driver. For a Motor client, call its sync client in a thread."""
     if isinstance(store, SyncStore):
         return await asyncio.to_thread(method, *args, **kwargs)
     return await method(*args, **kwargs)
 
 
 def _told(error: Exception, store: AsyncStore | SyncStore | None = None) -> Exception:
-    """Return the error; as one that says what to do where the token is too old, or the right to open is lacking."""
+    """Return the error. If the token is too old, or a right is missing, return an error that says what to do."""
     if isinstance(error, OperationFailed) and error.code in _LOST:
         return EventsLost(error.reason)
     return error if store is None else rights.explained(error, rights.FOLLOWING, store.database.name)

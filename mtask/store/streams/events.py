@@ -1,8 +1,8 @@
-"""Events of tasks, derived from the changes of their documents. Pure.
+"""Derives the events of tasks from the changes of their documents. The functions are pure.
 
-Each change names exactly the fields that it changed. So the kind and the number of events follow from the change alone,
-and their order from the order of the changes. The looked-up document supplies the run and the queue, but only if it
-is proven to belong to the same task (`mtask.store.streams.lookup`).
+Each change names exactly the fields that it changed. So the change alone decides about the kind and the number of
+events. The order of the changes is the order of the events. The looked-up document supplies the run and the queue, but
+only if it is proven to belong to the same task (`mtask.store.streams.lookup`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     CLAIMED = "claimed"
     PROGRESS = "progress"
     SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
-    FAILED = "failed"  #: a run ended as FAIL, or the task did without a run
+    FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run
     TIMED_OUT = "timed_out"  #: a run's lease lapsed
     CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
     REOPENED = "reopened"  #: a finished task is open again, by retry, rerun or a publish that cleaned it
@@ -58,9 +58,9 @@ class TaskEvent:
     kind: EventKind
     task_id: str
     time: datetime  #: by the server's clock
-    #: At that time; None if the task no longer existed, or was published anew, when the event was read.
+    #: The queue at that time. It is None if the task had been removed, or published anew, when the event was read.
     queue: str | None = None
-    #: None if the document no longer held the run, or the task no longer existed, when the event was read.
+    #: The run of the event. It is None if the run or the task no longer existed when the event was read.
     run_id: str | None = None
     worker_id: str | None = None
     attempt: int | None = None
@@ -70,7 +70,7 @@ class TaskEvent:
     #: The progress, 0 to 1, and its message. A part that did not change is None if there has been a newer report since.
     progress: float | None = None
     message: str | None = None
-    #: Pass it to `events(after=...)` to continue right after this event.
+    #: Pass this token to `events(after=...)` to continue right after this event.
     token: str = ""
 
     @property
@@ -92,7 +92,7 @@ class TaskEvent:
 def events_of(change: Document) -> list[TaskEvent]:
     """Return the events of a change, in order; there may be none or several.
 
-    Their number does not depend on the looked-up document.
+    The number of events does not depend on the looked-up document.
     """
     task_id = change.get("documentKey", {}).get("_id")
     if not isinstance(task_id, str):
@@ -123,7 +123,7 @@ def is_in_doubt(change: Document) -> bool:
 def _with_status(
     found: list[TaskEvent], updated: Document, task_id: str, time: datetime, queue: str | None
 ) -> list[TaskEvent]:
-    """Add the task's new status to the last event; if no run has an event, make one for the status."""
+    """Add the task's new status to the last event. If there is no event of a run, make an event for the status."""
     status = updated.get(_STATUS)
     if type(status) is not str or status not in TaskStatus.__members__:
         return found
@@ -174,5 +174,5 @@ def _event(
 
 
 def _text(value: Any) -> str | None:
-    """Return the value if it is a string, else None: a document may hold anything."""
+    """Return the value if it is a string, else None. A document may hold a value of any type."""
     return value if type(value) is str else None

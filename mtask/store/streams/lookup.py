@@ -1,8 +1,8 @@
-"""Use of a looked-up document for a change, only if it is proven to belong to the same task. Pure.
+"""Checks that a looked-up document belongs to the task of a change: only then it is used. The functions are pure.
 
-A change names the changed fields. The document supplies the rest, such as the run's worker and the queue. But it is the
-document at the time of reading: since the change, the task may have moved to another queue, or may have been removed
-and published again under the same key, with other data.
+A change names the changed fields. The document supplies the rest, such as the run's worker and the queue. But the
+document is the one at the time of reading. Since the change, the task may have moved to another queue. Or it may have
+been removed and published again under the same key, with other data.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from mtask.model.documents import runs_in
 from mtask.store.streams.changes import Runs, by_index, has_reported, updated_fields
 
 Document = Mapping[str, Any]
-#: Marks a change whose document is the one right after the change.
+#: The field that marks a change whose document is the one right after the change.
 IS_EXACT = "is_exact"
 _NONE: Document = {}
 #: Fields of a run that never change once they are written.
 _LASTING = ("run_id", "claim_time", "success_time", "fail_time")
-#: An update that had to wait has the `$$NOW` of its start. A change this near to a move may lie on either side of it.
+#: The time within which a change may have come before or after a move to another queue. Their times do not tell,
+#: because an update that had to wait has the `$$NOW` of its start.
 _NEAR = timedelta(seconds=60)
 
 
@@ -34,7 +35,7 @@ def document_of(change: Document) -> Document:
 
 
 def queue_of(change: Document, document: Document) -> str | None:
-    """Return the queue of the task at the time of the change; None if it is not certain."""
+    """Return the queue of the task at the time of the change, or None if the queue is not certain."""
     queue = updated_fields(change.get("updateDescription") or _NONE).get("queue", _NONE)
     if queue is _NONE:
         was_known = change["operationType"] != "update" or change.get(IS_EXACT) is True

@@ -18,7 +18,7 @@ from mtask.store.statements.filters import RUNS
 from mtask.store.streams.lookup import IS_EXACT
 
 Document = dict[str, Any]
-#: How long one request waits for events on the server, in ms.
+#: The time for which the server waits for events in one request, in ms.
 _MAX_AWAIT_MS = 1_000
 _BATCH = 500
 _RUN_FIELDS = (
@@ -33,7 +33,7 @@ _RUN_FIELDS = (
     "fail_reason",
     "progress",
 )
-#: The fields that events report, and those that prove to which task a document belongs.
+#: The fields that events report, and the fields that prove to which task a document belongs.
 _VIEW = (
     "queue",
     "quiet_time",
@@ -47,13 +47,13 @@ class Detail(IntEnum):
     """How much of a change the server sends. A change must not exceed the size limit of a document."""
 
     FULL = 0
-    WITHOUT_DOCUMENT = 1  #: the changed fields alone; the document is read separately
+    WITHOUT_DOCUMENT = 1  #: only the changed fields; the document is read separately
     NAME = 2  #: only that there was a change
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tasks whose changes a reader wants; None: any."""
+    """The tasks whose changes a reader wants. A criterion that is None admits any task."""
 
     names: Sequence[str] | None = None
     queues: Sequence[str] | None = None
@@ -63,9 +63,10 @@ class Wanted:
     needs_document: bool = True
 
     def pipeline(self, detail: Detail = Detail.FULL) -> list[Document]:
-        """Return the stages that exclude other tasks' changes, and those fields of the documents that can be large.
+        """Return the pipeline stages with which the change stream is opened.
 
-        Some changes of other queues pass: `events.events_of` decides about the queue.
+        They exclude the changes of other tasks, and those fields of the documents that can be large. Some changes in
+        other queues are not excluded: `events.events_of` decides about the queue.
         """
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}
         if self.task_id is not None:
@@ -90,21 +91,22 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How to open a change stream of tasks: whose changes, in how much detail, and from where on."""
+    """The way to open a change stream of tasks: whose changes it has, in how much detail, and where it begins."""
 
     wanted: Wanted
     detail: Detail = Detail.FULL
-    #: The text of the resume token after which it begins; else where in the oplog; None: now.
+    #: The text of the resume token after which the stream begins. If it is None, the stream begins at `since`,
+    #: a place in the oplog. If both are None, the stream begins now.
     after: str | None = None
     since: Timestamp | None = None
 
     @property
     def pipeline(self) -> list[Document]:
-        """The stages with which to open it."""
+        """The pipeline stages with which the change stream is opened."""
         return self.wanted.pipeline(self.detail)
 
     def options(self) -> dict[str, Any]:
-        """Return the other arguments with which to open it."""
+        """Return the other arguments with which the change stream is opened."""
         options: dict[str, Any] = {"max_await_time_ms": _MAX_AWAIT_MS, "batch_size": _BATCH}
         if self.detail is not Detail.FULL:
             options["batch_size"] = 1
@@ -118,7 +120,10 @@ class Opening:
 
 
 def _id() -> Document:
-    """Return the task's id, or ":" if it is no string: the server may reorder stages."""
+    """Return the task's id, or ":" if the id is no string.
+
+    A stage before this one drops such ids, but the server may reorder stages.
+    """
     return {"$cond": [{"$eq": [{"$type": "$documentKey._id"}, "string"]}, "$documentKey._id", ":"]}
 
 
@@ -133,7 +138,7 @@ def place_in_oplog(seconds: int, ordinal: int) -> Timestamp:
 
 
 def with_document_then(change: Mapping[str, Any]) -> Operation[Document]:
-    """Return the change with the document of that time, or without it if the server no longer has it."""
+    """Return the change with the document at the time of the change, or without a document if the server lost it."""
     find = command(
         "find",
         TASKS,
@@ -150,5 +155,5 @@ def with_document_then(change: Mapping[str, Any]) -> Operation[Document]:
     except DatabaseUnavailable:
         raise
     except DatabaseError:
-        pass  # too old (five minutes by default), or the collection was made or changed since
+        pass  # the change is too old (five minutes by default), or the collection was made or changed since
     return {**change, "fullDocument": found[0] if found else None, IS_EXACT: bool(found)}

@@ -1,16 +1,20 @@
-"""The density of writes on a server, estimated from its replies: the cost of waiting in a stream depends on it."""
+"""Estimates the density of writes on a server from its replies.
+
+The cost of waiting in a change stream depends on this density.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
 from math import inf
 
-#: Traffic becomes dense at the first rate and ceases to be dense below the second. In writes a second, of all clients.
+#: The rate from which traffic becomes dense, and the rate below which traffic ceases to be dense, in writes a second of
+#: all clients.
 DENSE_FROM, DENSE_UNTIL = 1_000.0, 500.0
 #: The rate from which there is some traffic, in writes a second.
 SOME_FROM = 50.0
-#: Traffic counts as dense for this time after it was last dense, and as some traffic for this time after that or after
-#: an event, in seconds: load comes in bursts.
+#: The time for which traffic still counts as dense after it was last dense; and the time for which traffic counts as
+#: `SOME` after the rate was last at least SOME_FROM or an event came. In seconds. Load comes in bursts.
 DENSE_LASTS, SOME_LASTS = 2.0, 5.0
 #: The least time between two replies that are compared, in seconds.
 WINDOW = 0.2
@@ -25,14 +29,14 @@ class Density(Enum):
 
 
 class Traffic:
-    """Estimates the density of writes on a server. It begins with `SOME`.
+    """Estimates the density of writes on a server. The estimate begins with `SOME`.
 
-    MongoDB numbers the writes of each second. So two replies tell the number of writes in between, or a lower bound if
-    another second has begun.
+    MongoDB numbers the writes of each second. So two replies tell the number of writes in between, or a lower bound of
+    this number if another second has begun.
     """
 
     def __init__(self, now: float) -> None:
-        """`now`, here and below: a monotonic time, in seconds."""
+        """Begin the estimate. In each method, `now` is a monotonic time, in seconds."""
         self._second, self._number = -1, 0
         self._seen_at = -inf
         self._dense_at, self._some_at = -inf, now
@@ -41,7 +45,7 @@ class Traffic:
     def note(self, second: int, number: int, now: float, *, is_news: bool = False) -> None:
         """Record the server's last write from a reply: its second, and its number in that second.
 
-        `is_news`: the reply contained an event.
+        `is_news` says that the reply contained an event.
         """
         if is_news:
             self._some_at = now

@@ -1,11 +1,11 @@
 """The worker's change stream: it lets through only the changes that concern the worker.
 
-Each worker process has one stream over the database, on a client of its own. The filter compares times in an event
-with the event's own server time (`wallTime`), so it contains no instant that ages. There is no `updateLookup`: inserts
-carry the fields that the queue needs, and one batched read resolves the updates.
+Each worker process has one stream over the database, on a client of its own. The filter compares the times in an event
+with the server time of the same event (`wallTime`). So the filter contains no instant that becomes outdated. The stream
+needs no `updateLookup`: inserts carry the fields that the queue needs, and one batched read supplies the updated tasks.
 
-On the server each write wakes every waiting stream, even if the filter then drops the change: 30 us and more. So when
-writes are dense, the worker does not wait in the stream but reads it every 20 ms.
+On the server, each write wakes every waiting stream, even if the filter then drops the change. This costs 30 us or
+more. So when writes are dense, the worker does not wait in the stream but reads it every 20 ms.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
-#: The time after which the server answers without an event, in ms. With some traffic it is short, so that the answers
-#: show the rate of writes. A second is no multiple of 700 ms, so the answers fall into different parts of a second.
+#: The time after which the server answers without an event, in ms. With some traffic this time is short, so that the
+#: answers show the rate of writes. A second is no multiple of 700 ms, so the answers fall into different parts of it.
 MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
 #: The pause between two reads when writes are dense, in seconds.
 _REST = 0.02
@@ -42,8 +42,8 @@ _REST = 0.02
 class EventKind(Enum):
     """The kind of an event."""
 
-    TASK_INSERTED = "inserted"  #: a task that is due within the horizon, or is malformed
-    TASK_CHANGED = "changed"  #: a task becomes due within the horizon, or its holder must read it
+    TASK_INSERTED = "inserted"  #: a new task is due within the horizon, or is malformed
+    TASK_CHANGED = "changed"  #: a task becomes due within the horizon, or the worker that holds it must read it
     WORKER_ORDER = "control"  #: a client gave this worker an order
     PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
@@ -57,15 +57,15 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: Of an inserted task: name, queue, priority, status and next_preempt_time, as far as it has them.
+    #: Name, queue, priority, status and next_preempt_time of an inserted task, as far as the task has them.
     document: Document | None = None
     #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False
-    #: The new next_preempt_time of a changed task, if that changed.
+    #: The new next_preempt_time of a changed task, or None if this field did not change.
     preempt_time: datetime | None = None
-    #: Whether a worker holds the task now; None if that did not change.
+    #: Whether a worker holds the task now, or None if the task's status did not change.
     is_begun: bool | None = None
-    #: Whether the task's holder must read it, because options changed or the end is requested.
+    #: Whether the worker that holds the task must read it, because options changed or the end is requested.
     concerns_holder: bool = False
 
 
@@ -130,7 +130,7 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
                 {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
                 {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
-                # A removal requests the end first, and a purge of finished tasks concerns no worker.
+                # Before a task is removed, an update requests its end. A purge of finished tasks concerns no worker.
                 {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
             ],
             "default": True,
@@ -154,7 +154,7 @@ def _worker_events(worker_id: str) -> x.Expression:
 
 
 def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Document]:
-    """Return the stream's pipeline for this worker."""
+    """Return the pipeline stages with which this worker's change stream is opened."""
     wanted = {
         "$switch": {
             "branches": [
@@ -164,8 +164,8 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
             "default": {"$not": [_updates_under("schedule_state")]},
         }
     }
-    # These conditions are evaluated on the oplog entry: half the cost of an event built for `$expr`. Nearly all changes
-    # by workers are marked with quiet_time and end here.
+    # The server evaluates these conditions on the oplog entry. This costs half as much as building the event for
+    # `$expr`. Nearly all changes by workers are marked with quiet_time, so they are dropped here.
     is_heard = {"ns.coll": {"$in": _HEARD}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
     return [
         {"$match": is_heard},
@@ -192,7 +192,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 
 
 class Stream:
-    """An open change stream. After any error: close it, open a new one and scan again."""
+    """An open change stream. After any error, close the stream, open a new one and scan again."""
 
     def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
         self._store = store
@@ -247,16 +247,16 @@ class Stream:
         return None
 
     async def _turn(self) -> None:
-        """Reopen the stream at its present position: the server's wait is only set when a stream is opened."""
+        """Reopen the stream at its present position. The server's wait can only be set when a stream is opened."""
         token = self._cursor.resume_token
-        if token is not None:  # without a token there would be a gap
+        if token is not None:  # without a token, changes would be missed
             self.density = self._traffic.density
             with bounded(_OPEN_TIMEOUT):
                 await self._cursor.close()
                 await self._watch(token)
 
     async def close(self) -> None:
-        """Close the cursor."""
+        """Close the cursor and end the session."""
         with bounded(timedelta(seconds=2)):
             await self._cursor.close()
             await self._session.end_session()

@@ -1,4 +1,7 @@
-"""The engine's changes of tasks: claim, ping, finish, settle and quarantine; and the read-back after a lost reply."""
+"""The changes that the engine makes to tasks: claim, ping, finish, settle and quarantine.
+
+If the reply to a change is lost, `claimed` and `finished` read the result back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from mtask.store.tasks import finding, sessions
 
 Document = dict[str, Any]
 
-#: The hint for updates by `_id`: their guards could lead the planner to another index.
+#: The index hint for updates by `_id`. Without it, the guards of an update could lead the planner to another index.
 BY_ID = "_id_"
 
 #: The length of a shortened reason, in characters.
@@ -40,10 +43,12 @@ def claim(
 ) -> Operation[list[Document]]:
     """Preempt as many of these tasks as the rules allow; return their documents, each with this worker's new run.
 
-    One task takes one round trip, several take two. `token` is fresh random text, from which the run_ids are made.
-    `timeout`: None = the usual limit of an operation. `also`: further guards. `are_simple`: the tasks look simple, so
-    the short statement is sent first. Those of several tasks that are not simple are then claimed by the general
-    statement; a single task that is not simple is left, as if another worker had it.
+    A claim of one task takes one round trip, a claim of several takes two. `token` is fresh random text, from which the
+    run_ids are made. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards.
+
+    `are_simple` says that the tasks look simple, so the short statement is sent first. If some of several tasks are not
+    simple, the general statement then claims them: one more round trip. A single task that is not simple is not
+    claimed, as if another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
@@ -57,7 +62,8 @@ def claim(
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
-        # The process may have stood still for longer than a lease, so tasks of the short claim may be due again.
+        # Since the short claim, this process may have stood still for longer than a lease. So tasks of that claim may
+        # be due again.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
         claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if not claimed_cnt:
@@ -77,7 +83,7 @@ def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
 
 
 def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
-    """Return those of these tasks that a claim with this token took. It is also the read-back after a lost reply."""
+    """Return those of these tasks that the claim with this token got. After a lost reply, this reads them back."""
     run_ids = list(run_ids_of(task_ids, token).values())
     found: list[Document] = yield tasks("find", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
     return found
@@ -93,8 +99,9 @@ def finish(
 ) -> Operation[set[str]]:
     """Close these runs; return the run_ids whose outcome is stored. The other runs had lost their lease.
 
-    `timeout`: None = the usual limit of an operation. `is_simple`: the tasks look simple, so successes try the short
-    statement first. After an error call it again: runs that are already finished stay so and are returned, too.
+    If `timeout` is None, the usual limit of an operation applies. `is_simple` says that the tasks look simple, so the
+    short statement is sent first for successes. After an error, call this again: a run that is already finished does
+    not change, and its run_id is returned, too.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
@@ -112,7 +119,10 @@ def finish(
 
 
 def finished(outcomes: Sequence[Outcome], timeout: timedelta | None = None) -> Operation[set[str]]:
-    """Return the run_ids whose run has the outcome's status. It is the read-back after a miss or a lost reply."""
+    """Return the run_ids of the runs that have the status of their outcome.
+
+    This reads the result back if a run did not match the update, or if a reply was lost.
+    """
     wanted = {outcome.run_id: outcome.status.value for outcome in outcomes}
     states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted), timeout)
     return {run_id for run_id, status in states.items() if status == wanted[run_id]}
@@ -168,9 +178,9 @@ def ping(
 ) -> Operation[list[Document]]:
     """Extend the leases of these runs, given as run_id to task_id; return their tasks afterwards.
 
-    `lease_ms`: the length of the leases, or of each by run_id. `progress`: the reported progress of some runs, by
-    run_id. `timeout`: None = the usual limit of an operation. `session_id`: the session of the transaction that the
-    one run is about to begin.
+    `lease_ms` is one length for all leases, or the length of each lease by run_id. `progress` is the reported progress
+    of some runs, by run_id. If `timeout` is None, the usual limit of an operation applies. `session_id` is the session
+    of the transaction that a single run is about to begin.
 
     A run has lost its lease if it is not RUNNING in the answer, or if the answer lacks its task.
     """
@@ -192,21 +202,24 @@ def ping(
 
 
 def held(task_ids: Sequence[str], timeout: timedelta | None = None) -> Operation[list[Document]]:
-    """Return the parts of tasks that their holder needs: its run, the admitted workers, and whether to stop."""
+    """Return the parts of these tasks that their holder needs: the runs, the admitted workers, and whether to stop."""
     found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW).within(timeout)
     return found
 
 
 def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return the number of tasks that changed."""
-    with suppress(DatabaseError):  # the next settlement tries again
+    with suppress(DatabaseError):  # the next settlement of the tasks tries again
         yield from sessions.end_lapsed(task_ids)
     result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(timeout)
     return int(result.modified_count)
 
 
 def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
-    """Mark runs TIMEOUT that lapsed at least `grace_ms` ago without a preemption; return the number of tasks."""
+    """Settle at most `limit` tasks with a run that lapsed at least `grace_ms` ago; return how many tasks changed.
+
+    No worker has preempted these tasks since: a preemption would have closed the run.
+    """
     task_ids = yield from finding.lapsed(grace_ms, limit)
     return (yield from settle(task_ids)) if task_ids else 0
 
@@ -219,9 +232,9 @@ def shortened(text: str, limit: int) -> str:
 def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:
     """Mark a malformed document FAIL with a reason; return whether this call did it.
 
-    If the document has too little room below 16 MB, closed runs without a SUCCESS are dropped for a short reason. If
-    that is not enough, the FAIL has no reason. Raises DocumentTooLarge if not even that fits. `timeout`: limit of each
-    attempt; None = the usual limit of an operation.
+    If the document has too little room below 16 MB, closed runs without a SUCCESS are dropped, and the reason is
+    shortened. If the document still has too little room, the FAIL is stored without a reason. Raises DocumentTooLarge
+    if not even that fits. `timeout` limits each attempt. If it is None, the usual limit of an operation applies.
     """
     guard = filters.not_quarantined(document_id)
     reasons = {Kept.ALL: reason, Kept.RESULTS: shortened(reason, _SHORT), Kept.BARE: ""}

@@ -27,7 +27,7 @@ _RUN_RULES = (
     "past",
 )
 
-#: The fields that the rules need, none of which can be large, and the server's time.
+#: The fields that the rules need, and the server's time. None of these fields can be large.
 RULE_VIEW: Mapping[str, Any] = {
     "name": 1,
     "key": 1,
@@ -62,7 +62,7 @@ class Scan:
     documents: list[Document]
     server_time: datetime | None
     is_complete: bool
-    #: Whether some of the tasks are not yet due.
+    #: Whether some of the found tasks are not due yet.
     has_future: bool
 
 
@@ -78,7 +78,8 @@ def scan(
 ) -> Operation[Scan]:
     """Return the tasks that this worker could take within the horizon: highest priority first, then longest due.
 
-    `left_out`: limit_keys to exclude. `also`: further guards. `timeout`: None = the usual limit of an operation.
+    `left_out` holds limit_keys to exclude, `also` holds further guards. If `timeout` is None, the usual limit of an
+    operation applies.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
@@ -95,7 +96,7 @@ def scan_begun(
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
-    """Scan the RUNNING tasks alone, the longest due first: in a long backlog `scan` may not reach them."""
+    """Scan only the RUNNING tasks, the longest due first. In a long backlog, `scan` may not reach these tasks."""
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
     begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
@@ -133,13 +134,16 @@ def look_at_due(task_ids: Sequence[str], horizon_ms: int) -> Operation[list[Docu
 
 
 def read(document_id: Any) -> Operation[Document | None]:
-    """Return one whole document, or None; its `_id` may be of any type. Read one at a time: each may have 16 MB."""
+    """Return one whole document, or None if it does not exist. The `_id` may be of any type.
+
+    Read documents one at a time: each may have 16 MB.
+    """
     found: Document | None = yield tasks("find_one", {"_id": {"$eq": document_id}})
     return found
 
 
 def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
-    """Return the `_id` of tasks with runs that lapsed at least `grace_ms` ago without a preemption."""
+    """Return the `_id` of tasks with a run that lapsed at least `grace_ms` ago, unless a worker preempted the task."""
     found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
     return [document["_id"] for document in found]
 
@@ -151,7 +155,7 @@ def undiscoverable(limit: int) -> Operation[list[Document]]:
 
 
 def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
-    """Return at most `limit` names of waiting tasks in these queues that are not among `names`."""
+    """Return the names, other than `names`, of tasks that wait in these queues: at most `limit` names."""
     unserved: list[str] = []
     while len(unserved) < limit:
         found = yield tasks(

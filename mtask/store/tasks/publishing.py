@@ -1,4 +1,7 @@
-"""Publishing: however often a task is published, it is inserted once. A policy decides about existing tasks."""
+"""Publishes tasks. However often a task is published, it is inserted once.
+
+A policy decides what happens to a task that exists already.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class NewTask:
     queue: str
     params: Any
     task_option: Mapping[str, Any]
-    #: The start: an instant, a delay from the server's time, or None for at once.
+    #: The start of the task: an instant, or a delay from the server's time. If it is None, the task starts at once.
     start: datetime | timedelta | None = None
 
     def fixed(self) -> dict[str, Any]:
@@ -44,13 +47,13 @@ class NewTask:
         }
 
     def start_expression(self) -> x.Expression:
-        """Return start_time as an expression of the server's clock."""
+        """Return start_time as an expression that the server evaluates by its clock."""
         if isinstance(self.start, timedelta):
             return x.add_ms(x.NOW, milliseconds(self.start))
         return self.start
 
     def start_at(self, now: datetime) -> datetime | None:
-        """Return start_time for a given time of the server."""
+        """Return start_time, computed from the server's time `now`."""
         return now + self.start if isinstance(self.start, timedelta) else self.start
 
 
@@ -103,7 +106,7 @@ def _insert(task: NewTask) -> Operation[bool]:
         try:
             result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
         except DuplicateKey:
-            continue  # another publisher was faster; the next attempt finds its task
+            continue  # another publisher was faster; the next attempt finds the task
         return result.upserted_id is not None
     return False
 
@@ -136,10 +139,10 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
 def publish_many(
     batch: Sequence[NewTask], policy: Policy, *, in_session: bool
 ) -> Operation[list[Published | Exception]]:
-    """Publish many tasks; return for each, in order, its result or a TaskExists or TaskRunning.
+    """Publish many tasks; return for each task, in order, its result or a TaskExists or TaskRunning.
 
-    New tasks go in one bulk insert with the server's time, which is read once per call. In a transaction an error
-    would abort the transaction, so a bulk upsert takes its place, where a duplicate is no error.
+    One bulk insert stores the new tasks with the server's time, which is read once per call. To the insert, a task that
+    exists already is an error, which would abort a transaction. So in a transaction a bulk upsert stores the tasks.
     """
     first: dict[str, int] = {}
     for index, task in enumerate(batch):

@@ -1,4 +1,4 @@
-"""The operations of clients on tasks: read, search, count, cancel, run again, change options, remove."""
+"""Operations on tasks for clients: read, search, count, cancel, run again, change options, remove."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def count(criteria: Mapping[str, Any]) -> Operation[int]:
 
 
 def cancel(task_id: str) -> Operation[Document]:
-    """Cancel a task, or ask its worker to stop; return the task afterwards. A finished task stays as it is."""
+    """Cancel a task, or ask its worker to stop; return the changed task. A finished task stays as it is."""
     return (yield from _change({"_id": task_id}, requests.cancel(), task_id))
 
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
-    """Open a finished task for a new round; return it. Without `everything` it must be FAIL or CANCELED."""
+    """Open a finished task for a new round; return the task. Without `everything`, it must be FAIL or CANCELED."""
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = filters.final(task_id, allowed)
     document: Document | None = yield tasks(
@@ -76,7 +76,7 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task; return whether it existed. A live run is first asked to stop, so that it ends at once."""
+    """Remove a task; return whether it existed. A live run is asked to stop before, so that the run ends at once."""
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
     result = yield tasks("delete_one", {"_id": task_id})

@@ -1,7 +1,7 @@
-"""Removal of tasks: all that match a filter, or all finished tasks of a queue but the newest.
+"""Removes tasks: all that match a filter, or all finished tasks of a queue except the newest.
 
-Removal goes in batches. Each batch reads ids first, then deletes those that still match, so a task that is run again
-meanwhile stays.
+Tasks are removed in batches. For each batch, the ids of the tasks are read first. Then those tasks that still match are
+deleted. So a task that is run again in between stays.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bo
 
 
 def prepare_keep() -> Operation[None]:
-    """Make the index that finds the newest finished tasks of a queue. Databases that keep all tasks do without it."""
+    """Make the index that finds the newest finished tasks of a queue. Databases that keep all tasks do not need it."""
     yield from setup.make_finished_index()
 
 
 def remove_older(
     queue: str, statuses: Sequence[TaskStatus], keep: int, also: Sequence[filters.Filter] = ()
 ) -> Operation[int]:
-    """Remove a batch of a queue's finished tasks beyond the newest `keep`; return how many were found.
+    """Remove a batch of a queue's finished tasks, but not the newest `keep`; return how many were found.
 
-    `also`: further guards of the removal.
+    `also` holds further guards of the removal.
     """
     assert set(statuses) <= FINAL_STATUSES
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
@@ -68,7 +68,7 @@ def remove_older(
     times = [when for when in (finish_time_of(document) for document in found) if when is not None]
     if not times:
         return 0
-    # A task that has since been run again and finished again is now one of the newest.
+    # A task may have been run again and finished again since the read. It is now one of the newest, so it stays.
     ids = [document["_id"] for document in found]
     guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
     yield tasks("delete_many", filters.with_guards(guard, also))
@@ -76,7 +76,7 @@ def remove_older(
 
 
 def finish_time_of(document: Mapping[str, Any]) -> datetime | None:
-    """Return when a task finished; None if a malformed document has no valid time."""
+    """Return the time at which a task finished, or None if a malformed document has no valid time."""
     state = document.get("task_state")
     when = state.get("finish_time") if isinstance(state, Mapping) else None
     return when if isinstance(when, datetime) else None

@@ -1,4 +1,4 @@
-"""Sessions that dead workers left open: their transactions lock documents until the server ends them.
+"""Ends sessions that dead workers left open. Their transactions lock documents until the server ends the sessions.
 
 A run writes the session of its transaction into the task's document before the transaction begins. So the worker that
 rescues the task can let the server end that session at once.
@@ -19,18 +19,20 @@ from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 
-#: The limit of the read and of the command: a rescue waits for both.
+#: Time limit of the read, and of the command that ends sessions. A rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)
 _FIELDS = ("status", "ping_expire_time", "session_id")
 _VIEW = {**{f"{filters.RUNS}.{field}": 1 for field in _FIELDS}, "now": x.NOW}
 
 
 def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
-    """End the sessions that lapsed runs of these tasks name; return the ids of those tasks.
+    """End the sessions that are named in lapsed runs of these tasks; return the ids of the tasks with such runs.
 
-    No live run's transaction is ended: the same read compares the lease with the server's clock, and a session is only
-    used again after its run committed with a live lease. Call this before a lapsed run is closed. A user may end their
-    own sessions without a further right. Sessions of other users stay.
+    The transaction of a live run is never ended. The read that finds a session also compares the lease of the run with
+    the server's clock. And a session is only used again after its run has committed with a live lease.
+
+    Call this before a lapsed run is closed. A user may end their own sessions without a further right. Sessions of
+    other users stay open.
     """
     found = yield tasks("find", filters.naming_sessions(task_ids), _VIEW, hint="_id_").within(_TIMEOUT)
     by_session = {session: document["_id"] for document in found for session in _lapsed_in(document)}
@@ -41,7 +43,7 @@ def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
 
 
 def end(sessions: Sequence[UUID]) -> Operation[None]:
-    """Let the server forget sessions of this client that will not be used again."""
+    """Let the server forget these sessions of this client, which will not be used again."""
     yield command("endSessions", [as_document(session) for session in sessions]).within(_TIMEOUT)
 
 
@@ -57,5 +59,5 @@ def _lapsed_in(document: dict[str, Any]) -> Iterator[UUID]:
             if isinstance(lease, datetime) and lease <= document["now"] and isinstance(named, str):
                 try:
                     yield UUID(named)
-                except ValueError:  # somebody wrote it by hand
+                except ValueError:  # somebody wrote this session by hand
                     continue

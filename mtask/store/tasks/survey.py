@@ -1,4 +1,4 @@
-"""What a demonstration reads of all tasks of one name, and how it keeps to a place of its own."""
+"""Operations for demonstrations: look for foreign data in the database, clear it, and read the tasks of one name."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from mtask.store.driver.types import SyncCollection
 from mtask.store.statements.filters import RUNS
 
 Document = dict[str, Any]
-#: How long a look at single documents may take, and one at all tasks.
+#: Time limit of a read of single documents, and of a read of all tasks.
 _TIMEOUT, _LONG_TIMEOUT = timedelta(seconds=30), timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What else is in a database than tasks of some names, and workers."""
+    """The content of a database besides workers and the tasks of some names."""
 
-    #: The first collection that is not ours.
+    #: The first collection that does not belong to mtask.
     collection: str | None
-    #: The first of our other collections that holds documents.
+    #: The first of mtask's collections, except tasks and workers, that holds documents.
     kept: str | None
-    #: The `_id` of a task of another name, in a document of its own.
+    #: A task of another name, as a document that holds only its `_id`.
     task: Document | None
 
 
 def others(tasks: SyncCollection, names: Sequence[str]) -> Others:
-    """Return what else the database of this collection holds than tasks of these names."""
+    """Return what the database of this collection holds besides workers and the tasks of these names."""
     database = tasks.database
     with bounded(_TIMEOUT):
         foreign = set(database.list_collection_names()) - set(COLLECTIONS)
@@ -40,7 +40,7 @@ def others(tasks: SyncCollection, names: Sequence[str]) -> Others:
 
 
 def clear(tasks: SyncCollection) -> None:
-    """Remove our collections, and so a database that holds nothing else."""
+    """Remove mtask's collections. A database that holds nothing else disappears with them."""
     with bounded(_TIMEOUT):
         for name in COLLECTIONS:
             tasks.database[name].drop()
@@ -53,7 +53,7 @@ def server_version(tasks: SyncCollection) -> str:
 
 
 def runs_by_worker(tasks: SyncCollection, name: str) -> dict[tuple[str, str], int]:
-    """Return how many runs each worker has of tasks of this name, by its id and the run's status."""
+    """Return the number of runs in the tasks of this name, by worker_id and by the status of the run."""
     group = {"worker_id": f"${RUNS}.worker_id", "status": f"${RUNS}.status"}
     pipeline: list[Document] = [
         {"$match": {"name": name}},
@@ -66,7 +66,7 @@ def runs_by_worker(tasks: SyncCollection, name: str) -> dict[tuple[str, str], in
 
 
 def leased_beyond(tasks: SyncCollection, name: str, worker_id: str, instant: datetime) -> list[Document]:
-    """Return the tasks of this name that a worker held with a lease beyond the instant, and without a SUCCESS."""
+    """Return the tasks of this name in which the worker has a run with a lease beyond the instant and no SUCCESS."""
     held = {"worker_id": worker_id, "ping_expire_time": {"$gt": instant}, "success_time": None}
     with bounded(_LONG_TIMEOUT):
         return list(tasks.find({"name": name, RUNS: {"$elemMatch": held}}))

@@ -26,12 +26,12 @@ _OPTIONS: dict[str, Any] = {
 
 
 def start(session: SyncSession) -> None:
-    """Start a transaction. The driver sends nothing before its first statement."""
+    """Start a transaction. The driver sends nothing before the first statement of the transaction."""
     session.start_transaction(**_OPTIONS)
 
 
 async def start_async(session: AsyncSession) -> None:
-    """Start a transaction. The driver sends nothing before its first statement."""
+    """Start a transaction. The driver sends nothing before the first statement of the transaction."""
     await session.start_transaction(**_OPTIONS)
 
 
@@ -41,9 +41,10 @@ def id_of(session: SyncSession | AsyncSession) -> UUID:
 
 
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:
-    """Write the SUCCESS and commit; run this operation in the session. After a LeaseLost nothing may be committed.
+    """Write the SUCCESS and commit the transaction. Raises LeaseLost if the run has lost its lease.
 
-    If the reply to the commit is lost, the commit is sent again while the lease can be trusted. This repeats no write.
+    The caller must run this operation in the session, and must commit nothing after a LeaseLost. If the reply to the
+    commit is lost, the commit is sent again as long as the lease is valid. Sending the commit again repeats no write.
     """
     if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):
         raise LeaseLost(outcome.task_id, outcome.run_id)
@@ -58,7 +59,10 @@ def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[No
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the transaction met another write or the server aborted it. It left no trace and can be tried again."""
+    """Whether the transaction met another write or was aborted by the server.
+
+    Such a transaction left no trace and can be tried again.
+    """
     return _has_label(error, "TransientTransactionError")
 
 
