@@ -1,4 +1,4 @@
-"""Log records: a constant message with fields, which `mtask-worker` prints behind it."""
+"""Log records: each has a constant message and fields. `mtask-worker` prints the fields after the message."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ FIELDS = "mtask_fields"
 
 
 def fields(**values: Any) -> dict[str, dict[str, Any]]:
-    """Return the `extra` of a log call."""
+    """Return the argument `extra` of a log call, with these fields."""
     return {FIELDS: values}

@@ -89,13 +89,16 @@ class App:
         queue: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]:
-        """Publish the task of this handler on a schedule. Use it above or below `task`; a handler may have several.
+        """Publish the task of this handler on a schedule.
+
+        Use this decorator above or below `task`. A handler may have several schedules.
 
         `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or Cron(...).
         `id` defaults to the task's name. Each firing publishes one task, under the key `id/instant`, however many
-        processes run. `catch_up` chooses among firings that were missed because no process ran: "none", the "last", or
-        "all", of these the newest `catch_up_limit`. With overlap="skip" a firing is left out while the task of the one
-        before has not finished. `jitter` delays each start by a random time up to it; a number is in seconds.
+        processes run. `catch_up` chooses among the firings that were missed because no process ran: "none", the "last",
+        or "all". "all" makes at most the newest `catch_up_limit` firings. With overlap="skip" a firing is left out if
+        the task of the previous firing has not finished. `jitter` is the longest random delay of each start, as a
+        timedelta or in seconds.
 
         Raises InvalidInput. Errors of the handler are raised when a worker starts.
         """
@@ -135,7 +138,7 @@ class App:
     def middleware(self, step: Any, /) -> Any:
         """Compose a generator function around a step: "run", which is the default, "publish" or "finish".
 
-        See `mtask.app.middleware`. Around "publish" only clients use it that were given it:
+        See `mtask.app.middleware`. A client uses the functions around "publish" only if it was given them:
         `Client(uri, middleware=app.around.publish)`.
 
         Raises HandlerError.
@@ -153,9 +156,9 @@ class App:
     def on_start(self, function: Function, /) -> Function:
         """Call this function in each worker process before its first run.
 
-        Handlers get its value from `context.value(function)`. The function takes no arguments and may be async. It may
-        also be a generator function with one `yield`: the yielded object is the value, and the rest runs when the
-        worker stops. An exception ends the worker.
+        Handlers get the function's value from `context.value(function)`. The function takes no arguments. It may be
+        async. It may also be a generator function with one `yield`: the yielded object is the value, and the rest runs
+        when the worker stops. An exception ends the worker.
 
         Raises HandlerError.
         """

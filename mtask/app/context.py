@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncSession, SyncSession
 
 
-#: Characters of a progress message that are kept.
+#: The most characters of a progress message that are kept.
 MAX_MESSAGE = 500
 
 
@@ -75,8 +75,8 @@ class Transactions(Protocol[_RunT]):
 class Transaction:
     """The transaction of a run: use `async with` in an async handler, `with` in a sync one.
 
-    It gives the session for the handler's own writes. The end of the block writes the run's SUCCESS in the same
-    transaction, fenced by the lease, and commits both. After LeaseLost or TransactionConflict nothing is written.
+    The block gets the session for the handler's own writes. The end of the block writes the run's SUCCESS in the same
+    transaction, if the lease still holds, and commits both. After LeaseLost or TransactionConflict nothing is written.
     """
 
     def __init__(self, run: RunT, transactions: Transactions[RunT]) -> None:
@@ -91,7 +91,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A cancellation must not part the SUCCESS from its commit.
+        # A cancellation must not come between the SUCCESS and its commit.
         await asyncio.shield(self._transactions.end(self._run, self._session, error))
 
     def __enter__(self) -> SyncSession:
@@ -179,8 +179,9 @@ class Context:
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Report the progress of the run: a fraction from 0 to 1, a message, or both.
 
-        The run stores it (`progress`), and `client.events` reports it. It costs little: a ping carries it, at most once
-        per second, or the finish does. Only the latest report is written. A message is cut to 500 characters.
+        The run stores the report in `progress`, and `client.events` tells of it. A report costs little: a ping carries
+        it, at most once per second, or the write of the outcome does. Only the latest report is written. A message is
+        cut to 500 characters.
 
         Raises ValueError.
         """
@@ -197,9 +198,11 @@ class Context:
     def transaction(self) -> Transaction:
         """Return the transaction in which the handler's own writes and the SUCCESS commit together.
 
-        Use it once, as the handler's last step: `async with context.transaction() as session`, then write with
-        `session.client[...]` and `session=session`. It must end within the lease (worker_timeout_ms), because no pings
-        are sent meanwhile. The value that the handler returns after it is added to the run. Raises LeaseLost.
+        Use the transaction once, as the handler's last step: `async with context.transaction() as session`, then write
+        with `session.client[...]` and `session=session`. The transaction must end within the lease (worker_timeout_ms),
+        because no pings are sent meanwhile. The value that the handler returns afterwards is added to the run.
+
+        Raises LeaseLost.
         """
         if not self._run.is_lease_valid:
             raise LeaseLost(self._run.task_id, self._run.run_id)

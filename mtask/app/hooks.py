@@ -79,7 +79,7 @@ class Started:
         return value
 
     async def stop(self) -> None:
-        """Run the rest of the start hooks that are generators, the last first, then call the stop hooks."""
+        """Run what follows the `yield` in start hooks, the last hook first; then call the stop hooks."""
         while self._open:
             opened = self._open.pop()
             try:

@@ -12,8 +12,8 @@ A middleware is a generator function. Its code before the `yield` runs before th
                 log.warning("%s took long", run.task.id)
 
 The `yield` returns the result of the step: the value that the handler or `publish` returned, or for "finish" whether
-the outcome was written. It raises the exception of the handler or of `publish`. A middleware can observe the result but
-not change it; its own exceptions after the `yield` are logged.
+the outcome was written. If the handler or `publish` raised an exception, the `yield` raises it. A middleware can
+observe the result but not change it. An exception of its own after the `yield` is logged.
 
 An exception before the `yield` counts as the exception of the step. For "run", the handler is not called, and `Retry`
 and `Fail` work as in a handler. For "publish", nothing is published. A middleware that returns without a `yield` takes
@@ -47,7 +47,7 @@ AsyncAround = Callable[["RunCall"], AsyncGenerator[None, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """A handler that is about to be called. The params are still as stored: the type hints are applied later."""
+    """A handler that is about to be called. `task.params` is still as stored: the type hints are applied later."""
 
     context: Context
 
@@ -69,13 +69,16 @@ class RunCall:
 
 @dataclass(frozen=True, slots=True)
 class FinishCall:
-    """An outcome that is about to be written. The `yield` returns whether it was: False if the lease was lost."""
+    """An outcome that is about to be written.
+
+    The `yield` returns whether the outcome was written: False if the lease was lost.
+    """
 
     task: Task
     run_id: str
     attempt: int
     worker_id: str
-    #: SUCCESS, FAIL or CANCELED: of a Retry, a cancelation or a hand-back.
+    #: SUCCESS, FAIL or CANCELED. A run is CANCELED by a Retry, a cancelation or a hand-back.
     status: RunStatus
     reason: str | None
     returns: Any
@@ -108,7 +111,7 @@ class Middleware:
     def add(self, function: Callable[..., Any], kind: Kind) -> None:
         """Add a middleware.
 
-        Raises HandlerError if it is no generator function, or an async one around "publish" or "finish".
+        Raises HandlerError if the function is no generator function, or is async and is for "publish" or "finish".
         """
         if kind not in KINDS:
             raise HandlerError(
@@ -132,7 +135,7 @@ class Middleware:
 
 
 class Entered:
-    """The middleware around one run that has reached its `yield`. Some of it may be async."""
+    """The generators of the middleware around one run, each stopped at its `yield`. Some may be async."""
 
     __slots__ = ("_begun",)
 
@@ -140,7 +143,7 @@ class Entered:
         self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
 
     async def enter(self, middleware: Sequence[Around[RunCall] | AsyncAround], call: RunCall) -> None:
-        """Run each middleware up to its `yield`, the outermost first. Call `leave` afterwards, even if one raises."""
+        """Run each middleware up to its `yield`, the outermost first. The caller must always call `leave` next."""
         for around in middleware:
             begun = around(call)
             try:

@@ -46,7 +46,10 @@ _QUEUE_CAPACITY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections of a worker's event loop. Stream and handlers' transactions take long and have their own."""
+    """The connections of a worker's event loop.
+
+    The change stream and the transactions of handlers take long. So they have connections of their own.
+    """
 
     store: AsyncStore
     stream: AsyncStore
@@ -111,10 +114,10 @@ class Assembly:
     connections: Connections
     pings: SyncStore
     registrar: Registrar
-    values: Mapping[Hook, Any]  #: the values of the app's hooks
+    values: Mapping[Hook, Any]  #: the value of each hook that the app calls at the start
 
     def build(self) -> Parts:
-        """Build the parts and connect their signals. Call it in the worker's event loop."""
+        """Build the parts and connect their signals. Call this in the worker's event loop."""
         scope, around = self.scope, self.app.around
         pinger = Pinger(scope, self.pings, self.registrar.registration, self.options.heartbeat_interval)
         controls = Controls(scope)
@@ -170,7 +173,7 @@ class Assembly:
 
 
 def _connect(parts: Parts) -> None:
-    """Connect all signals to the parts that listen to them. This is the only place that does."""
+    """Connect the signals to the parts that listen to them. `Worker.run` itself listens to `heartbeat_answered`."""
     signals = parts.scope.signals
     signals.task_queued.connect(parts.claimer.wake)
     signals.slot_freed.connect(parts.slots.free)

@@ -19,7 +19,7 @@ class FieldFormatter(logging.Formatter):
         super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line. The fields follow the message and precede a traceback."""
+        """Return the text of a record. The fields stand after the message and before a traceback."""
         values = getattr(record, FIELDS, None)
         if not values:
             return super().format(record)
@@ -31,6 +31,6 @@ class FieldFormatter(logging.Formatter):
 
 def _shown(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    # Unprintable characters could control the terminal that shows them, and any client may choose a task's key.
+    # Any client may choose a task's key. Unprintable characters in the key could control the terminal that shows it.
     is_simple = text.isprintable() and not any(letter in text for letter in " \"'=")
     return text if text and is_simple else repr(text)

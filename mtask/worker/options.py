@@ -21,21 +21,22 @@ CONCURRENCIES = range(10_001)
 class WorkerOptions:
     """The options of one worker process."""
 
-    uri: str = field(repr=False)  # it may hold a password
+    uri: str = field(repr=False)  # the URI may hold a password
     database: str
-    queues: Sequence[str] | None = None  #: None: the queues that the app's handlers name, and "default"
+    queues: Sequence[str] | None = None  #: None stands for the queues of the app's handlers, and "default"
     concurrency: int = 100
     scheduler: bool = True  #: whether this process also makes the firings of schedules
     worker_id: str | None = None
     shutdown_timeout: timedelta = timedelta(seconds=30)
-    #: Ends the process with an exit code, as the last resort of a stop: a handler may block the event loop for good.
+    #: Called with an exit code as the last resort of a stop, because a handler may block the event loop for good. The
+    #: function must end the process.
     hard_exit: Callable[[int], None] | None = None
     heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:
-        """Return the queues to serve; raise InvalidInput."""
+        """Return the queues to serve; raise InvalidInput if there is none, or if a name is invalid."""
         given = list(app.queues if self.queues is None else self.queues)
         found = list(dict.fromkeys(check_text("queue", queue) for queue in given))
         if not found:

@@ -14,12 +14,12 @@ from time import monotonic
 from mtask.worker.log import fields, logger
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0
-#: After a process has lived for this many seconds, the next restart uses the first pause again.
+#: The lifetime after which a process counts as healthy, in seconds. Its next restart uses the first pause again.
 _HEALTHY = 30.0
 #: The exit codes after which a restart would not help: wrong usage, and a worker_id in use.
 _HOPELESS = frozenset({2, 5})
-#: The exit code of a process that cannot use the database. It is not restarted, unless a process has been healthy
-#: before.
+#: The exit code of a process that cannot use the database. Such a process is restarted only if some process has been
+#: healthy before.
 _NO_DATABASE = 3
 
 
@@ -33,7 +33,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps N worker processes running, restarts those that die with growing pauses, and passes signals on."""
+    """Keeps N worker processes running, restarts dead ones after growing pauses, and passes signals on to all."""
 
     def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
         self._commands = commands
@@ -86,7 +86,7 @@ class Supervisor:
                 wait = min(wait, child.restart_at - now)
                 continue
             child.started = now
-            # A process group of its own: Ctrl-C reaches the process only once, through the supervisor.
+            # The process has a process group of its own, so Ctrl-C reaches it only once: through the supervisor.
             child.process = subprocess.Popen(self._commands[child.index], env=self._environment, start_new_session=True)
             logger.info("worker process started", extra=fields(index=child.index, pid=child.process.pid))
         return wait
@@ -98,7 +98,7 @@ class Supervisor:
                 continue
             child.process = None
             if self._is_stopping or code == 0:
-                child.restart_at = None  # stopped by this supervisor, or by a client
+                child.restart_at = None  # this supervisor or a client has stopped the process
                 self._exit_code = self._exit_code or max(code, 0)
                 continue
             lived = monotonic() - child.started
@@ -125,7 +125,8 @@ def worker_command(arguments: Sequence[str]) -> list[str]:
 def with_uri(environment: Mapping[str, str], uri: str) -> dict[str, str]:
     """Return the environment of a worker process, with the URI.
 
-    The URI may hold a password. All users of the machine can read command lines, but an environment only its own user.
+    The URI may hold a password. Every user of the machine can read the command line of a process. Only the user of the
+    process can read its environment.
     """
     return {**environment, "MTASK_URI": uri}
 

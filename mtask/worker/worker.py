@@ -26,11 +26,12 @@ from mtask.worker.state.timing import enduring
 
 Document = dict[str, Any]
 
-#: The time for a cancelled async handler to clean up, in seconds. Then its run is handed back anyway.
+#: The time that a cancelled async handler has to clean up, in seconds. Then its run is handed back, even if the handler
+#: continues.
 _CANCEL_GRACE = 2.0
 #: The time limit of the last writes of a stop, in seconds.
 _LAST_WRITES = 5.0
-#: After a second stop request the process has this many seconds to end in order.
+#: The time that the process has to end in order after a second stop request, in seconds.
 _AT_ONCE = 3.0
 
 
@@ -38,7 +39,7 @@ class Worker:
     """The worker of one process. `run` it in an event loop; `stop` it from any thread."""
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
-        """Check the options; raise InvalidInput or HandlerError. It opens no connection yet."""
+        """Check the options; raise InvalidInput or HandlerError. No connection is opened yet."""
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
@@ -71,7 +72,7 @@ class Worker:
     # --- from outside -------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "asked to stop") -> None:
-        """Stop gracefully; at the second call, stop at once. For any thread, and for signal handlers."""
+        """Stop gracefully; at the second call, stop at once. Any thread and any signal handler may call this."""
         self._stop_requests += 1
         if self._stop_requests == 1:
             self._stop_reason = reason
@@ -89,9 +90,9 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`.
 
-        Raises DatabaseError if the database cannot be used at the start, and HandlerError if a hook of the app's start
-        fails. Raises WorkerIdInUse if another process has the worker_id: at the start, or later, when that process took
-        it over while this one was out of touch.
+        Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a function that the app
+        calls at the start fails. Raises WorkerIdInUse if another process has the worker_id at the start, or has taken
+        it over while this process could not reach the database.
         """
         self._loop = asyncio.get_running_loop()
         if self._stop_requests:
@@ -100,7 +101,8 @@ class Worker:
         async with AsyncExitStack() as closing:
             pings = ping_store(self._options, name)
             closing.push_async_callback(asyncio.to_thread, pings.close)
-            # The pinger's thread outlives the other connections, for the last resort: their closing may hang.
+            # The pinger's thread ends after the other connections are closed. If closing them hangs, the thread ends
+            # the process.
             closing.push_async_callback(self._stop_pinger)
             opened = await closing.enter_async_context(connections(self._options, name))
             scope, registrar, document = await self._register(opened.store)
@@ -114,7 +116,7 @@ class Worker:
                 raise self._failure
 
     async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
-        """Set the database up and register; return also the worker's document."""
+        """Set the database up and register the worker; return its scope, its registrar and its document."""
         options, names = self._options, sorted(self._app.handlers)
         sent = monotonic()
         server_time = await store.run(setup.ensure())
@@ -138,7 +140,8 @@ class Worker:
         )
         try:
             await self._hooks.start()
-            # A call that pauses a queue waits for every live worker. So a stopping worker confirms controls to its end.
+            # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
+            # confirms controls until its end.
             async with asyncio.TaskGroup() as to_the_end:
                 to_the_end.create_task(enduring(parts.controls.run))
                 to_the_end.create_task(enduring(parts.controls.run_confirming))
@@ -151,7 +154,8 @@ class Worker:
                     parts.limits.stop()
         finally:
             await self._hooks.stop()
-            # The pinger's thread stays, for the last resort: the rest of the stop may hang on the database.
+            # The pinger's thread sends nothing more but continues. If the rest of the stop hangs on the database, the
+            # thread ends the process.
             await asyncio.to_thread(parts.pinger.rest)
             parts.runner.close()
             self._set_status(WorkerStatus.STOPPED)
@@ -159,7 +163,7 @@ class Worker:
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
 
     async def _work(self, parts: Parts) -> None:
-        """Find, claim and run tasks until `stop`. Current runs continue after it."""
+        """Find, claim and run tasks until `stop`. The runs that are under way then continue."""
         loops = [
             parts.stream.run,
             parts.scans.run,
@@ -184,7 +188,7 @@ class Worker:
             parts.retention.stop()
             if parts.scheduler is not None:
                 parts.scheduler.stop()
-            parts.controls.poll()  # the stream has ended and reports no changes
+            parts.controls.poll()  # the stream ends now and reports no more changes
             parts.lookups.stop()
             parts.scans.stop()
             parts.stream.stop()
@@ -205,7 +209,7 @@ class Worker:
             self._options.on_status(status)
 
     async def _finish_runs(self, parts: Parts) -> None:
-        """Wait for the runs up to shutdown_timeout, hand back the rest, and wait until all outcomes are written."""
+        """Wait for runs up to shutdown_timeout, hand back the rest, and wait until all outcomes are written."""
         finished = asyncio.create_task(parts.runner.wait_empty(self._options.shutdown_timeout.total_seconds()))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait((finished, at_once), return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +221,7 @@ class Worker:
             run.end(EndReason.WORKER_STOP)
         await parts.runner.wait_empty(_CANCEL_GRACE)
         for run in ledger.runs:
-            # The handler was asked to end and continues. The process will exit soon, so the run is handed back.
+            # The handler was asked to end but continues. The process will exit soon, so the run is handed back.
             if not run.is_finishing:
                 parts.finisher.submit(run, ended(run, EndReason.WORKER_STOP))
         try:
@@ -255,7 +259,7 @@ class Worker:
     # --- registry -----------------------------------------------------------------------------------------
 
     def _take_registered(self, document: Document | None) -> None:
-        """Apply the worker's document of a heartbeat's reply; None: the document is gone."""
+        """Apply the worker's document from the reply to a heartbeat; None: the document is gone."""
         controls = self.parts.controls
         if document is not None:
             _heard(controls, document, was_silent=document.get("was_silent") is True)
@@ -276,7 +280,7 @@ class Worker:
         """Carry out an order that a client has written for this worker."""
         if self._stopping.is_set():
             return
-        # Clients of any language may write orders: an unclear one is ignored.
+        # Clients in other programming languages may write orders, too. An unclear order is ignored.
         if order.get("stop") is True:
             self.stop("stopped remotely")
         wanted = order.get("concurrency")

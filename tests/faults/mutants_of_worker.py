@@ -115,7 +115,7 @@ WORKER_MUTATIONS = (
         "What came while there was no stream is not looked for.",
         (
             _SCAN_AFTER_OPENING,
-            Edit(_STREAM, "self._scans.ask_full()  # until it opens, scans are all there is", "pass"),
+            Edit(_STREAM, "self._scans.ask_full()  # until the new stream opens, only scans find tasks", "pass"),
         ),
         (f"{_CAUGHT}::test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening",),
     ),

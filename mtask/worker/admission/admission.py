@@ -21,7 +21,7 @@ class Admission:
     losses: Losses = field(default_factory=Losses)
 
     def lost(self, task_ids: Sequence[str], won: Iterable[str]) -> None:
-        """Count a lost claim of each of these tasks, and forget the losses of the tasks that were won."""
+        """Count one lost claim for each task in `task_ids`, and forget the losses of the tasks in `won`."""
         for task_id in won:
             self.losses.forget(task_id)
         self.losses.add(task_ids)

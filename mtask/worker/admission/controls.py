@@ -1,8 +1,9 @@
 """Controls: applies the pauses, limits and retention of this worker's queues and task names, and confirms them.
 
-When the call that sets a pause returns, no worker may claim from the queue any more. So a worker that reads a new pause
-first waits for its claims under way, and then confirms the pause in its own document. A claim is valid only until the
-worker's heartbeat expires: a worker that lost touch may have missed a pause, and the call does not wait for it.
+When a client's call that sets a pause returns, no worker may claim from the queue any more. So a worker that reads a
+new pause first waits for its claims under way, and then confirms the pause in its own document. A worker that cannot
+reach the database may miss a pause, and the call does not wait for it. So a claim is valid only until the worker's
+heartbeat expires.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Controls:
         self._good: dict[str, Control] = {}
         #: The controls with limits, by queue.
         self.limits: dict[str, Control] = {}
-        #: The controls with bounds on finished tasks, by queue.
+        #: The controls that bound the number of finished tasks, by queue.
         self.keeps: dict[str, Control] = {}
         #: The time at which this worker's heartbeat expires, by the server's clock. Its claims are valid until then.
         self._valid_until: datetime | None = None
-        #: The value of `_valid_until` after the next read of the controls. Set after a silence: until the read no claim
-        #: is valid, since nobody waited for this worker to confirm a pause.
+        #: The value that `_valid_until` gets at the next read of the controls; None: no silence came before. After a
+        #: silence no claim is valid until that read, because no call waited for this worker to confirm a pause.
         self._valid_then: datetime | None = None
         #: The time at which the last answered heartbeat expires.
         self._heard_until: datetime | None = None
@@ -62,7 +63,7 @@ class Controls:
         self._poll_seconds: float | None = None
 
     def wake(self) -> None:
-        """Read the controls soon: they have changed, or may have."""
+        """Read the controls soon: they have changed, or may have changed."""
         self._wake.set()
 
     def poll(self) -> None:
@@ -77,7 +78,7 @@ class Controls:
         self._changed.set()
 
     async def run(self) -> None:
-        """Read changed controls and apply them from the next claim on, until `stop`."""
+        """Read the controls after each `wake` until `stop`, and apply them from the next claim on."""
         while True:
             await wake_or_wait(self._wake, self._poll_seconds)
             self._wake.clear()
@@ -100,7 +101,10 @@ class Controls:
                 self._changed.set()
 
     async def run_confirming(self) -> None:
-        """Confirm applied controls once all claims and removals that began before have ended, until `stop`."""
+        """Confirm applied controls until `stop`.
+
+        Before each confirmation, all claims and removals that began earlier must have ended.
+        """
         while not self._is_stopping:
             await self._changed.wait()
             self._changed.clear()
@@ -128,18 +132,18 @@ class Controls:
         return name in self.paused_names or queue in self.paused_queues
 
     def limit_of(self, queue: str, *, of_key: bool) -> Limit | None:
-        """Return the limit of a queue or, with `of_key`, of each limit_key in it; None: no limit."""
+        """Return the limit of a queue, or with `of_key` the limit of each limit_key in the queue; None: no limit."""
         control = self.limits.get(queue)
         if control is None:
             return None
         return control.key_limit if of_key else control.limit
 
     def guard(self) -> Filter:
-        """Return the conditions of a claim besides the state of the task."""
+        """Return the conditions that pauses and the expiry of this worker's heartbeat set for a claim."""
         return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
 
     def validity(self) -> list[Filter]:
-        """Return the one condition that this worker's heartbeat has not expired."""
+        """Return the condition that this worker's heartbeat has not expired, or none before the first heartbeat."""
         return [] if self._valid_until is None else [in_time(self._valid_until)]
 
     def is_out_of_touch(self) -> bool:
@@ -147,10 +151,11 @@ class Controls:
         return self._valid_until is not None and self._clock.now() >= self._valid_until
 
     def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:
-        """Note that a heartbeat of the server's time `at` was answered; it is valid until `valid_until`.
+        """Note that a heartbeat was answered: its time was `at`, its expiry is `valid_until` (server's clock).
 
-        If the heartbeat before it had expired, the controls are read before the next claim. The server reports that as
-        `was_silent`. If the reply with that report was lost, a comparison of the times shows it.
+        If the previous heartbeat had expired by then, the controls are read before the next claim. The server reports
+        this silence as `was_silent`. If the reply with that report was lost, a comparison of the times shows the
+        silence.
         """
         was_silent |= self._heard_until is not None and at >= self._heard_until
         self._heard_until = valid_until
@@ -164,7 +169,7 @@ class Controls:
             self._valid_until = valid_until
 
     def registration_lost(self) -> None:
-        """Let no claim be valid until `heard`: this worker's registration is gone."""
+        """Make claims invalid until `heard` is called: this worker's registration is gone."""
         self._valid_until = self._heard_until = _LONG_AGO
 
     async def refresh(self) -> bool:
@@ -176,7 +181,7 @@ class Controls:
         documents = await self._store.run(controls.of(self._queues, self._names))
         sound, malformed = self._parsed(documents)
         # The last readable version of a malformed control stays in force, except that it removes no tasks. If no
-        # version was readable, nothing of its queue or name is claimed: it may be a pause.
+        # version was readable, no task of its queue or name is claimed, because the control may be a pause.
         found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]
         self._good = {control.id: control for control in found}
         paused = {c.id for c in found if c.paused} | {id_ for id_ in malformed if id_ not in self._good}
@@ -190,13 +195,13 @@ class Controls:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
         if self._valid_then is not None and silence_cnt == self._silence_cnt:
-            # The heartbeat that ended the silence came before this read. A pause that this read could not see is later:
-            # its caller waits for this worker again.
+            # The heartbeat that ended the silence came before this read. If this read did not see a pause, the pause
+            # was set later, and the call that set it waits for this worker again.
             self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> tuple[list[Control], list[str]]:
-        """Return the controls that can be read, and the ids of those that cannot."""
+        """Return the controls that can be read, and the ids of the malformed ones."""
         sound: list[Control] = []
         malformed: list[str] = []
         for document in documents:
@@ -217,7 +222,7 @@ class Controls:
         return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
 
     async def begin(self) -> None:
-        """Read the controls before the first claim. A user without the right to read them works without pauses.
+        """Read the controls before the first claim. If the database user may not read them, there are no pauses.
 
         Raises DatabaseUnavailable.
         """

@@ -1,4 +1,4 @@
-"""Limits: takes permits for tasks before their claim, and parks the tasks that got none until one may be free."""
+"""Limits: takes permits for tasks before their claim. A task that gets no permit is parked until one may be free."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
-#: The pause after a pool had no free permit, in seconds: the first one, and the longest after repeated refusals. A
-#: random factor keeps the workers from asking at the same instant.
+#: The pause before a pool without a free permit is asked again, in seconds: the first pause, and the longest after
+#: repeated refusals. A random factor keeps the workers from asking at the same instant.
 _CROWDED, _MAX_CROWDED = 0.25, 1.0
-#: The time until the permits of a crowded pool are searched for dead runs, in seconds: the shortest, and the longest.
+#: The time until a crowded pool is searched for permits of dead runs, in seconds: the shortest, and the longest.
 _RECLAIM, _MAX_RECLAIM = 0.5, 5.0
-#: The largest number of pools that one search for dead runs covers.
+#: The most pools that one search for dead runs covers.
 _MAX_POOLS = 200
-#: The least time between two scans for further waiting tasks, in seconds: after a useful scan, and after another. A
-#: scan was useful if at least this number of permits was granted after it.
+#: The least time between two scans for further waiting tasks, in seconds: after a useful scan, and after any other. The
+#: third number is that of the permits that must be granted after a scan to make it useful.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
-#: The number of tasks that are parked at least, for the pool of a queue and of a key. A scan finds the others again.
+#: The number of parked tasks that a pool keeps at least: for the pool of a queue, and for the pool of a key. Further
+#: tasks may be dropped, and a scan finds them again.
 _PARKED, _PARKED_OF_KEY = 1_000, 10
 #: The most keys that a scan excludes. If more keys are blocked, tasks of other keys in the queue may have to wait.
 _MAX_LEFT_OUT = 5_000
@@ -44,9 +45,10 @@ class ScanTarget:
     """The queues that one scan covers, and the keys that it excludes."""
 
     queues: list[str]
-    #: The limit_keys whose tasks it excludes.
+    #: The limit_keys whose tasks the scan excludes.
     excluded_keys: Sequence[str] = ()
-    #: Some tasks of this one queue are parked. If the batch does not hold all tasks, call `note_more`.
+    #: The scan covers one queue, and some tasks of this queue are parked. If the batch could not hold all tasks that
+    #: the scan found, the caller must call `note_more`.
     is_apart: bool = False
 
 
@@ -54,22 +56,26 @@ class ScanTarget:
 class Admitted:
     """The tasks of a claim that got all their permits."""
 
+    #: The ids of the tasks.
     task_ids: list[str]
+    #: The token with which the permits were taken. The run_ids of the claim begin with it.
     token: str
-    #: For each task, the permits that its run will hold and the pools that granted one; and all pools that were asked.
+    #: The permits that the run of each task will hold.
     held: Mapping[str, Sequence[HeldPermit]]
+    #: The pools that granted a permit to each task.
     granted: Mapping[str, Sequence[PermitPool]]
+    #: All pools that were asked for permits.
     asked: frozenset[PermitPool]
-    #: The tasks that got one permit and lack another.
+    #: The tasks that got one permit but lack another. They are not claimed.
     refused: Sequence[str]
-    #: The time until which they may be claimed, by the server's clock; None: no permit was requested.
+    #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
     claim_by: datetime | None
-    #: The queues and keys that they had. The guard compares them, because a task may have changed since.
+    #: The queue and the limit_key of each task. The guard compares them, because a task may have changed since.
     of: frozenset[tuple[str, str | None]]
 
     @property
     def guard(self) -> list[Filter]:
-        """The conditions of their claim besides the state of the tasks."""
+        """The conditions of the claim: the tasks have the same queues and keys, and `claim_by` is not over."""
         guards = [of_queues_and_keys(sorted(self.of, key=str))]
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
 
@@ -83,9 +89,11 @@ class Limits:
         self._signals = scope.signals
         self._controls = controls
         self._parked: dict[PermitPool, ParkedTasks] = {}
-        #: The permits granted since the last scan for more tasks, the time of that scan, and the timer of the next.
+        #: The number of permits granted since the last scan for more tasks.
         self._granted_cnt = 0
+        #: The time of that scan (monotonic seconds).
         self._more_at = 0.0
+        #: The timer of the next such scan.
         self._more: asyncio.TimerHandle | None = None
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
@@ -129,7 +137,8 @@ class Limits:
     def scan_targets(self, queues: Sequence[str]) -> list[ScanTarget]:
         """Return the scans to be made of these queues. They exclude tasks that would have to wait for a permit.
 
-        A queue with parked tasks gets a scan of its own, so that its waiting tasks never fill the batch of the others.
+        A queue with parked tasks gets a scan of its own, so that its waiting tasks never fill the batch of the other
+        queues.
         """
         apart: dict[str, list[str]] = {}
         full: set[str] = set()
@@ -154,7 +163,7 @@ class Limits:
         return found
 
     def note_more(self, target: ScanTarget) -> None:
-        """Note that the scan of a queue of its own found more tasks than its batch could hold."""
+        """Note that the scan of a single queue found more tasks than its batch could hold."""
         for pool, parked in self._parked.items():
             parked.has_more |= pool.queue in target.queues
         self._ask_for_more()
@@ -162,7 +171,7 @@ class Limits:
     async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
         """Take permits for these tasks, the most urgent first, and park those that get none.
 
-        Raises DatabaseError; the permits that were granted before are given back.
+        Raises DatabaseError. The permits that were granted before the error are given back.
         """
         wanted = {task.id: task for task in tasks if not self._has_to_wait(task)}
         asked: set[PermitPool] = set()
@@ -170,7 +179,7 @@ class Limits:
         granted: dict[str, list[PermitPool]] = {}
         claim_by: datetime | None = None
         try:
-            # Keys first: a task that its key refuses must not take a permit of the queue.
+            # The pools of keys come first: a task that gets no permit of its key must not take a permit of its queue.
             for of_key in (True, False):
                 requests = self._requests(wanted.values(), of_key=of_key)
                 if not requests:
@@ -221,7 +230,7 @@ class Limits:
         return [PermitRequest(pool, limit, task_ids) for pool, (limit, task_ids) in found.items()]
 
     def _apply_grant(self, request: PermitRequest, answer: PermitGrant, refused: Sequence[StoredTask]) -> None:
-        """Apply the answer of one pool: park the refused tasks, or let more parked tasks go."""
+        """Apply the answer of one pool: park the refused tasks, or if there are none, let parked tasks try again."""
         parked = self._parked.get(request.pool)
         self._granted_cnt += len(answer.task_ids)
         if not refused:
@@ -258,9 +267,10 @@ class Limits:
                 self._held[admitted.token, task_id] = admitted.held[task_id]
 
     async def settle(self, admitted: Admitted, claimed: Mapping[str, datetime], lost: Sequence[str]) -> None:
-        """Store the claim times of tasks, and give back the permits of the lost ones. Tasks in neither are in doubt.
+        """Store the claim times of the claimed tasks, and give back the permits of the lost tasks.
 
-        If the write fails, the permits are reclaimed later: a search finds that their runs do not exist.
+        A task that is neither claimed nor lost is in doubt, and keeps its permits. If the write fails, the permits are
+        reclaimed later: a search finds that their runs do not exist.
         """
         gone = [*lost, *admitted.refused]
         try:
@@ -272,14 +282,14 @@ class Limits:
         self._unpark({pool for task_id in gone for pool in admitted.granted.get(task_id, ())})
 
     def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
-        """Forget the permits of a run. Give them back if the run is closed in its document, or the task removed."""
+        """Forget the permits of a run; give them back if `is_closed`: the run is closed, or its task was removed."""
         held = self._held.pop((permits.token_of(run_id), task_id), None)
         if held and is_closed:
             self._to_give_back += held
             self._giving.set()
 
     async def run(self) -> None:
-        """Let parked tasks go when permits may be free, until `stop_trying`."""
+        """Let parked tasks try again when permits may be free, until `stop_trying`."""
         while not self._tries_no_more:
             self._wake.clear()
             moments = [
@@ -301,7 +311,7 @@ class Limits:
             self._unpark([pool for pool, parked in self._parked.items() if parked.retry_at <= now])
 
     async def run_giving_back(self) -> None:
-        """Give back the permits of closed runs until `stop`, and then the rest of them."""
+        """Give back the permits of closed runs until `stop`, and then those that remain."""
         while not self._is_stopping or self._to_give_back:
             await self._giving.wait()
             self._giving.clear()
@@ -311,7 +321,7 @@ class Limits:
             try:
                 await self._store.run(permits.give_back(held))
             except DatabaseError as error:
-                # A worker that finds the pool crowded will see that their runs are closed.
+                # A worker that finds the pool crowded will see that the runs of these permits are closed.
                 logger.warning(
                     "permits not given back: they are reclaimed later", extra=fields(runs=len(held), reason=str(error))
                 )
@@ -329,7 +339,7 @@ class Limits:
         self._giving.set()
 
     def _unpark(self, asked: Iterable[PermitPool]) -> None:
-        """Let the most urgent parked tasks of these pools go: permits may be free."""
+        """Let the most urgent parked tasks of these pools try again: permits may be free."""
         gone: list[str] = []
         for pool in asked:
             parked = self._parked.get(pool)
@@ -337,7 +347,8 @@ class Limits:
                 continue
             parked.is_blocked = False
             gone += parked.take_most_urgent()
-            # If other workers take these tasks, no request follows here: then the next ones are let go at this time.
+            # If other workers take these tasks, this worker requests no permits for them. Then the next parked tasks
+            # try again at this time.
             parked.retry_at = monotonic() + _CROWDED
             if parked.wants_scan:
                 self._ask_for_more()
@@ -371,8 +382,8 @@ class Limits:
         if reclaimed.has_found:
             self._unpark(asked)
             return
-        # The next search follows the next lapse of a lease, or comes earlier: a worker may also die after it has closed
-        # a run and before it gives the permit back.
+        # The next search follows the next lapse of a lease, but never later than `_MAX_RECLAIM`: a worker may also die
+        # after it has closed a run and before it gives the permit back.
         lapse = _MAX_RECLAIM if reclaimed.next_lapse is None else reclaimed.next_lapse.total_seconds()
         for pool in asked:
             crowded[pool].reclaim_at = now + min(max(_RECLAIM, lapse), _MAX_RECLAIM)

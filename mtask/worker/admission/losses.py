@@ -6,11 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Fewer losses in a row than this are usual: another worker was faster, or the task was not as simple as it seemed.
+#: The number of losses in a row from which a task is paused. Fewer losses are usual: another worker was faster, or the
+#: task was not as simple as it seemed.
 _USUAL = 3
-#: The first pause after them and the longest, in seconds. Each pause is twice as long as the one before.
+#: The first pause of such a task, and the longest, in seconds. Each pause is twice as long as the one before.
 _PAUSE, _MAX_PAUSE = 0.1, 30.0
-#: After this number of losses in a row the whole document is examined.
+#: The number of losses in a row after which the whole document is examined.
 _SUSPICIOUS = 6
 _MAX_REMEMBERED = 10_000
 
@@ -53,7 +54,7 @@ class Losses:
         return float(min(_PAUSE * 2 ** min(lost.count - _USUAL, 20), _MAX_PAUSE))
 
     def is_suspicious(self, task_id: str) -> bool:
-        """Whether the whole document is to be examined now. True once in a row of losses."""
+        """Whether the whole document is to be examined now. The answer is True only once in a row of losses."""
         lost = self._lost.get(task_id)
         if lost is None or lost.was_examined or lost.count < _SUSPICIOUS:
             return False

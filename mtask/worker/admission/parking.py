@@ -8,7 +8,7 @@ from math import inf
 from operator import itemgetter
 from time import monotonic
 
-#: A pool that is tried again within this many seconds is worth a scan for further tasks.
+#: The longest time until the next try of a blocked pool, in seconds, with which a scan for further tasks is worth it.
 _SOON = 2.0
 #: The order of parked tasks: the highest priority first, then the longest due.
 Rank = tuple[int, float]
@@ -16,13 +16,16 @@ Rank = tuple[int, float]
 
 @dataclass(slots=True)
 class ParkedTasks:
-    """The tasks that wait for permits of one pool. It had none free, or tasks before them are requesting some now."""
+    """The tasks that wait for permits of one pool.
+
+    The pool had no free permit, or more urgent tasks are requesting permits now.
+    """
 
     width: int  #: the largest number of permits that can be free
-    keep: int  #: at least this number of the most urgent tasks is kept
-    #: The pool had no free permit: no task requests one until some are let go.
+    keep: int  #: the number of the most urgent tasks that are kept at least
+    #: The pool had no free permit. No task requests one until some parked tasks try again.
     is_blocked: bool = True
-    #: The time at which some tasks are let go, if no free permit is reported before (monotonic seconds).
+    #: The time at which some tasks try again, if no free permit is reported before (monotonic seconds).
     retry_at: float = inf
     #: The time to look for dead runs that hold permits (monotonic seconds); None: the pool was not found crowded.
     reclaim_at: float | None = None
@@ -35,7 +38,7 @@ class ParkedTasks:
 
     @property
     def wants_scan(self) -> bool:
-        """Whether a scan should find more tasks of the pool: the known ones may soon be fewer than its permits."""
+        """Whether a scan should find more tasks of the pool: the known tasks may soon be fewer than free permits."""
         is_soon = not self.is_blocked or self.retry_at < monotonic() + _SOON
         return self.has_more and is_soon and len(self.tasks) < self.width
 
@@ -49,7 +52,7 @@ class ParkedTasks:
     def take_most_urgent(self) -> list[str]:
         """Remove and return the most urgent tasks: one more than the pool has permits.
 
-        The last one is refused if all permits are taken, and that blocks the pool again.
+        If the others take all permits, the last task is refused, and its refusal blocks the pool again.
         """
         gone = [task_id for task_id, _ in self._most_urgent(self.width + 1)]
         for task_id in gone:

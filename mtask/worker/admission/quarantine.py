@@ -21,24 +21,29 @@ from mtask.worker.log import fields, logger
 
 #: The pause of a well-formed task that the server refuses to change, in seconds.
 _REFUSED_PAUSE = 30.0
-#: The pause of a task that seemed malformed and is well-formed, in seconds.
+#: The pause of a task that seemed malformed but is well-formed, in seconds.
 _MENDED_PAUSE = 1.0
 #: The pause of a malformed task that cannot be marked FAIL, in seconds: only an operator can mend it.
 _UNMARKABLE_PAUSE = 600.0
-#: The reason of a task whose claim would not fit. It is short, because it must fit into the document.
+#: The reason of the FAIL of a task whose document has no room for a claim. The reason is short, because it must still
+#: fit into the document.
 TOO_LARGE = "too large: a claim would exceed MongoDB's 16 MB; put less into params"
 _MAX_REASON = 1_000
-#: The first pause of a locked task and the longest, in seconds. Each pause is twice as long as the one before.
+#: The first pause of a task with a locked document, and the longest, in seconds. Each pause is twice as long as the one
+#: before.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
-#: A task that is locked again after this many seconds gets the first pause again.
+#: The time after a task's last pause from which the first pause is used again, in seconds.
 _FORGOTTEN_AFTER = 60.0
-#: The time limit of a mark at a locked document.
+#: The time limit for marking a malformed task FAIL while its document is locked.
 _LOCK_WAIT = timedelta(seconds=1)
 _MAX_REMEMBERED = 10_000
 
 
 class Quarantine:
-    """Marks malformed documents FAIL, and remembers the tasks that are left alone for a while."""
+    """Marks malformed documents FAIL, and remembers the tasks that this worker leaves alone.
+
+    A task that is left alone is not tried until its pause is over.
+    """
 
     def __init__(self, store: AsyncStore, worker_id: str) -> None:
         self._store = store
@@ -52,7 +57,7 @@ class Quarantine:
         return self.left_alone_until(task_id) > monotonic()
 
     def left_alone_until(self, task_id: Any) -> float:
-        """Return the instant (monotonic seconds) until which the task is left alone; a past one if it is not."""
+        """Return the instant (monotonic seconds) at which the task's pause ends, or has ended; 0 if it had none."""
         return self._left_alone.get(_name_of(task_id), 0.0)
 
     def left_alone(self) -> list[str]:
@@ -68,9 +73,9 @@ class Quarantine:
         self._left_alone[_name_of(task_id)] = now + pause
 
     def hold_up(self, task_id: Any) -> None:
-        """Leave a task alone whose change timed out: usually an open transaction has locked its document.
+        """Pause the tries of a task whose change timed out: usually an open transaction has locked its document.
 
-        Each try takes a slot, so the pauses grow. After a minute without a timeout they start again with the first.
+        Each try takes a slot, so the pauses grow. After a minute without a timeout the first pause is used again.
         """
         name, now = _name_of(task_id), monotonic()
         is_again = now - self._left_alone.get(name, -inf) < _FORGOTTEN_AFTER
@@ -117,14 +122,14 @@ class Quarantine:
         if reason is not None:
             await self._mark(task_id, reason)
         elif refusal is None:
-            # It seemed malformed a moment ago: its derived fields have been derived again since.
+            # The task seemed malformed a moment ago. Its derived fields have been derived again since.
             self.leave_alone(task_id, _MENDED_PAUSE)
         else:
             logger.error("task refused", extra=fields(task=_name_of(task_id), reason=_text_of(refusal)))
             self.leave_alone(task_id)
 
     async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> bool:
-        """Close a claimed run that cannot be started as FAIL; return whether it is closed.
+        """Close as FAIL a claimed run that cannot be started; return whether it is closed.
 
         Raises DatabaseUnavailable.
         """
@@ -154,7 +159,7 @@ class Quarantine:
             if await self._store.run(claims.quarantine(task_id, self._worker_id, reason, _LOCK_WAIT)):
                 logger.error("malformed task marked FAIL", extra=fields(task=name, reason=reason))
         except DatabaseTimeout:
-            # Usually an open transaction has locked it: the documents to be examined after it must not wait.
+            # Usually an open transaction has locked the document. The documents to be examined next must not wait.
             self.hold_up(task_id)
         except DatabaseUnavailable:
             raise
@@ -167,7 +172,7 @@ class Quarantine:
 
 
 def _name_of(task_id: Any) -> str:
-    # The `_id` of a malformed document may be no text and not hashable.
+    # The `_id` of a malformed document may be something other than text, and may not be hashable.
     return task_id if type(task_id) is str else repr(task_id)
 
 
@@ -176,7 +181,7 @@ def _text_of(error: Exception | str) -> str:
 
 
 def malformation(document: Mapping[str, Any]) -> str | None:
-    """Return the reason for which a task's document is malformed, or None."""
+    """Return the reason for which a task's document is malformed; None: it is well-formed."""
     try:
         StoredTask.model_validate(document)
         wrong = _code_in({name: document[name] for name in ("_id", "name", "key", "queue")})
@@ -188,7 +193,10 @@ def malformation(document: Mapping[str, Any]) -> str | None:
 
 
 def _code_in(value: Any, path: tuple[str, ...] = ()) -> str | None:
-    """Return a complaint about a field that holds JavaScript code: Python reads code as text, the server does not."""
+    """Return a complaint about a field that holds JavaScript code; None: no field does.
+
+    Python reads such code as text, but the server does not.
+    """
     if path[-1:] in (("returns",), ("progress",)):
         return None
     if is_code(value):

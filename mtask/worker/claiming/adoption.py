@@ -66,9 +66,9 @@ class Adoption:
                 refused.append((document, error))
                 continue
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
-            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # else it was read back too late
+            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # otherwise the claim was read back too late
                 self._runner.hold(run)
-                if task.task_state.status.is_final:  # another worker has marked it FAIL as malformed since
+                if task.task_state.status.is_final:  # another worker has since marked the task FAIL as malformed
                     self._runner.hand_back(run)
                     continue
                 self._slots.add(run, now)
@@ -88,7 +88,7 @@ class Adoption:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
-        """Start the runs that a claim has won whose reply was lost."""
+        """Start the runs that a claim has won although its reply was lost."""
         await self.adopt(documents, attempt)
         if attempt.admitted is not None:
             await self._limits.settle(attempt.admitted, claim_times(documents, attempt.token), ())

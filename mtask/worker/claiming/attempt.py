@@ -11,12 +11,12 @@ from mtask.worker.admission.limits import Admitted
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A claim of these tasks, under this token, sent at a monotonic instant (seconds)."""
+    """One claim: its tasks, its token, and the instant at which it was sent (monotonic seconds)."""
 
     task_ids: Sequence[str]
     token: str
     sent: float
-    #: The permits of its tasks; None: their queues are not limited.
+    #: The permits of the tasks; None: the queues of the tasks are not limited.
     admitted: Admitted | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The claimer: decides when to claim and how many tasks, by the preemption queue and the free slots."""
+"""The claimer: decides when to claim and how many tasks. It looks at the preemption queue and the free slots."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from mtask.worker.state.timing import wake_or_wait
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: While a group is under way, a further one begins only if it has at least this many tasks, or is a rescue.
+#: The least number of tasks with which a group begins while another one is under way. A rescue may have fewer tasks.
 _MIN_FURTHER = 50
-#: A smaller group begins after this many seconds: a slow group under way must not hold it back for longer.
+#: The time after the beginning of the last group at which a smaller group begins, in seconds: a slow group must not
+#: hold it back for longer.
 _MAX_GATHER = 0.2
-#: While more than this number of outcomes are unwritten, no tasks are claimed.
+#: The most unwritten outcomes with which tasks are still claimed.
 _MAX_UNWRITTEN = 2_000
 _PAUSE = 0.05
 
@@ -56,7 +57,7 @@ class Claimer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Claim tasks until `stop`. `wake`, a task that becomes due and a landed group cause the next claim."""
+        """Claim tasks until `stop`. The next claim follows `wake`, a task that becomes due, or the end of a claim."""
         while not self._is_stopping:
             self._wake.clear()
             await wake_or_wait(self._wake, self._launch())
@@ -66,14 +67,14 @@ class Claimer:
         self._slots.close()
 
     async def until_landed(self) -> None:
-        """Wait until every claim that is under way now has landed, or can no longer take effect."""
+        """Wait until every claim that is under way now has ended, or can no longer take effect."""
         for under_way in (self._in_flight, *self._sender.under_way):
             begun = set(under_way)
             if begun:
                 await asyncio.wait(begun)
 
     def stop(self) -> None:
-        """Claim no more tasks, and hand back runs that have not started. `run` returns when all claims have landed."""
+        """Claim no more tasks, and hand back runs that have not started. `run` returns when all claims have ended."""
         self._is_stopping = True
         self._sender.stop()
         self._slots.stop()
@@ -88,7 +89,7 @@ class Claimer:
         return self._finisher.pending > _MAX_UNWRITTEN
 
     def _launch(self) -> float | None:
-        """Begin the claims that can begin now; return the seconds until the next one, None: until `wake`."""
+        """Begin the claims that can begin now; return the seconds until the next one; None: it follows `wake`."""
         while not self._is_stopping:
             free_slots = self._slots.free_cnt
             room = free_slots + self._slots.ahead_cnt
@@ -108,7 +109,7 @@ class Claimer:
             waited = now - self._launched_at
             is_worth_it = min(room, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
-                return _MAX_GATHER - waited  # the next group gathers; the landing of the one under way wakes the loop
+                return _MAX_GATHER - waited  # the next group grows; the end of the one under way wakes the loop
             entries = self._queue.take(min(room, MAX_GROUP), now)
             if is_limited:
                 entries = [entry for entry in entries if not self._limits.park(entry)]
@@ -124,7 +125,7 @@ class Claimer:
         """Begin the claim of a group."""
         task_ids = [entry.task_id for entry in entries]
         self._ledger.claiming.update(task_ids)
-        is_rescue = entries[0].is_begun  # a lookup has just read them
+        is_rescue = entries[0].is_begun  # a lookup has just read these tasks
         lookup_first = entries[0].rank > 0 and not is_rescue
         is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender
@@ -141,7 +142,7 @@ class Claimer:
         job.add_done_callback(self._landed)
 
     def _without_locked(self, entries: list[Entry]) -> list[Entry]:
-        """Claim tasks alone that were locked at the last try, so that no group waits for them; return the others."""
+        """Claim each task that was locked at its last try alone, so that no group waits for it; return the others."""
         locked = [entry.task_id for entry in entries if self._quarantine.was_held_up(entry.task_id)]
         if not locked:
             return entries

@@ -1,4 +1,4 @@
-"""The pace: measures how many runs end while a claim is under way, to claim ahead for their slots."""
+"""The pace: measures how many runs end while a claim is under way. The worker claims tasks ahead for their slots."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Callable
 from math import exp
 from time import monotonic
 
-#: A run that was claimed ahead and has no slot after this many seconds is handed back.
+#: The longest time that a run that was claimed ahead waits for a slot, in seconds. Then it is handed back.
 PATIENCE = 0.5
-#: Claim ahead this many times the number of runs that end during a claim: while one group is under way, the next
-#: gathers.
+#: The number of tasks to claim ahead, as a multiple of the runs that end during a claim. It is more than 1, because the
+#: next group gathers while one group is under way.
 _SHARE = 2.0
-#: If claims take longer, claim ahead at most the number of runs that end within this many seconds.
+#: The longest time, in seconds, for which tasks are claimed ahead: at most the number of runs that end within it.
 _MAX_SPAN = 0.25
-#: Time constant of the moving average, in seconds.
+#: The time constant of the moving average, in seconds.
 _MEMORY = 0.25
-#: After a pause of this many seconds nothing is claimed ahead. A longer pause counts as this in the average.
+#: The time without claims after which nothing is claimed ahead, in seconds. In the average, longer times count as this.
 _PAUSE = 1.0
 #: The weight of the last claim in the moving average of their durations.
 _CLAIM_SHARE = 0.4
-#: Claim ahead at most this many times the slots: if the process dies, each held task waits for its lease to lapse.
+#: The most tasks to claim ahead, as a multiple of the slots: if the process dies, each held task waits for the lapse of
+#: its lease.
 _MAX_TIMES = 10
 
 
@@ -61,5 +62,5 @@ class Pace:
         self._ended_since = self._ahead = 0
 
     def ahead(self, slots: int) -> int:
-        """Return the number of tasks to claim beyond the free slots, of `slots` in all; 0 after a pause."""
+        """Return the number of tasks to claim beyond the free slots; 0 after a pause. `slots`: all slots."""
         return min(self._ahead, _MAX_TIMES * slots) if self._clock() - self._landed_at < _PAUSE else 0

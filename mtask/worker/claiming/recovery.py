@@ -21,10 +21,10 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 Document = dict[str, Any]
 
 _PAUSE, _MAX_PAUSE = 0.05, 0.5
-#: The pauses before each further read of a claim without a reply, in seconds. The claim may be written but not yet
-#: majority-committed, and only majority-committed claims may be run.
+#: The pause before each further read of a claim without a reply, in seconds. The claim may be written but not yet
+#: majority-committed, and the tasks of a claim may be run only when it is majority-committed.
 _READ_AGAIN_AFTER = (0.05, 0.2, 0.5)
-#: A claim cannot take effect later than this after the wait for its reply ended, in seconds.
+#: The longest time after the wait for a claim's reply within which the claim may still take effect, in seconds.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 
 
@@ -40,7 +40,7 @@ class Recovery:
         self.jobs: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Wait for an unavailable database only until no claim can take effect any more."""
+        """From now on, wait for an unavailable database only until no claim can take effect any more."""
         self._stopped.set()
 
     async def recover(self, attempt: Attempt, *, read_again_first: bool = False) -> list[str]:
@@ -103,16 +103,16 @@ class Recovery:
                 await asyncio.sleep(pauses.next())
 
     async def _hand_back_late(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> None:
-        """Hand back runs of a claim that took effect after the last read: this worker does not run them."""
+        """Hand back the runs of a claim that were written after its last read: this worker does not run them."""
         run_ids = attempt.run_ids
         await wake_or_wait(self._stopped, max(0.0, settled - monotonic()))
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
             late = [task_id for task_id in doubtful if states.get(run_ids[task_id]) == RunStatus.RUNNING]
-            for task_id in late:  # each alone: a locked document must not hold up the others
+            for task_id in late:  # one statement for each: a locked document must not hold up the others
                 logger.warning("late claim handed back", extra=fields(task=task_id))
                 await self._hand_back(task_id, run_ids[task_id])
-            if len(attempt.task_ids) == 1:  # the tasks of a group were claimed again, each alone
+            if len(attempt.task_ids) == 1:  # each task of a group was claimed again, alone
                 never_came = [task_id for task_id in doubtful if run_ids[task_id] not in states]
                 await self._adoption.give_up(never_came, attempt)
         except MtaskError as error:

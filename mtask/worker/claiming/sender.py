@@ -1,7 +1,7 @@
 """The sender: sends the claims of groups of tasks, and handles their results.
 
-A group that cannot be claimed together is claimed apart: each task alone, beside the groups. So a malformed or locked
-document does not hold up the other tasks.
+If a group cannot be claimed together, each of its tasks is claimed alone. Other groups are claimed at the same time. So
+a malformed or locked document does not hold up the other tasks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: The bounds of the time limit of a claim at a locked document, in seconds.
+#: The bounds of the time limit of a claim that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: The number of tasks that are claimed alone at the same time.
+#: The most claims of a single task that are sent alone at the same time.
 _MAX_APART = 16
 _PAUSE = 0.05
 
 
 class Sender:
-    """Claims groups of tasks and passes the runs that it won to the adoption."""
+    """Claims groups of tasks, and passes the runs that the claims have won to the adoption."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
-        #: The claims of tasks alone, whose groups had failed. They run beside the groups and do not hold these back.
+        #: The asyncio tasks that claim tasks alone. Groups are claimed at the same time and do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(_MAX_APART)
         self._held_up_cnt = 0
@@ -61,15 +61,15 @@ class Sender:
 
     @property
     def under_way(self) -> tuple[set[asyncio.Task[None]], ...]:
-        """The jobs beside the groups, in order: a job of one set may start a job of the next."""
+        """The asyncio tasks other than the claims of groups. One of the first set may start one of the second."""
         return (self._apart, self._recovery.jobs)
 
     def stop(self) -> None:
-        """Wait for an unavailable database only until no claim can take effect any more."""
+        """From now on, wait for an unavailable database only until no claim can take effect any more."""
         self._recovery.stop()
 
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Carry out a claim of these tasks by one of the methods below, and free the slots that it did not use."""
+        """Claim these tasks by one of the methods below, `claim`, and free the slots that the claim did not use."""
         apart: Collection[str] = ()
         try:
             apart = await claim()
@@ -84,7 +84,7 @@ class Sender:
         self._scope.signals.tasks_doubtful.send(task_ids)
 
     def _free_slots(self, task_ids: Collection[str]) -> None:
-        """Free the slots that were reserved for a claim of these tasks. The runs that it won have taken theirs."""
+        """Free the slots reserved for a claim of these tasks. The runs that the claim won have already taken slots."""
         self._scope.ledger.claiming.difference_update(task_ids)
         self._scope.signals.claim_landed.send(task_ids)
         self._scope.signals.room_made.send()
@@ -92,7 +92,7 @@ class Sender:
     async def claim_free(
         self, task_ids: list[str], *, lookup_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
-        """Claim these tasks, which need no permits; return those that are claimed apart from now on."""
+        """Claim these tasks, which need no permits; return the tasks that are claimed alone from now on."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
@@ -103,7 +103,7 @@ class Sender:
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
         """Claim those of these tasks that get their permits, and park the others.
 
-        Returns the tasks that are claimed apart from now on.
+        Returns the tasks that are claimed alone from now on.
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
@@ -116,17 +116,17 @@ class Sender:
             return apart
         admitted = await self._limits.admit(limited, fresh_token())
         if is_rescue:
-            # Each alone at once: a second try, after a group that timed out, might come later than `claim_by` of the
-            # permits.
+            # Each task is claimed alone at once. If a group timed out first, the second try might come later than
+            # `claim_by` of the permits.
             return apart + self.claim_apart(admitted.task_ids, admitted)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
     def claim_apart(
         self, task_ids: list[str], admitted: Admitted | None = None, *, was_held_up: bool = False
     ) -> list[str]:
-        """Claim each of these tasks alone from now on, beside the groups; return them.
+        """From now on, claim each of these tasks alone; return the tasks. Groups are claimed at the same time.
 
-        `was_held_up`: their group timed out, probably at a locked document.
+        `was_held_up`: the group of the tasks timed out, probably because of a locked document.
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
@@ -147,7 +147,7 @@ class Sender:
             if isinstance(ended, BaseException):
                 logger.error("claim failed", exc_info=ended)
         if was_held_up and left_alone_cnt == self._held_up_cnt:
-            self._tempo.took(self._wait)  # nothing is locked: the server is busy
+            self._tempo.took(self._wait)  # no document is locked: the server is busy
 
     async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None) -> None:
         try:
@@ -169,10 +169,10 @@ class Sender:
         admitted: Admitted | None = None,
         part: str = "",
     ) -> Collection[str]:
-        """Claim these tasks and start the runs that were won; return the tasks that are claimed apart from now on.
+        """Claim these tasks and start the runs that were won; return the tasks that are claimed alone from now on.
 
-        `is_simple`: the one task is claimed as a simple task; if it is not simple, the claim is lost. `part` makes the
-        tokens of several claims of one admission distinct.
+        `is_simple`: there is one task, and it is claimed as a simple task. If it is not simple, the claim is lost.
+        `part` is added to the token of the admission: if the admission has several claims, each needs its own token.
         """
         if not task_ids:
             return ()
@@ -200,7 +200,8 @@ class Sender:
                 return self.claim_apart(left, admitted, was_held_up=True)
             self._leave_alone(left)
         except MtaskError as error:
-            # A malformed document fails its whole group, after some tasks were claimed: the others are claimed alone.
+            # A malformed document makes its whole group fail, after some tasks were claimed. Each of the others is
+            # claimed alone.
             left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
                 return self.claim_apart(left, admitted)
@@ -238,7 +239,7 @@ class Sender:
             logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     def _leave_alone(self, task_ids: Sequence[str]) -> None:
-        """Leave tasks alone for a while whose documents an open transaction has locked."""
+        """Pause the tries of these tasks: an open transaction has locked their documents."""
         for task_id in task_ids:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1

@@ -11,7 +11,7 @@ from mtask.worker.running.runner import Runner
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: A timer that fires later than this, in seconds, shows that a handler has blocked the event loop.
+#: The least delay of a timer, in seconds, that shows that a handler has blocked the event loop.
 _LATE = 0.05
 
 
@@ -19,8 +19,8 @@ class Slots:
     """Starts claimed runs as slots become free.
 
     With quick handlers the worker claims more tasks than it has free slots: slots become free while the claim is under
-    way. So for a moment the worker may hold more leases than its concurrency, but never more handlers run at once. The
-    waiting runs start in the order of their claims. A run that is to end before its start is handed back.
+    way. So for a moment the worker may hold more leases than its concurrency, but it never runs more handlers at once.
+    The waiting runs start in the order of their claims. A run that was ended before its start is handed back.
     """
 
     def __init__(self, scope: Scope, runner: Runner, pace: Pace) -> None:
@@ -37,7 +37,7 @@ class Slots:
 
     @property
     def free_cnt(self) -> int:
-        """The number of free slots that no claim under way has reserved. Negative: the worker has claimed ahead."""
+        """The number of free slots that no claim under way has reserved. It is negative if tasks were claimed ahead."""
         return self._vitals.concurrency - len(self._ledger.claiming) - self.running_cnt - len(self._waiting)
 
     @property
@@ -60,11 +60,11 @@ class Slots:
         self._signals.room_made.send()
 
     def add(self, run: HeldRun, now: float) -> None:
-        """Let a run wait for a slot since `now` (monotonic seconds). Call `start_waiting` afterwards."""
+        """Let a run wait for a slot since `now` (monotonic seconds). The caller must call `start_waiting` next."""
         self._waiting.append((now, run))
 
     def stop(self) -> None:
-        """Hand back all runs that have not started, now and from now on."""
+        """Hand back the runs that have not started, and all runs that are added later."""
         self._is_stopping = True
         self.start_waiting()
 

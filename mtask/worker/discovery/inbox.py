@@ -1,6 +1,6 @@
 """The inbox: turns the hints of the change stream and of scans into entries of the preemption queue.
 
-A hint may be late, doubled or wrong. The inbox decides nothing: the claim decides.
+A hint may be late, doubled or wrong. The inbox does not decide whether a task may run: the claim decides.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: The delay of a lookup for each worker that ranks before this one, and the longest, in seconds. The first worker to
-#: look a task up claims it, and the stream tells the others.
+#: The delay of a lookup for each worker that ranks before this one, and the longest delay, in seconds. The first worker
+#: that looks a task up claims it, and the change stream tells the others.
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
-#: The most unserved names that are remembered.
+#: The most names that are remembered of tasks without a handler here.
 MAX_UNSERVED = 100
 
 
@@ -72,7 +72,10 @@ class Inbox:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Queue a task that a scan found, unless newer news of it came since the scan was sent (monotonic seconds)."""
+        """Queue a task that a scan found, unless the worker has heard of the task since.
+
+        `sent`: the time at which the scan was sent (monotonic seconds).
+        """
         try:
             self._push_found(document, sent)
         except Exception as error:
@@ -112,7 +115,8 @@ class Inbox:
         if not is_begun and self._queue.move(task_id, due, is_begun=is_begun):
             self._scope.signals.task_queued.send()
         else:
-            # Usually another worker's lease. Else only the time is known, and a lookup at that time reads the rest.
+            # Usually the change is another worker's lease. If not, only the due time is known, and a lookup at that
+            # time reads the rest.
             self._look_when_due(task_id, name, due)
 
     def is_served(self, queue: str | None) -> bool:
@@ -124,7 +128,7 @@ class Inbox:
         return name in self._names
 
     def schedule(self, task: Task, now: datetime) -> None:
-        """Queue a task for the time at which the rules let this worker claim it, if that is within the horizon."""
+        """Queue a task for the time at which the rules let this worker claim it, if that time is within the horizon."""
         moment = rules.preemptable_at(task, self._scope.worker_id, now)
         stored = task.task_state.next_preempt_time
         if moment is not None and stored is not None:

@@ -18,10 +18,11 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: A run whose lease lapsed this long ago and whose task nobody preempted is settled by any worker, in ms.
+#: The time after the lapse of a lease, in ms, at which any worker settles the run, if nobody has preempted its task.
 _SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
-#: The time limit of a settling at a locked document; and the number of tasks that are settled alone at the same time.
+#: The time limit for settling tasks, because a document may be locked; and the most tasks that are settled at the same
+#: time in statements of their own.
 _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
 
@@ -43,7 +44,7 @@ class Janitor:
             self._inbox.note_unserved(str(name))
 
     async def look_for_malformed(self) -> None:
-        """Have malformed documents looked up that no scan can find."""
+        """Have those malformed documents looked up that no scan can find."""
         found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
         self._questions.suspect_all(document["_id"] for document in found)
 
@@ -57,7 +58,7 @@ class Janitor:
             if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
                 self._questions.suspect_all(task_ids)  # another worker was faster, or some are malformed
         except (OperationFailed, DatabaseTimeout):
-            # One document fails the whole batch, or holds it up. It is malformed, too large or locked.
+            # One document is malformed, too large or locked, and makes the whole batch fail or wait.
             await self._settle_apart(task_ids)
 
     async def _settle_apart(self, task_ids: Sequence[Any]) -> None:

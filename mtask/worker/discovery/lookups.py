@@ -34,7 +34,7 @@ _PAUSE = 0.1
 
 
 class Lookups:
-    """Answers `Questions`."""
+    """Reads the tasks that `Questions` has collected, and decides what to do with each."""
 
     def __init__(self, scope: Scope, admission: Admission, questions: Questions, inbox: Inbox, pinger: Pinger) -> None:
         self._store = scope.store
@@ -49,7 +49,7 @@ class Lookups:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Answer questions until `stop`. There is one read at a time; questions that come meanwhile share the next."""
+        """Answer questions until `stop`. There is one read at a time; later questions share the next one."""
         while not self._is_stopping:
             await self._questions.wake.wait()
             self._questions.wake.clear()
@@ -69,14 +69,17 @@ class Lookups:
                 raise
 
     async def run_due(self) -> None:
-        """Look tasks up when they become due, until `stop`. Beside `run`, because a rescue waits for this lookup."""
+        """Look tasks up when they become due, until `stop`.
+
+        This loop is separate from `run`, because the rescue of a task waits for this lookup.
+        """
         while not self._is_stopping:
             self._questions.wake_due.clear()
             await wake_or_wait(self._questions.wake_due, self._until_due_lookup())
             await self._look_up_due()
 
     def forgot_leases(self) -> bool:
-        """Return whether due lookups were dropped since the last call: only a scan finds their tasks."""
+        """Return whether due lookups were dropped since the last call: now only a scan finds their tasks."""
         was_cut, self._questions.due.was_cut = self._questions.due.was_cut, False
         return was_cut
 
@@ -86,7 +89,7 @@ class Lookups:
         return None if when is None else max(0.0, max(when, self._looked_up_at + _GATHER) - monotonic())
 
     async def _look_up_due(self) -> None:
-        """Look up the tasks that have become due. Most of them are finished, and the query does not return these."""
+        """Look up the tasks that have become due. Most of them are finished: the query returns no finished task."""
         if self._is_stopping or self._until_due_lookup() != 0.0:
             return
         self._looked_up_at = sent = monotonic()
@@ -109,7 +112,7 @@ class Lookups:
         self._questions.wake_due.set()
 
     async def check_held(self, task_ids: Iterable[str]) -> None:
-        """Check whether the runs of these tasks that this worker holds may continue; end those that may not.
+        """Check whether this worker's runs of these tasks may continue, and end those that may not.
 
         Raises DatabaseError.
         """
@@ -136,7 +139,7 @@ class Lookups:
         await self._take_found(documents, sent)
 
     async def _look_up_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
-        """Look up each task alone: the database refuses to read one of them."""
+        """Look up each task alone: the database refuses to read at least one of them."""
         if len(suspects) > 1:
             for name, task_id in suspects.items():
                 await self._look_up({name: task_id})
@@ -159,7 +162,7 @@ class Lookups:
             else:
                 if not is_well:
                     malformed.append(document["_id"])
-        # A lookup reads only some fields: whether a document is malformed shows only in the whole of it.
+        # A lookup reads only some fields. Only the whole document shows whether it is malformed.
         await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
 
     def _resolve(self, document: Mapping[str, Any], sent: float) -> bool:
@@ -183,7 +186,7 @@ class Lookups:
         return True
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
-        """Return the tasks that this worker may claim now, and queue the others for the time when it may."""
+        """Return the tasks that this worker may claim now, and queue each other task for the time when it may."""
         sent = monotonic()
         documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []

@@ -1,4 +1,4 @@
-"""Questions: collects the tasks that must be read again, and the time. `mtask.worker.discovery.lookups` reads them."""
+"""Questions: collects the tasks to be read now or when they become due. `mtask.worker.discovery.lookups` reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_DUE_LOOKUPS = 10_000
 
 
 class Questions:
-    """The tasks of which a hint alone does not say enough."""
+    """The tasks that must be read, because a hint alone does not say enough about them."""
 
     def __init__(self, ledger: Ledger, quarantine: Quarantine) -> None:
         self._ledger = ledger
@@ -29,7 +29,7 @@ class Questions:
         self.holders: set[str] = set()
         #: The tasks to be read when they become due.
         self.due = DueLookups(_MAX_DUE_LOOKUPS)
-        #: Set when a task is to be read now; and when the first due lookup has changed.
+        #: `wake` is set when a task is to be read now, and `wake_due` when the first due lookup has changed.
         self.wake, self.wake_due = asyncio.Event(), asyncio.Event()
         #: The tasks that changed while their claim was under way, and whether the change concerns their holder.
         self._missed: dict[str, bool] = {}
@@ -41,7 +41,7 @@ class Questions:
 
     def suspect(self, task_id: Any) -> None:
         """Read this task soon."""
-        # By the text of the `_id`: that of a malformed document may not be hashable.
+        # The key is the text of the `_id`, because the `_id` of a malformed document may not be hashable.
         self.suspects[task_id if type(task_id) is str else repr(task_id)] = task_id
         self.wake.set()
 
@@ -51,7 +51,10 @@ class Questions:
             self.suspect(task_id)
 
     def cannot_take(self, task_id: Any, error: Exception) -> None:
-        """Have a task examined whose document raised an unexpected error. Call it in the `except` block: it logs."""
+        """Have a task examined after its document caused an unexpected error.
+
+        Call this in the `except` block: it logs the exception.
+        """
         if self.doubt(task_id, error):
             logger.exception("a document that cannot be taken is examined", extra=fields(task=repr(task_id)))
 
@@ -64,7 +67,7 @@ class Questions:
         return True
 
     def ask_holder(self, task_id: str) -> None:
-        """Have the run of this task checked, whether it may continue. A claim under way must land first."""
+        """Have it checked whether the run of this task may continue. If a claim is under way, its end comes first."""
         if task_id in self._ledger.claiming:
             self._missed[task_id] = True
         else:

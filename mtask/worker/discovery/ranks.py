@@ -22,8 +22,8 @@ class Ranks:
         self._peers = Peers(scope.worker_id, scope.queues)
 
     async def take(self, live: Sequence[Mapping[str, Any]]) -> None:
-        """Rank again, among these live workers."""
-        # In a thread: to rank a thousand workers takes 0.1 s.
+        """Compute the ranks again, among these live workers."""
+        # The computation has a thread of its own: to rank a thousand workers takes 0.1 s.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
@@ -31,13 +31,13 @@ class Ranks:
     def rank(self, task_id: str, name: str) -> int:
         """Return this worker's rank: the number of live workers that go before it for the task."""
         # A task that is due again after a run here has not succeeded. Another worker goes first now, and may do better.
-        # Ranked by its id alone, the task would come back to this worker until no try is left.
+        # If the task's id alone decided, the task would come back to this worker until no try is left.
         return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
 
     def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
-        """Return a filter for the tasks for which this worker ranks first, and the least fraction of all that they are.
+        """Return a filter for the tasks for which this worker ranks first, and the fraction of all tasks that they are.
 
-        There is no filter if this worker ranks first for all tasks.
+        The fraction is the smallest among the names. There is no filter if this worker ranks first for all tasks.
         """
         shares = self._peers.shares(names)
         fraction = min((buckets.count("1") / len(buckets) for _, buckets in shares), default=1.0)

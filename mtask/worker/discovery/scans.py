@@ -27,18 +27,18 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
-#: A queue with parked tasks is scanned alone. Its batch is this many times smaller than that of the others.
+#: The divisor of the batch size for a queue with parked tasks. Such a queue is scanned alone.
 _APART = 4
-#: A share scan is worth it if it finds at least the queue's capacity divided by this.
+#: The divisor of the queue's capacity: a scan for this worker's share must find at least the quotient to be worth it.
 _ENOUGH = 4
-#: A small share makes a small batch: to fill it, the server reads about as many documents as this many full batches
-#: have.
+#: The number of documents that the server reads for a scan of a share, in full batches. If the share is small, few of
+#: these documents belong to it, so the batch of the scan is small.
 _LOOKED_THROUGH = 4
-#: A share scan of a long backlog may read many documents and find few. So it has this time limit, and the next one
-#: waits for this many times its duration.
+#: The time limit of a share scan, which may read many documents of a long backlog and find few. The number is the pause
+#: after a share scan that found too few tasks or all, as a multiple of its duration.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: After this many seconds a refill scans the whole backlog, not only this worker's share: otherwise older tasks of a
-#: full or departed worker would wait behind newer ones.
+#: The time since the last scan of the whole backlog after which a refill scans all of it again, in seconds. If refills
+#: scanned only this worker's share, older tasks of a full or departed worker would wait behind newer ones.
 _ALL = 2.0
 
 
@@ -71,7 +71,7 @@ class Scans:
         self._is_setup_due = False
         self._is_refill = False
         #: The number of ready tasks after the last scan; and whether only tasks of this worker's share are counted.
-        #: They are if the share was enough, or if another share scan may follow.
+        #: Only these are counted if they were enough, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
@@ -89,17 +89,17 @@ class Scans:
             self._refill.cancel()
 
     def ask_full(self) -> None:
-        """Scan soon for all waiting tasks, those that earlier scans excluded too."""
+        """Scan soon for all waiting tasks, also for those that earlier scans excluded."""
         self._is_full_due = True
         self.ask_peers()  # workers may have come or gone while no stream was open
 
     def ask_peers(self) -> None:
-        """Read the live workers before the next scan, soon: some came or went."""
+        """Scan soon, and read the live workers first: some came or went."""
         self._are_peers_due = True
         self._wake.set()
 
     def ask_setup(self) -> None:
-        """Create the collections again before the next scan, soon: they were dropped."""
+        """Scan soon, and create the collections again first: they were dropped."""
         self._is_setup_due = True
         self._wake.set()
 
@@ -128,7 +128,7 @@ class Scans:
         self.refill()
 
     async def run(self) -> None:
-        """Scan at intervals of half a horizon until `stop`, and at once when asked."""
+        """Scan until `stop`: at intervals of half a horizon, and at once when asked."""
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         next_regular = 0.0
         regular_cnt = 0
@@ -150,7 +150,7 @@ class Scans:
                     logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
                 else:
                     logger.exception("scan failed, will be repeated")
-                # An index that the scan needs may have been dropped, with its collection or alone.
+                # An index that the scan needs may have been dropped, alone or with its collection.
                 self._is_setup_due |= isinstance(error, OperationFailed)
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
@@ -178,7 +178,8 @@ class Scans:
     def _not_left_alone(self) -> list[Filter]:
         """Return the filter that excludes the tasks that are left alone.
 
-        Each of them is looked up when its pause is over. A batch full of them would hide the tasks behind it.
+        Each of these tasks is looked up when its pause is over. If they filled a batch, the scan would miss other
+        tasks.
         """
         return other_than(self._quarantine.left_alone())
 
@@ -187,7 +188,7 @@ class Scans:
         return self._queue.capacity // _ENOUGH
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
-        """Return this worker's share as `Ranks.share` does, or none if no share scan may be made now."""
+        """Return this worker's share as `Ranks.share` does; no filter if no share scan may be made now."""
         # With limits, each queue is scanned as its permits allow, and there are no share scans.
         return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
 
@@ -227,11 +228,11 @@ class Scans:
         if not found.is_complete:
             self._queue.has_more = True
             if found.has_future:
-                # Tasks that are not yet due may have filled the batch before due ones: scan for due ones alone.
+                # Tasks that are not yet due may have filled the batch and kept due tasks out: scan only for due tasks.
                 await self._scan_within(timedelta(0))
 
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
-        """Scan all queues, those with parked tasks apart."""
+        """Scan all queues. Each queue with parked tasks gets a scan of its own."""
         is_complete, has_future = True, False
         for target in self._limits.scan_targets(self._controls.queues):
             found = await self._scan_target(target, horizon, begun_only=begun_only)
@@ -281,7 +282,7 @@ class Scans:
         await self._lookups.check_held([run.task_id for run in self._scope.ledger.runs])
 
     async def _full_upkeep(self) -> None:
-        # A collection may have been dropped while no stream was open. A scan does not notice that: it finds nothing.
+        # A collection may have been dropped while no stream was open. A scan does not notice it, but finds nothing.
         if not await self._store.run(setup.is_there()):
             self._is_setup_due = True
             self._wake.set()
@@ -291,7 +292,9 @@ class Scans:
         self._are_peers_due = False
         sent = monotonic()
         live = await self._store.run(workers.live(list(self._scope.queues)))
-        if live:  # usually at least its own document: so an idle worker reads the server's clock, too
+        if (
+            live
+        ):  # the reply usually holds at least this worker's document, so an idle worker reads the server's clock, too
             self._scope.clock.observe(live[0]["now"], sent, monotonic())
         await self._ranks.take(live)
 

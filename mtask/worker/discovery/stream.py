@@ -1,6 +1,6 @@
 """The stream loop: passes the events of the worker's change stream on, and opens a new stream after any break.
 
-A break loses events. So a full scan follows once the new stream is open, and the two leave no gap.
+A break loses events. So a full scan follows once the new stream is open, and no task is missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class StreamLoop:
     def __init__(
         self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
     ) -> None:
-        """`store` is for the stream alone: a stream that waits for events ends with its client, not with its task."""
+        """`store` is for the stream alone.
+
+        A stream that waits for events ends with its client, not with its asyncio task.
+        """
         self._scope = scope
         self._store = store
         self._inbox = inbox
@@ -64,7 +67,7 @@ class StreamLoop:
             except Exception:
                 logger.exception("change stream failed, opening a new one")
             if not self._is_stopping:
-                self._scans.ask_full()  # until it opens, scans are all there is
+                self._scans.ask_full()  # until the new stream opens, only scans find tasks
                 await asyncio.sleep(pauses.next())
 
     async def _follow(self) -> None:
@@ -73,7 +76,7 @@ class StreamLoop:
             self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
         )
         self._scans.ask_full()
-        # Changes without a stream were not reported.
+        # Changes that happened while no stream was open were not reported.
         self._scope.signals.schedules_changed.send()
         self._controls.wake()
         try:

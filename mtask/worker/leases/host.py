@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: All pids of Linux and macOS are smaller.
+#: The bound of pids: all pids of Linux and macOS are smaller.
 _PID_LIMIT = 2**31
 
 
@@ -19,9 +19,10 @@ def host_name() -> str:
 
 
 def pid_scope(pid: int | None = None) -> str | None:
-    """Return the boot id, the pid namespace and the start time of a process. With the pid they identify it for ever.
+    """Return the boot id, the pid namespace and the start time of a process.
 
-    `pid`: None stands for this process. Returns None if the system does not show them or the process does not exist.
+    Together with the pid they identify the process for ever. `pid`: None stands for this process. Returns None if the
+    system does not show these values, or if the process does not exist.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -49,7 +50,8 @@ def automatic_worker_id() -> str:
 def is_known_dead(document: Mapping[str, Any]) -> bool:
     """Whether the process of this worker document is known to be dead.
 
-    It is if it ran on this host, in this boot and pid namespace, and no process here has its pid and start time.
+    It is known to be dead if it ran on this host, in this boot and pid namespace, and no process has its pid and start
+    time now.
     """
     theirs, ours, pid = document.get("pid_scope"), pid_scope(), document.get("pid")
     if not isinstance(theirs, str) or ours is None or not isinstance(pid, int) or document.get("host") != host_name():

@@ -1,7 +1,7 @@
 """The pinger: sends pings and heartbeats, in a thread of its own with a connection of its own.
 
 So a handler that blocks the event loop does not lose its lease. The thread also ends runs whose lease can no longer be
-trusted, and ends a stop that takes too long.
+trusted, and ends the process if a stop takes too long.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from mtask.worker.state.scope import Scope
 
 #: The most runs of one ping.
 _GROUP = 500
-#: A ping that will be due within this fraction of its interval is sent with one that is due now.
+#: The fraction of its interval by which a ping may be early. Such a ping is sent together with a ping that is due now.
 _SLACK = 0.1
-#: The bounds of the time limit of a statement, in seconds.
+#: The longest and the shortest time limit of a statement, in seconds.
 _MAX_CALL = 5.0
 _MIN_CALL = 0.2
-#: The bounds of the time limit of a ping at a locked document, in seconds.
+#: The bounds of the time limit of a ping that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.5, _MAX_CALL
-#: The number of runs that are pinged alone at the same time.
+#: The most runs that are pinged at the same time, each with a ping of its own.
 _MAX_APART = 8
-#: The time limit of the last resort for handing back all runs together, in seconds.
+#: The time limit for handing back all runs together, as the last resort of a stop, in seconds.
 _HAND_BACK = 2.0
 #: The longest wait of the thread, in seconds.
 _IDLE = 3600.0
-#: The pause after an unexpected error, in seconds: pings that are due remain due.
+#: The pause after an unexpected error, in seconds. The pings that are due are sent after it.
 _AFTER_FAILURE = 0.1
-#: A run is pinged for this many seconds beyond its run_timeout_ms, so that its FAIL can be written.
+#: The time for which a run is pinged beyond its run_timeout_ms, in seconds, so that its FAIL can be written.
 _OVERTIME = 10.0
 #: The least time between two pings that are sent early because of progress, in seconds.
 _BETWEEN_PROGRESS = 1.0
@@ -59,7 +59,7 @@ class Pinger:
         registration: workers.Registration,
         heartbeat_interval: timedelta,
     ) -> None:
-        """`store` is for this thread alone. Create the pinger in the worker's event loop."""
+        """`store` is for the pinger alone. The caller must create the pinger in the worker's event loop."""
         self._scope = scope
         self._store = store
         self._registration = registration
@@ -70,7 +70,7 @@ class Pinger:
         #: The run_ids whose ping is under way.
         self._under_way: set[str] = set()
         self._tempo = scope.tempo
-        #: The threads of pings that are sent alone; created at the first need.
+        #: The threads that send a ping for a single run; created when one is first needed.
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
@@ -136,7 +136,7 @@ class Pinger:
             self._condition.notify_all()
 
     def hand_back(self, outcomes: Sequence[Outcome]) -> None:
-        """Hand runs back from this thread, as the last resort; each alone if some documents are locked.
+        """Hand runs back in the pinger's thread, as the last resort; each run alone if some documents are locked.
 
         Raises MtaskError if some run could not be handed back.
         """
@@ -155,9 +155,9 @@ class Pinger:
 
     @contextmanager
     def suspended(self, run: HeldRun) -> Iterator[None]:
-        """Send no ping for this run inside the block: it would conflict with the run's transaction.
+        """Send no ping for this run inside the block: a ping would conflict with the run's transaction.
 
-        Waits for a ping that is under way.
+        The block begins when no ping of the run is under way.
         """
         with self._condition:
             run.suspended += 1
@@ -229,8 +229,8 @@ class Pinger:
 
     @staticmethod
     def _is_to_ping(run: HeldRun, now: float) -> bool:
-        # A run past its deadline whose handler does not end is pinged no more: its lease lapses and counts as a
-        # failure.
+        # If a handler does not end after the run's deadline, the run is pinged no more. Then its lease lapses, and the
+        # lapse counts as a failure.
         is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
         return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
 
@@ -248,7 +248,7 @@ class Pinger:
             self._ping(due[start : start + _GROUP])
 
     def _ping(self, candidates: Sequence[HeldRun]) -> None:
-        """Ping these runs together. If that fails, ping each alone, in threads beside this one."""
+        """Ping these runs together. If a document is locked or refused, ping each run alone, in other threads."""
         with self._sending(candidates) as runs:
             if not runs:
                 return
@@ -259,8 +259,8 @@ class Pinger:
             except MtaskError as error:
                 self._put_off(runs, error)
                 is_timeout, is_refused = isinstance(error, DatabaseTimeout), not isinstance(error, DatabaseUnavailable)
-            # A malformed document fails its whole group, and a locked one holds it up. Pings sent alone keep the other
-            # leases.
+            # A malformed document makes the ping of its whole group fail, and a locked one holds it up. If each run has
+            # a ping of its own, the other leases are kept.
             is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1
         for run in runs if is_apart else ():
             self._ping_apart(run)
@@ -282,7 +282,7 @@ class Pinger:
             run.next_ping = again
 
     def _is_held_up(self, runs: Sequence[HeldRun], limit: float) -> bool:
-        """Whether a ping probably waited for a locked document: then a read, which waits for no lock, is quick."""
+        """Whether a ping probably waited for a locked document. In that case a read is quick: it waits for no lock."""
         asked = monotonic()
         try:
             self._store.run(claims.held([run.task_id for run in runs], timedelta(seconds=limit)))
@@ -295,7 +295,7 @@ class Pinger:
         return is_prompt
 
     def _ping_apart(self, run: HeldRun) -> None:
-        """Ping this run in a thread beside this one, so that a locked document does not hold up the others."""
+        """Ping this run in another thread, so that a locked document does not hold up the other runs."""
         if self._apart is None:
             self._apart = ThreadPoolExecutor(_MAX_APART, thread_name_prefix="mtask-pinger-apart")
         run.is_pinged_apart = True
@@ -319,7 +319,7 @@ class Pinger:
 
     @contextmanager
     def _sending(self, candidates: Sequence[HeldRun], *, is_apart: bool = False) -> Iterator[list[HeldRun]]:
-        """Yield those of these runs that are to be pinged now. `suspended` waits for the end of the block."""
+        """Yield the candidates that are to be pinged now. `suspended` waits for the end of the block."""
         with self._condition:
             runs = [run for run in candidates if not run.suspended and (is_apart or not run.is_pinged_apart)]
             self._under_way.update(run.run_id for run in runs)
@@ -331,7 +331,7 @@ class Pinger:
                 self._condition.notify_all()
 
     def _limit_of(self, runs: Sequence[HeldRun]) -> float:
-        """Return the time limit of a ping of these runs, in seconds. It must end before any held lease does."""
+        """Return the time limit of a ping of these runs, in seconds. The ping must end before any held lease."""
         now = monotonic()
         with self._condition:
             own = {run.run_id for run in runs}
@@ -339,7 +339,7 @@ class Pinger:
         others = [run for run in held if run.run_id not in own]
         left = min((run.trusted_until - now for run in (*runs, *others) if run.trusted_until > now), default=_MAX_CALL)
         if len(runs) == 1 and not others:
-            return max(_MIN_CALL, min(_MAX_CALL, left))  # no other run waits for it
+            return max(_MIN_CALL, min(_MAX_CALL, left))  # no other run waits for this ping
         return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left))
 
     def _note_progress(self, runs: Sequence[HeldRun], reported: Mapping[str, Mapping[str, Any]], sent: float) -> None:

@@ -29,7 +29,8 @@ class Registrar:
     async def register(self) -> dict[str, Any]:
         """Register this process and return the worker's document.
 
-        Raises WorkerIdInUse while another process has the id, until its heartbeat expires or it is known to be dead.
+        Raises WorkerIdInUse while another process has the id: until the heartbeat of that process expires, or until
+        that process is known to be dead.
         Raises DatabaseError.
         """
         try:
@@ -91,7 +92,7 @@ def registration(
 
 
 def heartbeat(scope: Scope) -> workers.Heartbeat:
-    """Return the content of a heartbeat now. Call it in any thread."""
+    """Return the content of a heartbeat that is sent now. Any thread may call this."""
     return workers.Heartbeat(
         status=scope.vitals.status,
         running_cnt=len(scope.ledger.running),

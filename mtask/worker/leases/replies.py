@@ -26,7 +26,7 @@ def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: fl
         try:
             _apply(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
         except Exception:
-            # Its lease is not extended. The leases of the others are.
+            # The lease of this run is not extended. The leases of the other runs are extended.
             logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
 
 
@@ -40,7 +40,7 @@ def _apply(
     reason = _end_reason(run, document, worker_id)
     if reason is not None:
         if reason is EndReason.REMOVED and sent is not None and is_alone:
-            reason = EndReason.LEASE_LOST  # a ping of one run returns no document in both cases
+            reason = EndReason.LEASE_LOST  # in both cases, the ping of a single run returns no document
         run.end(reason)
     if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
         _extend(run, document, sent)

@@ -19,7 +19,7 @@ class Called:
 
     returned: Any = None
     raised: BaseException | None = None
-    #: The call of a sync handler in its thread; it may continue after its run has ended.
+    #: The call of a sync handler in its thread. The call may continue after the run has ended.
     thread: ThreadCall | None = None
 
 
@@ -43,7 +43,7 @@ class Caller:
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
-        """End the threads, each after its call."""
+        """End each thread after its current call."""
         self._threads.close()
 
     async def call(self, run: HeldRun, called: Called) -> None:

@@ -1,7 +1,7 @@
-"""The finisher: writes the outcomes of runs, in groups. While groups are under way, the next one gathers.
+"""The finisher: writes the outcomes of runs, in groups. While groups are under way, outcomes gather for the next one.
 
-A group that meets a locked document is given up soon, and its outcomes are sent alone: only the outcome of the locked
-document goes on waiting, beside the groups.
+A group that meets a locked document is given up soon, and each of its outcomes is sent alone. Then only the outcome of
+the locked document has to wait. Groups of other outcomes are sent at the same time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ from mtask.worker.state.timing import Backoff
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: While a group is under way, a further one begins only if it has at least this many outcomes.
+#: The least number of outcomes with which a group begins while another one is under way.
 _MIN_FURTHER = 50
-#: A smaller group begins after this many seconds: a slow group under way must not hold it back for longer.
+#: The time after the beginning of the last group at which a smaller group begins, in seconds: a slow group must not
+#: hold it back for longer.
 _MAX_GATHER = 0.2
-#: The bounds of the time limit of a finish at a locked document, in seconds.
+#: The bounds of the time limit of a finish that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: The number of outcomes that are sent alone at the same time; and of those whose documents turned out to be locked.
+#: The most outcomes that are sent at the same time, each alone; and the most of those whose documents turned out to be
+#: locked.
 _MAX_APART, _MAX_LOCKED = 16, 2
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
 _PAUSE, _MAX_PAUSE = 0.05, 1.0
-#: After this number of errors other than an outage, the finisher assumes that the server refuses the outcome itself.
+#: The most errors other than an outage after which a group is sent again. At the next such error, the finisher assumes
+#: that the server refuses an outcome itself.
 _MAX_REFUSALS = 5
 
 
@@ -59,12 +62,12 @@ class Ending:
     run: HeldRun
     outcome: Outcome
     size: int
-    #: The middleware around its writing.
+    #: The middleware around the writing of the outcome.
     watched: Begun = field(default_factory=list)
 
     @property
     def is_success(self) -> bool:
-        """Whether it is a SUCCESS: those go in groups of their own."""
+        """Whether the outcome is a SUCCESS. Such outcomes have groups of their own."""
         return self.outcome.status is RunStatus.SUCCESS
 
 
@@ -74,8 +77,9 @@ class _Lane:
 
     waiting: deque[Ending] = field(default_factory=deque)
     in_flight: set[asyncio.Task[None]] = field(default_factory=set)
-    #: The time at which a group last began (monotonic seconds), and the timer that begins the next one.
+    #: The time at which a group last began (monotonic seconds).
     launched_at: float = 0.0
+    #: The timer that begins the next group.
     impatience: asyncio.TimerHandle | None = None
 
 
@@ -95,7 +99,7 @@ class Finisher:
         # Two lanes: failures and hand-backs must not wait behind many successes.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
-        #: The outcomes that are sent alone. They do not hold back the groups.
+        #: The asyncio tasks that send outcomes alone. The groups do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
         self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
         self._locked_semaphore = asyncio.Semaphore(_MAX_LOCKED)
@@ -111,7 +115,7 @@ class Finisher:
         return self._pending
 
     def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
-        """Write this outcome soon. The run's lease is kept until then. `size`: of the stored value, in bytes."""
+        """Write this outcome soon. The run's lease is kept until then. `size`: the bytes of the stored value."""
         run.is_finishing = True
         if run.progress is not None:
             outcome = replace(outcome, progress=run.progress)
@@ -136,7 +140,7 @@ class Finisher:
                 if lane.in_flight and len(lane.waiting) < _MIN_FURTHER and self._is_to_gather(lane):
                     break
                 lane.launched_at = monotonic()
-                # The task starts in the next turn of the loop, so outcomes of this turn still join the group.
+                # The asyncio task starts in the next turn of the loop, so outcomes of this turn still join the group.
                 task = asyncio.get_running_loop().create_task(self._flush_next(lane))
                 lane.in_flight.add(task)
                 task.add_done_callback(partial(self._landed, lane))
@@ -144,7 +148,7 @@ class Finisher:
                     break
 
     def _is_to_gather(self, lane: _Lane) -> bool:
-        """Whether the next group waits for the one under way. A timer begins it if that takes long."""
+        """Whether the next group waits for the one under way. If the wait is long, a timer begins the next group."""
         left = lane.launched_at + _MAX_GATHER - monotonic()
         if left > 0 and lane.impatience is None:
             lane.impatience = asyncio.get_running_loop().call_later(left, self._lose_patience, lane)
@@ -178,7 +182,7 @@ class Finisher:
         return list(group.values())
 
     async def _flush(self, group: list[Ending], *, is_apart: bool = False) -> None:
-        """Write these outcomes together. If that fails, send each alone, beside the groups."""
+        """Write these outcomes together. If a document is locked, or an outcome refused, send each of them alone."""
         pauses, refusals = Backoff(_PAUSE, _MAX_PAUSE), 0
         semaphore: AbstractAsyncContextManager[None] = self._apart_semaphore if is_apart else nullcontext()
         while group:
@@ -216,9 +220,9 @@ class Finisher:
         return accepted
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
-        """Whether the group probably waited for a locked document: then a read, which waits for no lock, is quick.
+        """Whether the group probably waited for a locked document. In that case a read is quick: it waits for no lock.
 
-        Outcomes that are written are resolved and removed from the group.
+        If the read shows that an outcome is written, the outcome is resolved and removed from the group.
         """
         wait, asked = self._wait, monotonic()
         try:
@@ -242,7 +246,7 @@ class Finisher:
         return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
 
     def _send_apart(self, group: list[Ending], *, was_held_up: bool = False) -> None:
-        """Send each of these outcomes alone from now on, beside the groups."""
+        """From now on, send each of these outcomes alone. Groups of other outcomes are sent at the same time."""
         if not group:
             return
         task = asyncio.get_running_loop().create_task(self._flush_each(group, was_held_up=was_held_up))
@@ -260,13 +264,13 @@ class Finisher:
             wait = self._wait
             await asyncio.wait(each, timeout=wait)
             if all(one.done() for one in each):
-                self._tempo.took(wait)  # nothing is locked: the server is busy
+                self._tempo.took(wait)  # no document is locked: the server is busy
         for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
                 logger.error("finish failed", exc_info=ended)
 
     async def _refused(self, group: list[Ending], error: MtaskError) -> None:
-        """Find the outcome that the server refuses, and write a failure in its stead."""
+        """Find the outcome that the server refuses, and write a failure in its place."""
         if len(group) > 1:
             self._send_apart(group)
             return
@@ -316,5 +320,5 @@ def _is_about_value(error: MtaskError) -> bool:
 
 
 def refusal(run: HeldRun, reason: str) -> Outcome:
-    """Return a final failure for a value that cannot be stored: another run would return the same."""
+    """Return a final failure for a value that cannot be stored: another run would return the same value."""
     return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

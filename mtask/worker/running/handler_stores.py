@@ -1,4 +1,4 @@
-"""Handler stores: the connections for transactions of handlers, apart from those of the worker's own statements."""
+"""Handler stores: the connections for transactions of handlers. The worker's own statements have other connections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mtask.store.driver.stores import AsyncStore, SyncStore
 class HandlerStores:
     """Two stores, one for async and one for sync handlers. The first transaction of each kind opens its store.
 
-    The statements of a handler in its transaction may take long. In a pool of their own they take no connection from
-    claims, pings and finishes, and the worker's time limits do not apply to them.
+    The statements of a handler in its transaction may take long. They have a connection pool of their own, so they take
+    no connection from claims, pings and finishes. The worker's time limits do not apply to them.
     """
 
     def __init__(self, uri: str, database: str, app_name: str) -> None:
@@ -26,13 +26,13 @@ class HandlerStores:
         self._is_closed = False
 
     def for_async(self) -> AsyncStore | None:
-        """Return the store of async handlers; None after `close`. Call it in the event loop."""
+        """Return the store of async handlers; None after `close`. Call this in the event loop."""
         if self._async is None and not self._is_closed:
             self._async = connect.async_store(self._uri, self._database, self._app_name)
         return self._async
 
     def for_sync(self) -> SyncStore | None:
-        """Return the store of sync handlers; None after `close`. Call it in any thread."""
+        """Return the store of sync handlers; None after `close`. Any thread may call this."""
         with self._lock:
             if self._sync is None and not self._is_closed:
                 self._sync = connect.sync_store(self._uri, self._database, self._app_name)

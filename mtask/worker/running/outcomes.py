@@ -1,4 +1,7 @@
-"""Outcomes: turns the result, the exception or the outside end of a run into the outcome that is written."""
+"""Outcomes: turns the end of a run into the outcome that is written.
+
+A run ends with a result, with an exception, or because something outside its handler ended it.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
-#: The bound of the random delay after a first write conflict, in ms; it grows with each. After this number of
-#: conflicts, the next ones count as failures: their cause may be in the handler itself.
+#: The bound of the random delay after a first write conflict, in ms; the bound grows with each conflict. And the number
+#: of conflicts after which further ones count as failures, because their cause may be in the handler itself.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
 
 
 def checked(returned: Any) -> tuple[Any, int, str | None]:
-    """Return the value as it is stored, its size in bytes, and the reason if it cannot be stored, else None."""
+    """Return the value as it is stored, its size in bytes, and the reason if it cannot be stored.
+
+    The reason is None if the value can be stored.
+    """
     if returned is None:
         return None, 0, None
     try:
@@ -63,7 +69,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
 
 
 def failed(run: HeldRun, error: BaseException) -> Outcome:
-    """Return the outcome of a run whose handler raised."""
+    """Return the outcome of a run whose handler raised an exception."""
     if isinstance(error, Retry):
         # The handler may have changed the delay since `Retry` checked it.
         wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)

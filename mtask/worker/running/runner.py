@@ -20,7 +20,8 @@ from mtask.worker.running.outcomes import checked, ended, failed
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: If a cancelled handler continues for this many seconds, the end of its run is written without it.
+#: The time that a cancelled handler has to end, in seconds. Then the end of its run is written, even if the handler
+#: continues.
 _CANCEL_GRACE = 2.0
 
 
@@ -47,7 +48,7 @@ class Runner:
     # --- the steps of a run ---------------------------------------------------------------------------------
 
     def hold(self, run: HeldRun) -> None:
-        """Hold the lease of a run that was claimed; `start` or `hand_back` follows."""
+        """Hold the lease of a run that was claimed. The caller must call `start` or `hand_back` next."""
         self._ledger.hold(run)
         self._pinger.hold(run)
 
@@ -62,9 +63,8 @@ class Runner:
         run.on_end = self._on_end
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if (
-            run.end_reason is not None
-        ):  # it was ended before `on_end` was set; the asyncio task must have begun before it is cancelled
+        if run.end_reason is not None:
+            # The run was ended before `on_end` was set. The asyncio task must have begun before it is cancelled.
             loop.call_soon(self._on_end, run, run.end_reason)
 
     async def _live(self, run: HeldRun) -> None:
@@ -76,9 +76,9 @@ class Runner:
         try:
             outcome, size = self._judged(run, called)
             if outcome is not None:
-                self._finisher.submit(run, outcome, size)  # written in a group; the lease is kept until then
+                self._finisher.submit(run, outcome, size)  # written in a group; the lease is kept until that write
             elif run.is_finishing:
-                pass  # it was handed back already
+                pass  # the run was handed back already
             elif run.succeeded_in_transaction:
                 await self._finish_committed(run, called)
             else:
@@ -92,7 +92,7 @@ class Runner:
 
     @staticmethod
     def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:
-        """Start a timer that ends the run when its run_timeout_ms is over; None: it has no limit."""
+        """Start a timer that ends the run when its run_timeout_ms is over; None: the run has no limit."""
         if run.deadline == inf:
             return None
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class Runner:
     def _judged(run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
         """Return the outcome to be written, and the size of its value in bytes; None: there is nothing to write."""
         if run.is_finishing or run.succeeded_in_transaction:
-            return None, 0  # it was handed back already, or its transaction wrote its SUCCESS
+            return None, 0  # the run was handed back already, or its transaction wrote its SUCCESS
         reason = run.end_reason
         if reason in SILENT or (reason is None and isinstance(called.raised, LeaseLost)):
             return None, 0  # the run belongs to another worker, or no longer exists
@@ -120,7 +120,7 @@ class Runner:
         return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value), size
 
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
-        """Conclude a run whose transaction wrote its SUCCESS: store the value that the handler returned after it."""
+        """Conclude a run whose transaction wrote its SUCCESS: store the value that the handler returned afterwards."""
         run.is_finishing = True
         self._release(run, is_closed=True)
         if called.raised is not None:
@@ -143,7 +143,10 @@ class Runner:
             logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
 
     def _release(self, run: HeldRun, *, is_closed: bool | None = None) -> None:
-        """Release a run without an outcome. `is_closed`: whether the run is closed in the document, or that is gone."""
+        """Release a run that has no outcome.
+
+        `is_closed`: the document shows the run as closed, or the document is gone; None: `end_reason` tells.
+        """
         self._pinger.release(run)
         closed = run.end_reason is EndReason.REMOVED if is_closed is None else is_closed
         self._limits.release(run.task_id, run.run_id, is_closed=closed)
@@ -187,11 +190,14 @@ class Runner:
         return True
 
     def close(self) -> None:
-        """End the threads of sync handlers, each after its call."""
+        """End each thread of sync handlers after its current call."""
         self._caller.close()
 
     def _on_end(self, run: HeldRun, reason: EndReason) -> None:
-        """Handle an end from outside, in the loop: cancel an async handler. A sync one reads `is_cancelled` itself."""
+        """Cancel an async handler whose run was ended from outside its handler.
+
+        Called in the event loop. A sync handler reads `is_cancelled` itself.
+        """
         task = run.asyncio_task
         if task is None or task.done() or run.is_finishing or run.succeeded_in_transaction:
             return

@@ -31,7 +31,7 @@ class ThreadCall:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call, in the thread, unless it was cancelled; keep any exception, `SystemExit` too."""
+        """Make the call, in the thread, unless it was cancelled; keep any exception, even `SystemExit`."""
         if self.future.cancelled():
             return
         try:
@@ -85,15 +85,15 @@ class Threads:
         return made
 
     def close(self) -> None:
-        """End the threads, each after its call. Calls that have not begun are dropped."""
+        """End each thread after its current call. Calls that have not begun are dropped."""
         self._is_closed = True
         for _ in range(self._threads):
             self._calls.put(None)
 
     def _add_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Start one more thread; return whether it started. If not, calls wait for one of the others.
+        """Start one more thread; return whether it started. If it did not, calls wait for another thread.
 
-        Raises RuntimeError if there are no others.
+        Raises RuntimeError if there is no other thread.
         """
         name = f"{self._name}-{self._threads}"
         thread = threading.Thread(target=self._work, args=(loop,), name=name)

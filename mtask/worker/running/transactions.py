@@ -1,6 +1,7 @@
-"""Transactions of handlers: renews the lease, pauses the pings, and commits the SUCCESS with the handler's writes.
+"""Begins and ends the transactions of handlers.
 
-The renewal stores the id of the session in the document, so that a worker that rescues the task can end the session
+`begin` renews the lease and pauses the pings, and `end` commits the SUCCESS with the handler's writes. The renewal
+stores the id of the session in the document, so that a worker that rescues the task can end the session
 (see `mtask.store.tasks.sessions`).
 """
 
@@ -127,8 +128,9 @@ class RunTransactions:
                     self._abandon_sync(store, session)
             self._resume(run)
 
-    # A session that its run's document still names must not serve another run: a worker that rescues the first task
-    # would end the transaction of the second. So such a session is spent: it does not go back to the driver's pool.
+    # If a run's document still names a session, the session must not serve another run: a worker that rescues the first
+    # task would end the transaction of the second. So such a session is spent: it does not go back to the driver's
+    # pool.
 
     async def _abandon(self, store: AsyncStore | None, session: AsyncSession) -> None:
         if session.in_transaction:
@@ -153,7 +155,7 @@ class RunTransactions:
         return spent
 
     def _succeeded(self, run: HeldRun) -> None:
-        # Before pings resume: the task has succeeded, and there is no lease to lose any more.
+        # This happens before the pings resume. The task has succeeded, and there is no lease to lose any more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
 
@@ -186,7 +188,7 @@ def _commit(run: HeldRun) -> Operation[None]:
 
 
 def _time_left(run: HeldRun) -> timedelta:
-    """Return the time limit of a statement of the worker: the rest of the lease, at most the usual limit."""
+    """Return the time limit of a statement that the worker sends: the rest of the lease, at most the usual limit."""
     left = timedelta(seconds=run.trusted_until - monotonic())
     return max(_MIN_CALL, min(OPERATION_TIMEOUT, left))
 

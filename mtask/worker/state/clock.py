@@ -14,14 +14,15 @@ class ServerClock:
     """
 
     def __init__(self, server_time: datetime, sent: float, received: float) -> None:
-        # Counted from the reply, the estimate lags by at most a round trip: attempts come late by it, never early.
+        # The first estimate assumes that the server's clock was read when the reply arrived. So the estimate lags by at
+        # most a round trip: attempts come late by that time, never early.
         self._offset = server_time.timestamp() - received
         self.observe(server_time, sent, received)
 
     def observe(self, server_time: datetime, sent: float, received: float) -> None:
         """Keep the estimate if it lies within the bounds of this reading; else move it to the nearer bound.
 
-        So a slow reply does not spoil the estimate that a quick one gave, and the estimate follows a drift or a step of
+        So a slow reply does not spoil the estimate from a quick reply, and the estimate follows a drift or a step of
         either clock. `sent` and `received` are monotonic seconds.
         """
         shown = server_time.timestamp()

@@ -11,7 +11,7 @@ import heapq
 class DueLookups:
     """A bounded list of tasks, ordered by the instant (monotonic seconds) at which each may be due.
 
-    Its entries are hints: only the time is known. A lost entry costs a scan, not a task.
+    The entries are hints: they know only the time. If an entry is lost, a scan finds its task.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -25,7 +25,7 @@ class DueLookups:
         return len(self._times)
 
     def put(self, task_id: str, when: float) -> None:
-        """Read this task at this instant (monotonic seconds). It replaces an earlier entry of the task."""
+        """Add an entry: this task is to be read at `when` (monotonic seconds). It replaces the task's earlier entry."""
         if self._times.get(task_id) == when:
             return
         self._times[task_id] = when

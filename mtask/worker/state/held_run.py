@@ -1,4 +1,4 @@
-"""A run that this process holds: its lease, the deadline up to which this is trusted, and the reason of its end."""
+"""A run that this process holds: its lease, the time until which the lease is trusted, and the reason for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mtask.model.documents import Run, StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.options import ping_seconds
 
-#: The last part of a lease is not trusted: this share of it, and at most this many seconds.
+#: The last part of a lease, which is not trusted: its fraction of the lease, and its longest duration in seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
 
 
@@ -32,12 +32,12 @@ class EndReason(Enum):
     NO_SLOT = "no slot became free for it"
 
 
-#: After these no outcome is written: the run belongs to another worker, or no longer exists.
+#: The reasons after which no outcome is written: the run belongs to another worker, or no longer exists.
 SILENT = frozenset({EndReason.REMOVED, EndReason.LEASE_LOST})
 
 
 def trusted_until(sent: float, lease_ms: int) -> float:
-    """Return the monotonic instant (seconds) until which a lease is trusted that was requested at `sent`.
+    """Return the monotonic instant (seconds) until which a lease that was requested at `sent` is trusted.
 
     The lease is counted from the time at which the claim or ping was *sent*: a slow reply must not extend the trust.
     """
@@ -77,29 +77,30 @@ class HeldRun:
         self.run_id = own.run_id
         self.attempt = own.attempt
         self.handler = handler
-        # Computed from what the claim wrote: the options that were read back may be newer.
+        # The claim wrote these times. The options that were read back may be newer than the claim.
         self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
         self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
         #: The monotonic instant (seconds) at which run_timeout_ms is over; set when the handler begins.
         self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
-        #: The progress that is not written yet; and when a ping last carried progress (monotonic seconds).
+        #: The progress that is not written yet.
         self.progress: Mapping[str, Any] | None = None
+        #: The time at which a ping last carried progress (monotonic seconds).
         self.progress_at = -inf
         #: The number of reasons for which no ping is sent now.
         self.suspended = 0
         #: A ping of this run alone is under way or queued.
         self.is_pinged_apart = False
-        #: Its last ping timed out at its document: an open transaction has locked it.
+        #: The last ping of this run alone timed out: usually an open transaction has locked the document.
         self.is_locked = False
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: Called with the run and the reason of its end. A partial of the run would make a reference cycle, which keeps
-        #: the task in memory until the cycle collector runs.
+        #: Called with the run and the reason for its end. A function that is bound to the run would make a reference
+        #: cycle, which keeps the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         self._end_lock = threading.Lock()
 
@@ -109,7 +110,7 @@ class HeldRun:
         return self.task.id
 
     def begins(self) -> None:
-        """Count run_timeout_ms from now on: the time for which the run waited for a slot does not count."""
+        """Count run_timeout_ms from now on. The time for which the run waited for a slot does not count."""
         limit_ms = self.task.task_option.run_timeout_ms
         if limit_ms is not None:
             self.deadline = monotonic() + limit_ms / 1000
@@ -134,23 +135,23 @@ class HeldRun:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end. After the commit of its transaction a lost lease is no reason."""
+        """Whether the handler is asked to end. A lost lease is no reason once its transaction has committed."""
         return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
 
     def report(self, progress: Mapping[str, Any]) -> None:
-        """Keep this progress until a ping or the finish has written it. A newer one replaces it."""
+        """Keep this progress until a ping or the finish has written it. Newer progress replaces it."""
         with self._end_lock:
             self.progress = progress
 
     def was_written(self, progress: Mapping[str, Any]) -> bool:
-        """Note that this progress is written; return whether no newer one waits."""
+        """Note that this progress is written; return whether no newer progress waits."""
         with self._end_lock:
             if self.progress is progress:
                 self.progress = None
             return self.progress is None
 
     def end(self, reason: EndReason) -> None:
-        """End the run for this reason, from any thread. The first reason stays, unless the lease is lost later."""
+        """End the run for this reason, from any thread. Only a reason of `SILENT` replaces an earlier reason."""
         with self._end_lock:
             if self.succeeded_in_transaction:
                 return

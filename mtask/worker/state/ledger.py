@@ -7,15 +7,15 @@ from time import monotonic
 
 from mtask.worker.state.held_run import HeldRun
 
-#: Claims older than this, in seconds, are forgotten while more than this number of claimed tasks are known.
+#: The age after which claims are forgotten, in seconds, and the number of claimed tasks up to which none is forgotten.
 _RECENT, _MIN_CLAIMED = 60.0, 4000
-#: Events of the stream older than this, in seconds, are forgotten while more than this number of tasks are known. No
-#: read takes longer, so each read can be compared with the events that came while it was under way.
+#: The age after which events of the stream are forgotten, in seconds, and the number of tasks up to which none is
+#: forgotten. No read takes longer than this age, so a read can be compared with the events that came during it.
 _NEWS, _MIN_HEARD = 20.0, 2000
 
 
 class Ledger:
-    """The knowledge of tasks that the parts of a worker share. It decides nothing and wakes no part."""
+    """The knowledge about tasks that the parts of a worker share. The ledger decides nothing and wakes no part."""
 
     def __init__(self) -> None:
         #: Tasks whose claim is under way.
@@ -76,5 +76,8 @@ class Ledger:
             self._heard_limit = max(_MIN_HEARD, 2 * len(self._heard))
 
     def is_old_news(self, task_id: str, sent: float) -> bool:
-        """Whether a read sent at `sent` (monotonic seconds) is older than the last claim here, or the last event."""
+        """Whether a read is older than the last claim of the task by this worker, or than the task's last event.
+
+        `sent`: the time at which the read was sent (monotonic seconds).
+        """
         return max(self._claimed.get(task_id, 0.0), self._heard.get(task_id, 0.0)) > sent

@@ -12,16 +12,16 @@ from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT, bucket_of
 
-#: `last` returns at least this rank: even among few workers its owner waits longest, see
-#: `mtask.worker.state.queue.MAX_STAGGER`.
+#: The least rank that `Peers.last` returns if there are other workers. So this worker waits longest, even among
+#: few workers: see `mtask.worker.state.queue.MAX_STAGGER`.
 _BEHIND = 3
 #: The array type code of a score: an unsigned integer of four bytes.
 _SCORE = "I"
-#: A number holds one score in each of its 64-bit lanes: 1 in each lane, the top bit of each, and the mask of the
-#: scores.
+#: Long numbers hold one score in each 64-bit lane. `_ONES` has a 1 in each lane, `_ABOVE` has the top bit of each lane,
+#: and `_SCORES` is the mask of the scores.
 _ONES = int.from_bytes(b"\1\0\0\0\0\0\0\0" * (BUCKET_CNT // 2), "little")
 _ABOVE, _SCORES = _ONES << 63, _ONES * 0xFFFFFFFF
-#: The bits behind a score that hold the worker's index.
+#: The number of bits below a score that hold the worker's index.
 _INDEX_BITS = 20
 _MAX_INDEX = 2**_INDEX_BITS - 1
 #: The largest rank: a rank is stored in one byte.
@@ -32,12 +32,12 @@ class Peers:
     """The live workers, by the task names that they serve. All workers compute the same ranks for each bucket."""
 
     def __init__(self, worker_id: str, queues: Iterable[str] | None = None) -> None:
-        """`queues`: the queues that this worker serves; None: the same as all others."""
+        """`queues`: the queues that this worker serves; None: all workers serve the same queues."""
         self._worker_id = worker_id
         self._queues = None if queues is None else set(queues)
         self._others: dict[str, tuple[str, ...]] = {}
-        #: Names that some worker serves in other queues than this one: the buckets of these names cannot be divided
-        #: evenly.
+        #: The names that some worker serves in other queues than this worker does. The buckets of these names cannot be
+        #: divided evenly.
         self._unshared: set[str] = set()
         #: This worker's rank for each bucket, by the ids of the other workers.
         self._ranks: dict[tuple[str, ...], bytes] = {}
@@ -45,7 +45,7 @@ class Peers:
         self._digests: dict[str, bytes] = {}
 
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
-        """Compute the ranks that `update` with these workers needs, in any thread: a thousand workers take long."""
+        """Compute the ranks that `update` needs for these workers. Any thread may call this: many workers take long."""
         others, _ = self._serving(workers)
         for ids in {others[name] for name in names if name in others}:
             if ids not in self._ranks:
@@ -75,7 +75,7 @@ class Peers:
         return {name: tuple(sorted(ids)) for name, ids in others.items()}, unshared
 
     def rank(self, task_id: str, name: str) -> int:
-        """Return this worker's rank: the number of live workers of this name that go before it for the task."""
+        """Return this worker's rank: the number of live workers that serve the name and go before it for the task."""
         others = self._others.get(name)
         return self._ranks_among(others)[bucket_of(task_id)] if others else 0
 
@@ -88,8 +88,8 @@ class Peers:
         """Return the buckets for which this worker ranks first.
 
         Each entry holds names and a text with one character for each bucket: "1" if the worker ranks first, else "0".
-        The list is empty if all buckets of all names belong to this worker: it serves each name alone, or beside
-        workers of other queues.
+        The list is empty if all buckets of all names belong to this worker. Then other workers
+        serve none of the names, or they serve them in other queues.
         """
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in names:
@@ -147,7 +147,7 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
 
 
 def _firsts(workers: Sequence[str], me: int, digests: Mapping[str, bytes]) -> Iterable[tuple[int, int]]:
-    """Return for each bucket the index of the worker with the highest score, and the count of scores above this one's.
+    """Return for each bucket the index of the worker with the highest score, and the count of scores above `me`'s.
 
     All buckets are compared at once. A number holds 64 bits for each bucket: the score, and below it a tiebreaker that
     is larger for a smaller index, so that no two values are equal. The top bit is set before a subtraction. It stays

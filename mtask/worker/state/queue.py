@@ -1,4 +1,7 @@
-"""The preemption queue: orders the tasks that this worker may try. Its entries are hints: a lost one costs a scan."""
+"""The preemption queue: orders the tasks that this worker may try.
+
+The entries are hints. If an entry is lost, a scan finds its task.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-#: The delay of the worker that ranks second for a task, and of all that rank behind it, in seconds. The first worker to
-#: claim takes the task, and the change stream tells the others.
+#: The delay of the worker that ranks second for a task, and the delay of the workers that rank lower, in seconds. The
+#: first worker that claims gets the task, and the change stream tells the others.
 STAGGER = 0.02
 MAX_STAGGER = 0.06
 #: The head start of tasks for which this worker ranks first, in seconds. It is bounded, so that older tasks are not
 #: left behind if the worker that ranks first for them is full.
 PREFERENCE = 2.0
-#: Times that differ by less than this, in seconds, are equal: each reading of the server's clock moves them a little.
+#: The least difference between two times that counts, in seconds: each reading of the server's clock moves times a
+#: little.
 _SAME_TIME = 0.002
-#: Dropped items are removed from the heaps when these hold twice the number of tasks and this many more.
+#: The heaps may hold twice as many items as there are tasks, plus this number. Beyond that, dropped items are removed
+#: from the heaps.
 _MAX_DROPPED = 1_000
 
 
@@ -32,18 +37,18 @@ class Entry:
     priority: int
     due: float
     rank: int
-    #: A worker has begun it: its lease has lapsed, or it wants further workers.
+    #: A worker has begun the task: the lease has lapsed, or the task wants further workers.
     is_begun: bool = False
-    #: It wants one worker, names none and was never begun, as far as is known.
+    #: The task wants one worker, names no worker and was never begun, as far as is known.
     is_simple: bool = False
     queue: str | None = None  #: None: unknown
-    is_ready: bool = False  #: its time has come, and `_ready_cnt` counts it
+    is_ready: bool = False  #: its time has come, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
     @property
     def ready_at(self) -> float:
         """The time at which this worker tries the task (monotonic seconds)."""
-        # No delay for a begun task: `Inbox` has already delayed its lookup for the rank.
+        # A begun task gets no delay here: `Inbox` has already delayed its lookup by the rank.
         if self.is_begun or self.rank == 0:
             return self.due
         return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
@@ -79,7 +84,7 @@ class PreemptionQueue:
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        #: The ready tasks for which this worker ranks first, and the others. Apart, each kind makes groups of its own.
+        #: The ready tasks for which this worker ranks first, and the others. A group holds tasks of only one kind.
         self._ready: tuple[_Ready, _Ready] = ([], [])
         self._sequence = 0
         #: The number of ready tasks for which this worker ranks first, and of the others.
@@ -108,7 +113,7 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
     ) -> None:
-        """Add a task that is due at `due` (monotonic seconds), or move the entry that it has."""
+        """Add a task that is due at `due` (monotonic seconds), or replace its entry."""
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
@@ -142,8 +147,8 @@ class PreemptionQueue:
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` ready tasks, the highest priority first.
 
-        The tasks of a group are of one kind: this worker ranks first for all of them or for none, all are begun or none
-        is, and the queues of all are limited or none is. A task of another kind may stay behind although it has the
+        The tasks of a group are of one kind. This worker ranks first for all of them, or for none. All are begun, or
+        none is. The queues of all are limited, or none is. A task of another kind may have to wait although it has the
         same priority and has been due for longer.
         """
         self._promote(now)
@@ -225,7 +230,7 @@ class PreemptionQueue:
 
     def _shrink(self) -> None:
         self._promote(self._clock())
-        # Ready tasks are kept first, by their order, then the others, the soonest first.
+        # Ready tasks are kept first, by their order. Then come the others, the soonest due first.
         ready = [item[2] for item in sorted([*self._ready[0], *self._ready[1]]) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         for entry in [*ready, *waiting][self.capacity :]:

@@ -31,7 +31,7 @@ class Signal(Generic[P]):
 
 
 class Barrier:
-    """Waits until the work that several parts have under way at the time of the call has ended."""
+    """Waits for the work of several parts: for all work that is under way at the time of the call."""
 
     __slots__ = ("_waits",)
 
@@ -52,9 +52,9 @@ class Signals:
     """All signals of a worker."""
 
     def __init__(self) -> None:
-        #: A task was queued whose time may have come.
+        #: A task was queued, and its time may have come.
         self.task_queued: Signal[[]] = Signal()
-        #: A handler has ended, and its thread too: its slot is free.
+        #: A handler has ended, and its thread, too: the slot is free.
         self.slot_freed: Signal[[]] = Signal()
         #: The claim of these tasks is over.
         self.claim_landed: Signal[[Iterable[str]]] = Signal()

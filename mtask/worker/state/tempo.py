@@ -1,10 +1,13 @@
-"""The tempo of the database: the present duration of statements, and from it the time limit at a locked document."""
+"""The tempo of the database: the usual duration of statements, and the time limit that follows from it.
+
+The time limit is for statements that may meet a locked document.
+"""
 
 from __future__ import annotations
 
-#: A document counts as locked after this many times the usual duration of a statement.
+#: The time after which a document counts as locked, as a multiple of the usual duration of a statement.
 _TIMES = 3.0
-#: After a shorter statement, the usual duration moves towards it by this fraction of the difference.
+#: The fraction of the difference by which a shorter statement reduces the usual duration.
 _DECAY = 0.1
 
 

@@ -12,7 +12,7 @@ from mtask.worker.log import fields, logger
 
 #: The pauses between two tries of a failed loop, in seconds: the first, and the longest.
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
-#: After a run of this many seconds, a failed loop starts again with the first pause.
+#: The time for which a loop must have run, in seconds, so that the first pause is used again after its failure.
 _CALM = 30.0
 
 
@@ -35,7 +35,7 @@ class Backoff:
         self._longest = longest
 
     def next(self) -> float:
-        """Return the next pause in seconds: half of its length to one and a half of it."""
+        """Return the next pause in seconds: at random, from half of its length to one and a half of it."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause * (0.5 + random.random())
 

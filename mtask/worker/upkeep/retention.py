@@ -14,14 +14,14 @@ from mtask.worker.admission.controls import Controls
 from mtask.worker.log import fields, logger
 from mtask.worker.state.timing import wake_or_wait
 
-#: The time between two rounds, in seconds. It is varied by half, so that the workers do not all begin at once.
+#: The time between two rounds, in seconds. It varies at random by up to a half, so that workers do not begin together.
 _INTERVAL = 60.0
 _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
 class Retention:
-    """Removes finished tasks of this worker's queues that have a bound, all but the newest."""
+    """Removes finished tasks, all but the newest, from this worker's queues that have a bound."""
 
     def __init__(self, store: AsyncStore, controls: Controls) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Retention:
             await wake_or_wait(self._wake, pause if self._controls.keeps else None)
 
     async def until_landed(self) -> None:
-        """Wait until the batch that is under way has ended. The next one uses the controls of its time."""
+        """Wait until the batch that is under way has ended. The next batch uses the controls as they are then."""
         async with self._removing:
             pass
 
@@ -70,7 +70,7 @@ class Retention:
                 found = await self._remove_batch(queue, statuses)
             if found < retention.BATCH:
                 return
-            await asyncio.sleep(monotonic() - begun)  # at most half of the time, to leave the database to others
+            await asyncio.sleep(monotonic() - begun)  # removal takes at most half of the time: others need the database
 
     async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
         """Remove one batch; return the number of tasks found. The bound is read again, as it may have changed."""

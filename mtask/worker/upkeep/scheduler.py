@@ -1,8 +1,8 @@
 """The scheduler: makes the firings that are due. Any number of processes may run one, and none of them leads.
 
-Each reads the schedules that fire soon, waits for their times, and tries to advance them. For each firing only one
-process succeeds, and it publishes the task. The process that made the last firing of a schedule tries first at the next
-one. The others try a moment later, and find the firing made or complete it.
+Each scheduler reads the schedules that fire soon, waits for their times, and tries to advance them. For each firing
+only one process succeeds, and it publishes the task. The process that made the last firing of a schedule is the first
+to try at the next firing. The others try a moment later: they find that the firing is made, or they complete it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from mtask.worker.state.timing import wake_or_wait
 T = TypeVar("T")
 logger = logging.getLogger("mtask.scheduler")
 
-#: The schedules that fire within this time are read, and read again after this time at the latest, in seconds.
+#: The time within which a schedule must fire to be read, and the longest time until the next read, in seconds.
 _HORIZON, _READ_AGAIN = 60.0, 30.0
 #: The number of schedules that one query reads.
 _PAGE = 200
-#: The query excludes at most this number of schedules that are left alone. Further ones are read and skipped.
+#: The most schedules that the query excludes because they are left alone. Further ones are read and skipped.
 _MAX_LEFT_OUT = 10_000
 #: The most schedules of which the last firing by this process, or the last refusal, is remembered.
 _MAX_REMEMBERED = 10_000
-#: Each round logs at most this number of schedules that cannot be fired, and then their count.
+#: The most schedules that cannot be fired and that one round logs each by its id. The round logs the count of the rest.
 _MAX_LOGGED = 100
 #: The delay of the processes that did not make the last firing, and the bound of its random part, in seconds.
 _BEHIND, _SPREAD = 0.15, 0.1
-#: The number of schedules that are fired at the same time.
+#: The most schedules that are fired at the same time.
 _AT_ONCE = 16
 #: The pause of a schedule that could not be fired, and of the scheduler after an error, in seconds.
 _REFUSED_PAUSE, _ERROR_PAUSE = 30.0, 0.5
@@ -68,10 +68,11 @@ class Scheduler:
         self._stopped = asyncio.Event()
         #: The time of the last firing that this process made, by schedule.
         self._made: OrderedDict[str, datetime] = OrderedDict()
-        #: The schedules that are left alone, and the end of their pause (monotonic seconds).
+        #: The schedules that are left alone because they could not be fired, and the end of their pause (monotonic
+        #: seconds).
         self._left_alone: dict[str, float] = {}
         self._unlogged_cnt = self._logged_cnt = 0
-        #: The revision at which a schedule could last not be advanced.
+        #: The revision of each schedule when it last could not be advanced.
         self._refused: OrderedDict[str, int] = OrderedDict()
         self.fired_cnt = 0
 
@@ -166,7 +167,7 @@ class Scheduler:
 
     async def _fire_all(self, due: list[Schedule], now: datetime) -> None:
         random.shuffle(due)  # if many are due at one time, the processes begin with different ones
-        # Lateness counts up to the read: a firing that is late only because many fire at once was not missed.
+        # Lateness counts up to the read: a firing that is late only because many schedules fire at once was not missed.
         for start in range(0, len(due), _AT_ONCE):
             if self._stopped.is_set():
                 return
@@ -183,9 +184,8 @@ class Scheduler:
         try:
             left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
             if left:
-                return _Planned(
-                    left
-                )  # completing them changes the schedule, so the next firings wait for the next read
+                # To complete these firings changes the schedule, so the next firings wait for the next read.
+                return _Planned(left)
             made = plan(schedule, now)
             firings = made.firings if made is not None else ()
             return _Planned([], made, [self._firing(schedule, self._pending(schedule, at)) for at in firings])
@@ -226,7 +226,7 @@ class Scheduler:
     def _note_refusal(self, schedule: Schedule) -> None:
         """Note that a schedule was not advanced. At its first refusal another process has probably made the firing.
 
-        If the schedule has not changed since, no process can advance it, and it is left alone.
+        If the schedule has not changed until its second refusal, no process can advance it, and it is left alone.
         """
         if self._refused.pop(schedule.id, None) == schedule.revision:
             self._leave_alone(schedule.id, "it cannot be advanced, and no other process advances it: add it again")
