@@ -16,7 +16,7 @@ _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8, and so BSON, can hold the text. They cannot hold lone surrogates, which Python strings may have."""
+    """Whether UTF-8, and so BSON, can hold the text. They cannot hold lone surrogates, but Python strings can."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

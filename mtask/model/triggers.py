@@ -74,7 +74,7 @@ class Cron(BaseModel):
 
     @classmethod
     def parse(cls, expression: str, timezone: str = "UTC") -> Self:
-        """Return the trigger of a crontab's five fields; raise ValueError. Weekdays 0 and 7 are Sunday, as in crontabs."""
+        """Return the trigger of a crontab's five fields; raise ValueError. Weekdays 0 and 7 are Sunday, as there."""
         parts = expression.split()
         if len(parts) != len(_CRONTAB):
             raise ValueError(
