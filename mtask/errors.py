@@ -3,25 +3,25 @@
 ```
 MtaskError
 ├── InvalidInput                 the caller's input cannot be used (also a ValueError)
-│   ├── InvalidName              a task name outside the allowed letters
+│   ├── InvalidName              a task name holds a letter that is not allowed
 │   ├── InvalidKey               a key that is empty, too long or not text
 │   ├── InvalidOption            an option's value is out of range or of the wrong type
-│   │   └── UnknownOption        no option has that name; names the nearest one
+│   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
-│   ├── TaskRunning              a live run holds it, and the caller asked not to disturb that run
+│   ├── TaskRunning              a live run holds the task, and the caller asked not to disturb that run
 │   ├── TaskNotFound             no task has this name and key
-│   ├── TaskNotFinished          an operation that needs a finished task met one that is not
-│   ├── MalformedTask            its document breaks the schema and cannot be read as a task
+│   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
+│   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
 ├── DatabaseError                about the database
-│   ├── DatabaseUnavailable      it cannot be reached, or did not answer in time
-│   │   └── DatabaseTimeout      it was reached, but did not answer in time
+│   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
+│   │   └── DatabaseTimeout      the database was reached, but did not answer in time
 │   ├── NotReplicaSet            the server is a standalone, which has no change streams
 │   ├── ServerTooOld             the server lacks what the engine needs
-│   ├── AccessDenied             the database user may not do this
+│   ├── AccessDenied             the database user is unknown, or lacks a right
 │   ├── SchemaMismatch           the collection holds foreign or newer documents
 │   └── OperationFailed          the server refused an operation for another reason
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
@@ -38,7 +38,7 @@ MtaskError
 │   ├── ControlUnconfirmed       a live worker has not yet applied a pause, a limit or retention
 │   ├── HandlerError             a handler cannot be registered
 │   └── AppNotFound              `package.module:app` names no App
-├── RunError                     seen by a handler
+├── RunError                     about the run of a handler, which sees the error
 │   ├── LeaseLost                the run no longer holds its lease
 │   └── TransactionConflict      the transaction conflicted with another write and was rolled back
 ├── LocalError                   about the embedded mongod
@@ -59,7 +59,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
-#: The longest delay before a task's start or its next attempt: ten years, like every duration.
+#: The longest delay before a task's start or its next attempt: ten years, as for every duration.
 MAX_DELAY = timedelta(days=3650)
 
 
@@ -67,7 +67,7 @@ def shown(value: object, limit: int = 80) -> str:
     """Return a value's `repr` on one line, abridged to `limit` characters. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # such as an integer of many thousand digits, or a `__repr__` that raises
+    except Exception:  # for example, the `repr` of an integer with many thousand digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -326,12 +326,15 @@ class ServerTooOld(DatabaseError):
 
 
 class AccessDenied(DatabaseError):
-    """The database user is unknown, or may not do this."""
+    """The database user is unknown, or lacks a right that the operation needs."""
 
     def __init__(
         self, reason: str, *, is_unauthorized: bool = False, need: str | None = None, roles: Sequence[str] = ()
     ) -> None:
-        """`is_unauthorized`: the user is known but lacks a right, `need`. `roles`: the roles that have that right."""
+        """Keep the details. `is_unauthorized`: the user is known but lacks a right.
+
+        `need`: the right that the user lacks. `roles`: the roles that have this right.
+        """
         if need is None:
             remedy = (
                 "This takes a user administrator of the database, such as one with the role userAdminAnyDatabase"
@@ -385,7 +388,7 @@ class DuplicateKey(OperationFailed):
 
 
 class NotInStableApi(OperationFailed):
-    """The client is restricted to the Stable API, which lacks the command that this needs."""
+    """The client is restricted to the Stable API, which lacks the command that the operation needs."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         command = reason.partition("the command ")[2].partition(" ")[0] or "something"
@@ -501,7 +504,10 @@ class LeaseLost(RunError):
 
 
 class TransactionConflict(RunError):
-    """The transaction met another write and was rolled back. The task is tried again; the run does not count."""
+    """The transaction conflicted with another write and was rolled back. The task is tried again.
+
+    The run does not count.
+    """
 
     def __init__(self, task_id: str, run_id: str, reason: str) -> None:
         super().__init__(
@@ -552,7 +558,7 @@ class MongodFailed(LocalError):
 
 
 class Verdict(MtaskError):
-    """A handler raises it to say how its run ends."""
+    """The base of the exceptions that a handler raises to end its run."""
 
 
 class Fail(Verdict):
@@ -566,7 +572,7 @@ class Fail(Verdict):
 class Retry(Verdict):
     """Hand the task back, to be tried again after `delay`; this run does not count as a failure.
 
-    `delay`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption for any other.
+    `delay`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption for any other value.
     """
 
     def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:

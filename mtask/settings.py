@@ -18,7 +18,7 @@ from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: Settings that name a program to run.
+#: The settings that name a program to run. A `.env` file cannot give them.
 _NOT_FROM_FILE = frozenset({"mongod"})
 
 

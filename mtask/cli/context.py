@@ -18,16 +18,16 @@ from mtask.client import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
-#: A command looks for a server for at most this time.
+#: Time limit of a command's search for a server.
 SERVER_TIMEOUT = timedelta(seconds=5)
-#: Limit for one answer of the database: statistics and new indexes read every task.
+#: Time limit of one answer of the database. It is long, because statistics and new indexes read every task.
 CALL_TIMEOUT = timedelta(seconds=60)
 LOCAL_URI = "local"
 
 
 @dataclass(slots=True)
 class Flags:
-    """The flags that every command takes, before or after its name; None is "not given"."""
+    """The flags that every command takes, before or after its name; None means "not given"."""
 
     uri: str | None = None
     database: str | None = None
@@ -38,7 +38,7 @@ class Flags:
     debug: bool | None = None
 
     def after(self, earlier: Flags) -> Flags:
-        """Return these flags; those that are not given come from the earlier ones."""
+        """Return these flags. A flag that is not given here is taken from the earlier flags."""
         mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
         given = {name: value for name, value in mine.items() if value not in (None, False)}
         return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
@@ -94,13 +94,13 @@ class Cli:
         return server.uri
 
     def database(self) -> str:
-        """Return the database's name as a client would, without a server."""
+        """Return the name of the database that a client would use, without a connection to a server."""
         given = self.flags.database if self.flags.database is not None else self.settings.database
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         return connect.database_of(DEFAULT_URI if uri.strip() == LOCAL_URI else uri, given, DEFAULT_DATABASE)
 
     def client(self, *, reads_only: bool = False) -> Client:
-        """Return a client. With `reads_only` it makes no collections."""
+        """Return a client. With `reads_only`, the client makes no collections."""
         database = self.flags.database if self.flags.database is not None else self.settings.database
         client = Client(
             self.uri(),

@@ -39,7 +39,10 @@ EXIT_CODES: dict[int, str] = {
 
 
 def is_usage_error(error: BaseException) -> bool:
-    """Whether the command line was wrong. Recognized by attributes, because typer's class moved between versions."""
+    """Whether the error is about a wrong command line.
+
+    The error is recognized by its attributes, because typer's class moved between versions.
+    """
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 

@@ -69,7 +69,7 @@ local.register(app)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: the entry point."""
+    """Run a command and return its exit code. This is the entry point."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     flags = given[: given.index("--")] if "--" in given else given
     for stream in (sys.stdout, sys.stderr):
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # The reader of the output has closed it. The rest of the buffer must not raise at exit.
+        # The program that reads the output has closed it. The rest of the buffer must not raise an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return failures.OK
     except Exception as error:

@@ -129,7 +129,7 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
     """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
 
-    If the function has a parameter `options`, the command also takes the task options and passes those given.
+    If the function has a parameter `options`, the command also takes the task options and passes the given ones.
     """
 
     def register(function: _Command) -> _Command:

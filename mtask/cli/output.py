@@ -16,7 +16,7 @@ from rich.text import Text
 from mtask.model.documents import Task
 from mtask.store.driver.extended_json import extended
 
-#: The width of a pipe: its lines are not cut.
+#: The width of a pipe, in characters, so large that no line is cut.
 PIPE_WIDTH = 4000
 STATUS_STYLES = {
     "INIT": "cyan",
@@ -39,12 +39,12 @@ STATUS_STYLES = {
 
 class _Screen(Console):
     def on_broken_pipe(self) -> None:
-        """Raise, so that the command ends as it does when its output is closed."""
+        """Raise BrokenPipeError, so that the command ends as it does when its output is closed."""
         raise BrokenPipeError
 
 
 def console(stream: TextIO, *, no_color: bool) -> Console:
-    """Return a console on the stream, as wide as the terminal; without a terminal nothing is cut."""
+    """Return a console on the stream, as wide as the terminal. Without a terminal, no line is cut."""
     width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
     return _Screen(
         file=stream, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False, soft_wrap=False
@@ -55,7 +55,7 @@ def write_json(document: Any, stream: TextIO | None = None, indent: int | None =
     """Print one JSON document; without an indent, in one line."""
     target = stream or sys.stdout
     text = json.dumps(as_json_types(document), indent=indent, ensure_ascii=False, allow_nan=False)
-    # JSON escapes only some control characters. All others, except line breaks, are inside strings.
+    # `json.dumps` escapes only some control characters. All others, except line breaks, are inside strings.
     target.write("\n".join(_escaped(line) for line in text.split("\n")) + "\n")
 
 
@@ -189,7 +189,7 @@ def fit(text: Text, width: int, *, right: bool = False) -> Text:
 
 
 def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:
-    """Return the body to the right of its head, wrapped there."""
+    """Return lines with the head on the left and the wrapped body to its right."""
     text = body if isinstance(body, Text) else Text(body)
     wrapped = text.wrap(screen, max(screen.width - head.cell_len, MIN_FLEXIBLE))
     indent = " " * head.cell_len

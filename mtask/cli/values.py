@@ -18,7 +18,7 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _PART = re.compile(rf"({_NUMBER})\s*(ms|min|[smhdw])\s*")
 _WHOLE = re.compile(rf"(?:{_NUMBER}\s*(?:ms|min|[smhdw])\s*)+", re.ASCII)
 _NONE = frozenset({"none", "null"})
-#: Options of any text: text that is a number or a list in JSON stays text.
+#: The options whose value is any text. Text that is a number or a list in JSON stays text.
 _TEXTS = frozenset({"limit_key"})
 STDIN = "-"
 
@@ -52,7 +52,7 @@ def instant(text: str, field: str) -> datetime:
 
 
 def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the options of --option NAME=VALUE: values in JSON, or bare text; raise InvalidInput."""
+    """Return the options given as NAME=VALUE, where VALUE is JSON or bare text; raise InvalidInput."""
     options = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -106,7 +106,7 @@ def read_text(path: str, field: str) -> str:
         raise InvalidInput(
             f"{field}: {path} is not UTF-8 text: {error.reason} at byte {error.start}.", field=field
         ) from None
-    except (OSError, ValueError) as error:  # a ValueError: no file can have this name
+    except (OSError, ValueError) as error:  # a ValueError means that no file can have this name
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(f"{field}: {path} cannot be read: {reason}.", field=field) from None
 

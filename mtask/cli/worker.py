@@ -38,9 +38,10 @@ Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_i
 """
 
 _MAX_PROCESSES = 1000
-#: A day, in seconds. A longer stop is surely a mistake.
+#: The longest shutdown timeout: a day, in seconds. A longer one is surely a mistake.
 _MAX_TIMEOUT = 86_400
-#: New objects between two garbage collections. Python's default of 700 takes a tenth of a busy worker's time.
+#: The number of new objects between two garbage collections. Python's default, 700, costs a tenth of a busy worker's
+#: time.
 _GC_THRESHOLD = 10_000
 
 cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -170,7 +171,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Not the loop's signal handlers: these also run while a handler blocks the loop.
+            # Python's signal handlers, not the loop's: they also run while a task's handler blocks the loop.
             signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
         job = loop.create_task(worker.run())
         while True:
@@ -178,7 +179,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
                 loop.run_until_complete(job)
                 break
             except (SystemExit, KeyboardInterrupt):
-                # An asyncio task that a handler left behind called sys.exit. It ends that task, not the worker.
+                # An asyncio task that a handler left behind called sys.exit. It ends that asyncio task only.
                 logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
                 if job.done():
                     raise
@@ -195,7 +196,7 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def run() -> None:
-    """Run the command line; an error of mtask becomes one line and its exit code."""
+    """Run the command line. For an error of mtask, print one line and exit with the error's exit code."""
     try:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:

@@ -1,6 +1,7 @@
-"""The connection of the asyncio client: its owner, how it runs operations, and the setup before the first one.
+"""The connection of the asyncio client: its owner, how it runs operations, and the setup before the first operation.
 
-Written by hand, like `connection_sync.py`; the calls are in `aio.py`, and generated from it in `sync.py`.
+This module is written by hand, like `connection_sync.py`. The client's calls are in `aio.py`. `sync.py` is generated
+from `aio.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class AsyncConnection:
-    """A connection by an AsyncMongoClient or a Motor client, given or made from a URI. See `AsyncClient`."""
+    """A connection through an AsyncMongoClient or a Motor client. See `AsyncClient`.
+
+    The caller gives that client, or the connection makes it from a URI.
+    """
 
     _sleep = staticmethod(asyncio.sleep)
 
@@ -73,7 +77,7 @@ class AsyncConnection:
 
     @property
     def tasks(self) -> Any:
-        """The collection: an AsyncCollection, or a Motor collection for a Motor client, with the same guarantees."""
+        """The collection `tasks`, with the client's guarantees: an AsyncCollection, or Motor's for a Motor client."""
         if isinstance(self._store, AsyncStore):
             return self._store.tasks
         return connect.motor_collection(self._source, self._store.tasks)
@@ -86,8 +90,8 @@ class AsyncConnection:
     async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of an administrator
-        of users.
+        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of a user
+        administrator.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         await self._reach()
@@ -99,11 +103,11 @@ class AsyncConnection:
     async def _execute(self, operation: Operation[T], session: Any = None) -> T:
         if isinstance(self._store, AsyncStore):
             return await self._store.run(operation, session)
-        # As Motor does it: the driver's sync client in threads.
+        # Motor does the same: it runs the driver's sync client in threads.
         return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
 
     async def _reach(self) -> None:
-        """Look for a server within server_timeout; the timeout of a call is for much more."""
+        """Look for a server within server_timeout. The timeout of a call covers much more."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout

@@ -1,6 +1,7 @@
-"""The connection of the sync client: its owner, how it runs operations, and the setup before the first one.
+"""The connection of the sync client: its owner, how it runs operations, and the setup before the first operation.
 
-Written by hand, like `connection_aio.py`; the calls are in `aio.py`, and generated from it in `sync.py`.
+This module is written by hand, like `connection_aio.py`. The client's calls are in `sync.py`, which is generated from
+`aio.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class SyncConnection:
-    """A connection by a MongoClient, given or made from a URI. See `Client`."""
+    """A connection through a MongoClient. See `Client`.
+
+    The caller gives that client, or the connection makes it from a URI.
+    """
 
     _sleep = staticmethod(time.sleep)
 
@@ -72,7 +76,7 @@ class SyncConnection:
 
     @property
     def tasks(self) -> SyncCollection:
-        """The collection."""
+        """The collection `tasks`."""
         return self._store.tasks
 
     @property
@@ -83,8 +87,8 @@ class SyncConnection:
     def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of an administrator
-        of users.
+        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of a user
+        administrator.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         self._reach()
@@ -97,7 +101,7 @@ class SyncConnection:
         return self._store.run(operation)
 
     def _reach(self) -> None:
-        """Look for a server within server_timeout; the timeout of a call is for much more."""
+        """Look for a server within server_timeout. The timeout of a call covers much more."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout

@@ -36,9 +36,9 @@ class Client(SyncConnection):
     `source` is a MongoDB URI, or a client that the service has already and closes itself:
     a `pymongo.MongoClient`. This client is safe to share between threads.
     Without `source`, MTASK_URI and MTASK_DATABASE apply. `database` defaults to the URI's, else "mtask". The first call
-    makes collections that are missing; `check=False` omits this, for a client that only reads. `timeout` limits each
-    round trip (default: 10 s), `server_timeout` the search for a server at the first call. `middleware` is composed
-    around each publish: `app.around.publish`, see `mtask.app.middleware`.
+    makes collections that are missing. `check=False` omits that step, for a client that only reads. `timeout` limits
+    each round trip (default: 10 s), `server_timeout` the search for a server at the first call. `middleware` runs
+    around each publish: give `app.around.publish`, see `mtask.app.middleware`.
     """
 
     def publish(
@@ -62,8 +62,9 @@ class Client(SyncConnection):
         `task` is a registered handler or its name. `key` is the idempotency key; without it, the task gets a fresh
         key, ordered by time. `delay` is a timedelta or seconds, counted on the server's clock. If the task exists,
         `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option and
-        start_time; "reject" raises TaskExists. `clean_failed` drops its failed runs and `clean_success` its
-        successes, so that it runs again. `not_update_running` raises TaskRunning while a live run holds it.
+        start_time; "reject" raises TaskExists. `clean_failed` drops the task's failed runs and
+        `clean_success` its successes, so that the task runs again. `not_update_running` raises TaskRunning while a live
+        run holds the task.
         `session`: inside that transaction.
 
         Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
@@ -87,9 +88,9 @@ class Client(SyncConnection):
         not_update_running: bool = False,
         session: SyncSession | None = None,
     ) -> list[Published | TaskError]:
-        """Publish many tasks; return a list, in order: for each task a result, a TaskExists or a TaskRunning.
+        """Publish many tasks; return for each task, in order, its result, a TaskExists or a TaskRunning.
 
-        A wrong spec raises before anything is published. Options as in `publish`.
+        A wrong spec raises an error before anything is published. The options are those of `publish`.
         """
         policy = publication.policy(
             if_exists,
@@ -133,8 +134,8 @@ class Client(SyncConnection):
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED and return it. `timeout`: a timedelta or seconds.
 
-        Raises WaitTimeout. Raises TaskNotFound if the task does not exist, or if it was removed or expired during the
-        wait, even if another task was published under its key since.
+        Raises WaitTimeout. Raises TaskNotFound if the task does not exist, or if the task was removed or expired
+        during the wait, even if another task was published under its key since.
         """
         waiting = requests.wait_policy(requests.identify(task, key), timeout)
         began = time.monotonic()
@@ -176,11 +177,11 @@ class Client(SyncConnection):
     ) -> Events:
         """Return the events of tasks as they occur, to iterate over in a `with` block.
 
-        The kinds: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed. Each event
-        comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration continues
-        with the next one. `since` is an instant. Both may reach back as far as the oplog; beyond it, the iteration
-        raises EventsLost. `queue` selects events by the queue at that time; an event is left out if its task was
-        removed or replaced before the event was read. Raises InvalidInput.
+        The kinds of events: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed.
+        Each event comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration
+        continues with the next one. `since` is an instant. Both may reach back as far as the oplog; beyond it, the
+        iteration raises EventsLost. `queue` selects events by the task's queue at the time of the event; an event is
+        left out if its task was removed or replaced before the event was read. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
@@ -190,14 +191,14 @@ class Client(SyncConnection):
         return self._run(requests.cancel(requests.identify(task, key)))
 
     def retry(self, task: TaskRef, key: str) -> Task:
-        """Let a FAIL or CANCELED task run again, its failures no longer counted; return it.
+        """Let a FAIL or CANCELED task run again; return the task. Its failures no longer count.
 
         Raises TaskNotFound or TaskNotFinished.
         """
         return self._run(requests.run_again(requests.identify(task, key), everything=False))
 
     def rerun(self, task: TaskRef, key: str) -> Task:
-        """Let a finished task run again from the start, successes included; return it.
+        """Let a finished task run again from the start, even if it succeeded; return the task.
 
         Raises TaskNotFound or TaskNotFinished.
         """
@@ -225,8 +226,8 @@ class Client(SyncConnection):
         """Remove finished tasks, at most `limit` (0: all); return their number. `dry_run` only counts them.
 
         `status`: SUCCESS, FAIL or CANCELED (default: all three), or INIT for tasks that wait. `older_than` (a timedelta
-        or seconds): the time since they finished, or were created. The purge works in batches and pauses for half of
-        the time, so that others can use the database. Raises InvalidInput.
+        or seconds): the least time since the task finished, or else since it was created. The purge works in batches
+        and pauses for half of the time, so that others can use the database. Raises InvalidInput.
         """
         purging = purging_requests.prepare(status, name, queue, older_than, limit)
         if dry_run:
@@ -238,7 +239,7 @@ class Client(SyncConnection):
         return purging.removed
 
     def stats(self) -> list[views.StatRow]:
-        """Return the number of tasks per queue, name and status, and why no worker can take the due ones."""
+        """Return the number of tasks per queue, name and status, and why no worker can take due tasks."""
         return self._run(backlog.stats())
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
@@ -267,9 +268,9 @@ class Client(SyncConnection):
     ) -> Control:
         """Stop workers claiming this queue or name until `resume`; current runs continue.
 
-        Returns once every live worker that serves it has confirmed. By then the claims that were under way have landed,
-        and no more follow. Raises ControlUnconfirmed if a worker has not confirmed within `timeout` (a timedelta or
-        seconds; None: no limit); the pause stays in force.
+        Returns once every live worker that serves it has confirmed. By then the claims that were under way have ended,
+        and no more claims follow. Raises ControlUnconfirmed if a worker has not confirmed within `timeout` (a timedelta
+        or seconds; None: no limit); the pause stays in force.
         """
         return self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
 
@@ -293,12 +294,13 @@ class Client(SyncConnection):
         key_rate: control_requests.Rate | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Limit the runs of a queue over all workers. These limits replace the former ones; one not given is removed.
+        """Limit the runs of a queue over all workers.
 
-        `concurrency`: the runs at once. `rate`: (starts, window), the starts in any window of that length (a timedelta
-        or seconds). `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. Runs that
-        have begun before are not counted. Returns once every live worker has confirmed. Raises ControlUnconfirmed as
-        `pause` does, or InvalidInput.
+        These limits replace the former ones: a limit that is not given is removed. `concurrency`: the most runs at
+        once. `rate`: (starts, window), the most starts in any window of that length (a timedelta or seconds).
+        `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. Runs that have begun
+        before are not counted. Returns once every live worker has confirmed. Raises ControlUnconfirmed as `pause` does,
+        or InvalidInput.
         """
         bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
         return self._put_control(bounds)
@@ -311,17 +313,18 @@ class Client(SyncConnection):
         fail: int | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Keep only the newest finished tasks of a queue, at most these numbers; 0 keeps none, None keeps all.
+        """Keep only the newest finished tasks of a queue.
 
-        `success` is the number of SUCCESS tasks, `fail` that of FAIL and CANCELED together. Workers remove the older
-        ones within about a minute, besides those that retain_success_ms and retain_fail_ms remove. Returns once every
-        live worker has confirmed: from then on, former numbers remove nothing. Raises ControlUnconfirmed as `pause`
+        `success` is the number of SUCCESS tasks to keep. `fail` is the number of FAIL and CANCELED tasks together. 0
+        keeps none, None keeps all. Workers remove the older tasks within about a minute. The options retain_success_ms
+        and retain_fail_ms remove tasks, too. Returns once every live worker has confirmed: from then on, former numbers
+        remove nothing. Raises ControlUnconfirmed as `pause`
         does, or InvalidInput.
         """
         return self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     def controls(self) -> list[Control]:
-        """Return the controls of queues and task names, by id, with those that are no longer in force."""
+        """Return the controls of queues and task names, by id, including controls no longer in force."""
         return self._run(control_requests.every())
 
     def _put_control(self, asked: control_requests.Change) -> Control:
@@ -350,11 +353,12 @@ class Client(SyncConnection):
 
         `when` is a crontab's five fields ("*/5 * * * *", in `timezone`, else UTC), a timedelta, an aware datetime, or
         `Cron(...)`. No firing comes before `start_time` or after `end_time`. `jitter` (timedelta or
-        seconds) delays each task by a random time, at most this. `catch_up` decides about firings that were missed
-        while no scheduler ran: "none", the "last" of them, or "all" (the newest `catch_up_limit`). overlap="skip" skips
-        a firing while the last firing's task has not finished. `paused`; `queue` and the options of the tasks.
-        if_exists="update" changes an existing schedule, whose next firing stays unless its times change; "keep" leaves
-        it, "reject" raises ScheduleExists.
+        seconds) delays each task by a random time of at most that length. `catch_up` decides about firings that were
+        missed while no scheduler ran: "none", the "last" of them, or "all" (the newest `catch_up_limit`).
+        overlap="skip" skips a firing while the last firing's task has not finished. With `paused`, the schedule does
+        not fire until it is resumed. `queue` and the options are those of the tasks. if_exists="update" changes an
+        existing schedule. Its next firing stays unless its times change. "keep" leaves the schedule as it is; "reject"
+        raises ScheduleExists.
 
         Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """

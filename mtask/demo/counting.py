@@ -1,4 +1,4 @@
-"""The counts of a file, and the totals of many files. It imports nothing of mtask."""
+"""The counts of a file, and the totals of many files. This module imports nothing of mtask."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 Counted = dict[str, Any]
 BLOCK_BYTES = 1 << 20
-#: A larger Python source is counted like any other text.
+#: The greatest size of a file that is counted as Python source, in bytes. A larger one is counted like any other text.
 SOURCE_BYTES = 4 << 20
-#: Distinct words are counted only up to this size of a text, which bounds the memory.
+#: The size of a text up to which its distinct words are counted, in bytes. It bounds the memory.
 IDENTIFIER_BYTES = 64 << 20
 MOST_FREQUENT = 20
 TOP = 10
 
 _PYTHON = frozenset({".py", ".pyi", ".pyw"})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
-#: Comments, strings and numbers match without a group: only names have one.
+#: The pattern of a name in Python source. It also matches comments, strings and numbers, but only a name is in a group.
 _SOURCE_NAME = re.compile(
     r"""
       \#[^\n]*
@@ -72,7 +72,7 @@ def count_file(path: Path) -> Counted:
 
 
 def _whole_lines(head: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in blocks that end with a line, if the text has lines, so that no word is cut."""
+    """Yield the same bytes in other blocks. A block ends where a line ends, if it has lines, so that no word is cut."""
     rest = head
     for block in blocks:
         end = rest.rfind(b"\n") + 1 or len(rest)
@@ -152,7 +152,7 @@ class Totals:
 
 
 def differences(tasks: Totals, direct: Totals) -> list[str]:
-    """Return the differences between the tasks' totals and the direct ones, those of files first; empty if equal."""
+    """Return the differences between the tasks' totals and the direct totals, first by file; none if they are equal."""
     found = []
     for key in sorted({*tasks.hashes, *direct.hashes, *tasks.failures, *direct.failures}):
         ours, theirs = (_result(totals, key) for totals in (tasks, direct))

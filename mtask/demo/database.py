@@ -1,4 +1,4 @@
-"""The demo's database: on a mongod that leaves nothing behind, on one that is kept, or an existing one."""
+"""The demo's database: on a mongod that leaves nothing behind, on a mongod that is kept, or an existing database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "The demo needs a database of its own: name another with --database."
 class DemoDatabase:
     """A database for the demo. `folder`: the data folder of a server that is kept."""
 
-    uri: str = field(repr=False)  # it may hold a password
+    uri: str = field(repr=False)  # the URI may hold a password
     name: str
     words: str
     folder: Path | None = None
@@ -83,9 +83,10 @@ def kept_database(mongod: Path | None) -> Iterator[DemoDatabase]:
 
 @contextmanager
 def existing_database(uri: str, database: str | None, *, keep: bool) -> Iterator[DemoDatabase]:
-    """Use a database that is empty but for documents of an earlier demo; raise SchemaMismatch.
+    """Use a database that is empty or holds only documents of an earlier demo.
 
-    The demo's documents are removed at the end; with `keep` only if the block fails.
+    Raises SchemaMismatch for any other database, and if a worker uses the database. The demo's documents are removed at
+    the end. With `keep`, they are removed only if the block fails.
     """
     name = database or DATABASE
     with Client(uri, database=name, check=False) as client:

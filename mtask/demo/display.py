@@ -19,7 +19,7 @@ from mtask.demo.watch import Rescue
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0
-#: A narrower terminal shows the rescued tasks without the least important column.
+#: The least width of a terminal for all columns of the rescued tasks. A narrower one lacks the least important column.
 _WIDE = 100
 
 
@@ -81,7 +81,7 @@ class Picture:
         if scene.work_began is not None:
             parts += [Text(), _progress(scene), Text(), workers_table(scene)]
         if scene.kill is not None:
-            # The rest of the screen, below two further lines and the table's heading; at the end all rows.
+            # The table gets the rest of the screen, below two more lines and its heading. At the end it has all rows.
             rows = max(1, console.height - len(parts) - len(scene.workers) - 3) if scene.doing else None
             parts += [Text(), Text(kill_line(scene), style="red", no_wrap=True, overflow="ellipsis")]
             parts.append(rescues_table(scene.rescues, console.width, rows))

@@ -19,7 +19,7 @@ _READABLE_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to count. `path` is absolute; bytes in it that are no text are surrogates."""
+    """A file to count. `path` is absolute. Bytes of the path that are no text are surrogates in it."""
 
     key: str
     path: Path
@@ -63,7 +63,7 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 
 def key_of(relative: str) -> str:
-    """Return the key of a file's task: its path, or the path's beginning and hash if it is too long or no text."""
+    """Return the key of a file's task: its path, or if that is too long or no text, the path's beginning and hash."""
     encoded = os.fsencode(relative)
     try:
         if len(encoded) <= MAX_KEY_BYTES:

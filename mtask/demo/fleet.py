@@ -29,14 +29,14 @@ class WorkerProcess:
     def __init__(self, worker_id: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.worker_id = worker_id
         self.is_killed = False
-        # Without a name in the file system, it needs no removal, however this process ends.
+        # The file has no name in the file system. So it needs no removal, however this process ends.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            # A folder without modules and without a .env of the user.
+            # This folder holds no modules and no .env file of the user.
             cwd=sys.prefix,
             env=environment,
             # Only the demo receives Ctrl-C. It then stops its workers.
@@ -62,7 +62,7 @@ class WorkerProcess:
         return "running" if code is None else "stopped" if code == 0 else f"exit code {code}"
 
     def log_tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the process's log."""
         self._output.seek(0, 2)
         self._output.seek(max(0, self._output.tell() - _SHOWN_BYTES))
         return self._output.read().decode(errors="replace").strip()
@@ -85,7 +85,7 @@ class WorkerProcess:
 
 
 class Fleet:
-    """Worker processes on one database. A context manager: it stops them all."""
+    """Worker processes on one database. At its end, this context manager stops them all."""
 
     def __init__(self, uri: str, database: str, concurrency: int) -> None:
         self._uri = uri
@@ -107,7 +107,7 @@ class Fleet:
 
     def _command(self, worker_id: str) -> list[str]:
         # Every flag but the URI is given, so that the user's environment has no influence.
-        # Supervised: the worker ends with its parent.
+        # A supervised worker ends with its parent.
         return worker_command(
             [
                 *(APP, "--supervised", "--processes", "1", "--queues", "demo", "--worker-id", worker_id),
@@ -121,7 +121,7 @@ class Fleet:
         return next(worker for worker in self.workers if worker.worker_id == worker_id)
 
     def check(self) -> None:
-        """Raise DemoFailed if a worker has ended that the demo did not kill."""
+        """Raise DemoFailed if a worker that the demo did not kill has ended."""
         for worker in self.workers:
             if not worker.is_killed and worker.exit_code is not None:
                 raise DemoFailed(

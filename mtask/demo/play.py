@@ -19,16 +19,16 @@ from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
 from mtask.demo.summary import Publication, Summary, summed_up
 from mtask.demo.watch import Watch, outcome_of
 
-#: The pause of a task that pauses: long enough for the kill to meet it, shorter than its lease.
+#: The length of the pause in some tasks. It is long enough for the kill to fall into it, and shorter than the lease.
 PAUSE = timedelta(milliseconds=1200)
 START_TIMEOUT = timedelta(seconds=60)
-#: For one command. It is long, since the machine may be busy, not only with the demo.
+#: Time limit of one command. It is long, because other programs may keep the machine busy, too.
 CALL_TIMEOUT = timedelta(seconds=60)
 STALL_TIMEOUT = timedelta(seconds=60)
 _LOOK_INTERVAL = 0.1
 _BATCH = 1000
-#: The kill comes when the remaining tasks keep the workers busy for at most this time, so that slots are free when the
-#: leases lapse; but not in the first half. In seconds.
+#: The longest time for which the remaining tasks may keep the workers busy when the kill comes, in seconds. So slots
+#: are free when the leases lapse. The kill does not come in the first half.
 _KILL_LEFT = 1.2
 _KILL_PART = 0.5
 _FEWEST_PAUSES, _ONE_IN = 12, 50
@@ -67,7 +67,7 @@ class Play:
         self._look_cost = 0.0
 
     def run(self) -> Summary:
-        """Run the demo and return its summary; raise MtaskError. Nothing is left behind without `keep`."""
+        """Run the demo and return its summary; raise MtaskError. Without `keep`, nothing is left behind."""
         plan, scene = self._plan, self._scene
         scene.begin("starting MongoDB")
         self._notify()
@@ -148,7 +148,7 @@ class Play:
         return created
 
     def _specs(self) -> list[TaskSpec]:
-        """Return a task per file. Some pause in their first try, like slow tasks, so that the kill meets them."""
+        """Return a task for each file. Some pause in their first try, like slow tasks, so that the kill meets them."""
         files = self._plan.files
         step = max(1, min(_ONE_IN, len(files) // _FEWEST_PAUSES)) if self._plan.kill else len(files) + 1
         pause_ms = PAUSE // timedelta(milliseconds=1)
@@ -186,7 +186,7 @@ class Play:
         return left <= scene.total * (1 - _KILL_PART) and left <= scene.rate * _KILL_LEFT
 
     def _kill_one(self, client: Client) -> None:
-        # On a busy machine each look may come too late in a pause. At the end any worker with tasks is killed.
+        # On a busy machine, each look may come too late in a pause. So at the end, any worker with tasks is killed.
         is_last_chance = self._scene.look.begun >= self._scene.total
         victim = self._watch.holder_in_a_pause(PAUSE, is_any_enough=is_last_chance)
         if victim is None:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from mtask.demo.watch import Look, Rescue
 
-#: The displayed throughput is that of this time before now, in seconds.
+#: The length of the time before now over which the displayed throughput is measured, in seconds.
 _WINDOW = 2.0
 #: The step in which the workers run the tasks.
 WORKING = "working"
@@ -74,7 +74,7 @@ class Scene:
 
     @property
     def elapsed(self) -> float:
-        """Time since the workers had tasks, in seconds."""
+        """The time since the workers got tasks, in seconds."""
         if self.work_began is None:
             return 0.0
         return (self.work_ended or time.monotonic()) - self.work_began

@@ -1,4 +1,4 @@
-"""The summary: the totals by task and directly, the rescue, and the figures."""
+"""The summary: the totals from the tasks, the totals counted directly, the rescue, and the figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtask.demo.database import DemoDatabase
 from mtask.demo.scene import Kill, Scene, WorkerRow
 from mtask.demo.watch import Outcome, Rescue, task_name
 
-#: The throughput is measured until this part has finished: the rest may wait for the killed worker's leases.
+#: The part of the tasks over which the throughput is measured. The other tasks may wait for the killed worker's leases.
 _RATED_PART = 0.95
 _SHOWN_FAILURES = 20
 
@@ -51,7 +51,7 @@ class Summary:
 
     @property
     def differences(self) -> list[str]:
-        """The faults that the demo found. None: the totals are equal, and publishing again added nothing."""
+        """The faults that the demo found; empty if the totals are equal and publishing again added nothing."""
         found = differences(self.tasks, self.direct)
         if self.publication.created_again:
             found.append(f"publishing again created {self.publication.created_again} tasks")
@@ -64,7 +64,7 @@ class Summary:
 
     @property
     def delays(self) -> list[timedelta]:
-        """The delays between the lapse of a lease of the killed worker and the preemption, sorted."""
+        """The times from the lapse of each lease of the killed worker to the preemption of its task, sorted."""
         return sorted(rescue.delay for rescue in self.rescues if rescue.delay is not None)
 
     @property

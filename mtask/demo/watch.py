@@ -54,7 +54,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """A task of the killed worker: the lapse of its lease, and its preemption. Times of the server's clock."""
+    """A task of the killed worker, with the times of its lease's lapse and of its preemption, by the server's clock."""
 
     task_id: str
     key: str
@@ -105,7 +105,7 @@ class Watch:
     def holder_in_a_pause(self, pause: timedelta, *, is_any_enough: bool = False) -> str | None:
         """Return the worker that holds the most tasks in the first half of their pause, or None.
 
-        `is_any_enough`: if there is none, return the worker that holds the most tasks.
+        `is_any_enough`: if no worker holds a task in that half, return the worker that holds the most tasks.
         """
         now = self._client.server_time()
         holders: Counter[str] = Counter()

@@ -2,8 +2,8 @@
 
 `start` and `stop` control one server per folder. All processes of the user share it, and it outlives them.
 `temporary` and `ReplicaSet` are for tests: they have folders of their own and several nodes, which can be killed.
-Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks for passwords: any user of the machine
-can connect to the others.
+Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks for passwords. Any user of the machine
+can connect to the other servers.
 """
 
 from mtask.local.find import find_mongod

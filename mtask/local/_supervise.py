@@ -1,6 +1,6 @@
 """Remove a temporary folder and every mongod in it once the process that asked for it is gone.
 
-It runs by its path, with the standard library alone, so that it starts in milliseconds:
+This module runs by its path, with the standard library alone, so that it starts in milliseconds:
 `python -I -S _supervise.py FOLDER PARENT_PID`. Its standard input is a pipe that only the parent keeps open. When the
 pipe ends, the parent is done or dead. Every mongod that the parent was starting has started by then, because a child
 holds the pipe until it has become a mongod. So one sweep after the end of the pipe finds all of them.
@@ -52,7 +52,7 @@ def option(arguments: list[str], name: str) -> str | None:
 
 
 def mongods_in(folder: Path) -> list[int]:
-    """Return the pids of the mongods with data in the folder or below."""
+    """Return the pids of the mongods whose data are in the folder or below it."""
     found = []
     for pid, arguments in command_lines():
         data = option(arguments, "dbpath")

@@ -40,9 +40,9 @@ class Remains(NamedTuple):
     binary: Path
     folder: Path
     port: int
-    #: The exit code, negative for a signal as in subprocess. None: it had not ended by the deadline.
+    #: The exit code; for a signal it is negative, as in subprocess. None: the process had not ended by the deadline.
     exit_code: int | None
-    #: Its standard output and standard error.
+    #: The standard output and standard error of the process.
     output: str
     #: The part of its log file that this start wrote.
     log: str
@@ -200,7 +200,7 @@ def unknown_cause(remains: Remains) -> Cause:
 
 
 def quoted_tail(text: str) -> str:
-    """Return the last lines, with mongod's JSON lines shortened to their message; only errors, if there are any."""
+    """Return the last lines of a log, or only its errors if it has any. JSON lines are shortened to their message."""
     lines = [line for line in text[-TAIL_BYTES:].splitlines() if line.strip()]
     serious = [line for line in lines if re.search(r'"s":"[EF]"', line)]
     return "\n".join(shortened(line) for line in (serious or lines)[-TAIL_LINES:])

@@ -85,7 +85,7 @@ def exclusive(folder: Path, deadline: Deadline) -> Iterator[None]:
         try:
             yield
         finally:
-            # Explicitly, because a child that was forked meanwhile shares the lock and would keep it.
+            # Unlock explicitly, because a child that was forked meanwhile shares the lock and would keep it.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
@@ -106,7 +106,7 @@ def read_state(folder: Path) -> LocalServer | None:
         recorded = LocalServer.model_validate_json((folder / "server.json").read_bytes())
     except (OSError, ValidationError):
         return None
-    # The folder may have been moved since.
+    # The folder may have been moved since the record was written.
     return recorded.model_copy(update={"folder": folder})
 
 

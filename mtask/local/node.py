@@ -119,7 +119,7 @@ class Node:
         return True
 
     def kill(self) -> None:
-        """Kill the process, also one that is just starting, and wait until it has ended."""
+        """Kill the process, even if it is just starting, and wait until it has ended."""
         kill_mongods(self.data)
         wait_until(lambda: is_free(self.port), Deadline(RELEASE_TIMEOUT))
 
@@ -129,7 +129,7 @@ class Node:
 
 
 class Launch:
-    """A start of a node that may not be finished."""
+    """A node's start, which may not be finished."""
 
     def __init__(self, node: Node, process: subprocess.Popen[bytes], log_offset: int) -> None:
         self.node = node
@@ -138,7 +138,8 @@ class Launch:
 
     def wait(self, deadline: Deadline) -> None:
         """Wait until the node listens. Raises MongodFailed, with nothing left running."""
-        # With --fork the process exits with 0 as soon as its daemon listens, else with the daemon's exit code.
+        # With --fork, the process exits with 0 as soon as its daemon listens. If the daemon ends before, the process
+        # exits with the daemon's exit code.
         try:
             self._process.wait(deadline.remaining())
         except subprocess.TimeoutExpired:

@@ -41,7 +41,7 @@ def serving_arguments(data: Path) -> tuple[int, list[str]] | None:
 
 
 def kill_mongods(data: Path) -> None:
-    """Kill every process with these data files, serving or starting, and wait until all have ended."""
+    """Kill every process that serves these data files or starts to, and wait until all have ended."""
 
     def none_left() -> bool:
         pids = mongods_in(data)
@@ -69,7 +69,7 @@ def stop_mongod(data: Path, timeout: timedelta) -> bool:
 
 
 def is_held(data: Path) -> bool:
-    """Whether a process holds the data files. Only call it while no other process may start one.
+    """Whether a process holds the data files. Call this only while no other process may start a mongod.
 
     A process that ends leaves the list of processes a moment before it releases the files.
     """

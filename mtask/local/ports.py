@@ -8,15 +8,15 @@ import socket
 
 #: The loopback interface: nobody beyond this machine can connect.
 HOST = "127.0.0.1"
-#: Linux and macOS choose the ports of outgoing connections above this range. A port up there could be taken while its
-#: node is down, and a client that reconnects could even connect to itself.
+#: The range of ports to choose from. Linux and macOS choose the ports of outgoing connections above it. A port up there
+#: could be taken while its node is down, and a client that reconnects could even connect to itself.
 FIRST_PORT, LAST_PORT = 20000, 32000
 
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port now."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as attempt:
-        # As mongod does: connections that linger after a restart do not block the port.
+        # mongod sets this option, too. So connections that linger after a restart do not block the port.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((HOST, port))

@@ -108,11 +108,11 @@ class ReplicaSet:
 
     @property
     def uri(self) -> str:
-        """The connection string with all nodes; with security that of the administrator."""
+        """The connection string with all nodes. With security, it is that of the administrator."""
         return self.uri_as(None)
 
     def uri_as(self, user: str | None, password: str | None = None) -> str:
-        """Return the connection string of a user; None: of the administrator."""
+        """Return the connection string of a user, or that of the administrator if `user` is None."""
         addresses = ",".join(node.address for node in self.nodes)
         return uri_of(addresses, REPLICA_SET, self.nodes[0].security, user, password)
 
@@ -140,7 +140,7 @@ class ReplicaSet:
     def restart(self, node: Node, timeout: timedelta = START_TIMEOUT) -> None:
         """Start a node again with its port and its data; return when it is a ready member. Stop it first if it runs.
 
-        If it has no primary to follow, or runs alone in a set of several, return as soon as it listens.
+        If the other nodes have no primary, return as soon as the node listens.
         """
         deadline = Deadline(timeout)
         self._shut_down(node)
@@ -180,7 +180,7 @@ class ReplicaSet:
             list(threads.map(lambda node: self._shut_down(node, timeout), self.nodes))
 
     def _shut_down(self, node: Node, timeout: timedelta = STOP_TIMEOUT) -> None:
-        # By command, because a member that gets SIGTERM first waits 15 s for its clients to leave.
+        # A command stops the node, because a member that gets SIGTERM first waits 15 s for its clients to leave.
         self.resume(node)
         if node.is_running():
             with direct_client(node, as_admin=True) as client, suppress(PyMongoError):
@@ -201,7 +201,10 @@ class ReplicaSet:
 
 
 def launch_all(nodes: Sequence[Node], deadline: Deadline, *, accept_taken_port: bool) -> bool:
-    """Start all nodes at once; return whether they run. False means that a port was taken and that this is accepted."""
+    """Start all nodes at once; return whether they run.
+
+    False means that a port was taken. Without `accept_taken_port`, that is an error instead.
+    """
     launches = [node.launch() for node in nodes]
     for launch in launches:
         try:

@@ -72,7 +72,7 @@ def make_administrator(node: Node) -> None:
 
 
 def claim_primary(node: Node) -> str | None:
-    """Make the node of a one-node set its primary; return the server's version as soon as it is.
+    """Make the only node of a set primary; return the server's version, or None while the node is not primary.
 
     A new set is initiated. A set that last ran on another port gets its new address.
     """
@@ -86,7 +86,7 @@ def claim_primary(node: Node) -> str | None:
             if error.code == NOT_YET_INITIALIZED:
                 initiate([node], {})
             return None
-        # It first looks for itself at its old address. A program there that never answers costs it half a minute.
+        # The node first looks for itself at its old address. If a program there never answers, it waits half a minute.
         if [member["host"] for member in configuration["members"]] != [node.address]:
             client.admin.command("replSetReconfig", readdressed(configuration, node.address), force=True)
     return None

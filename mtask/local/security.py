@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-#: The random bytes of the key, which is written in hex. MongoDB accepts 6 to 1024 characters.
+#: The number of random bytes in the key. The key is written in hex, and MongoDB accepts 6 to 1024 characters.
 _KEY_BYTES = 48
 
 
@@ -18,7 +18,7 @@ class Security:
     """The protection of a replica set.
 
     Users have passwords. The start makes the first user, an administrator. The members authenticate with `key_file`,
-    which is made if it is missing. With `certificate`, every connection uses TLS: it is a PEM file with a certificate
+    which is made if it is missing. With `certificate`, every connection uses TLS. This PEM file holds a certificate
     for 127.0.0.1, valid for servers and clients, and its private key. `ca` is the PEM file of the signing authority.
     """
 

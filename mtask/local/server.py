@@ -115,7 +115,7 @@ def ensure_started(
 def launched(
     folder: Path, binary: Path, cache_mb: int, parameters: Mapping[str, str], deadline: Deadline
 ) -> tuple[Node, Launch]:
-    """Start a mongod on the port of the last start, or on another port if that is taken."""
+    """Start a mongod on the port of the last start, or on another port if that port is taken."""
     rotate_log(folder / "mongod.log")
     port = remembered_port(folder) or free_ports(1)[0]
     for attempts_left in reversed(range(PORT_ATTEMPTS)):

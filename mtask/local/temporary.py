@@ -18,7 +18,7 @@ from mtask.local.find import find_mongod
 from mtask.local.replica_set import ReplicaSet
 from mtask.local.security import Security
 
-#: Longer than the sweep itself takes at most.
+#: Time limit of the wait for the sweep. It is longer than the time that the sweep itself takes at most.
 SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)
 
 
@@ -35,7 +35,7 @@ def temporary(
 ) -> Iterator[ReplicaSet]:
     """Run a replica set in a folder of its own. At the end everything is removed, even if this process is killed.
 
-    `timeout`: limit of the start. `security`: passwords and TLS. Raises MongodNotFound and MongodFailed.
+    `timeout`: time limit of the start. `security`: passwords and TLS. Raises MongodNotFound and MongodFailed.
     """
     binary = find_mongod(mongod)
     folder = Path(tempfile.mkdtemp(prefix="mtask-")).resolve()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtask.model.options import MAX_DURATION_MS, TaskOption
 
-#: The greatest share by which jitter shortens a delay, where retry_backoff is above 1.
+#: The greatest part of a delay that jitter can take away. Jitter applies only if retry_backoff is above 1.
 JITTER = 0.25
 
 

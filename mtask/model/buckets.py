@@ -1,4 +1,4 @@
-"""Buckets: a hash of its `_id` puts each task into one of a fixed number of buckets, which workers share out.
+"""Buckets: a hash of a task's `_id` puts the task into one of a fixed number of buckets. Workers share the buckets out.
 
 The server's twin is `mtask.store.statements.expressions.bucket`. Both use the hash of MongoDB's hashed indexes.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 
-#: A power of two, so that the low bits of a hash are the bucket's number.
+#: The number of buckets. It is a power of two, so that the low bits of a hash are the bucket's number.
 BUCKET_CNT = 1024
 
-#: The first bytes that the server hashes: its seed, 0, and the type of the value, string.
+#: The hash of the first bytes that the server hashes: the seed (0) and the type of the value (string).
 _STEM = hashlib.md5(bytes(4) + (15).to_bytes(4, "little"), usedforsecurity=False)
 
 

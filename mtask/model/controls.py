@@ -1,6 +1,6 @@
 """Controls: the pause, the limits and the retention of a queue or a task name, for all workers.
 
-Each is a document in the collection `controls`.
+The control of one queue or one task name is a document in the collection `controls`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MENDING = (
 
 
 class Limit(BaseModel):
-    """The most runs at once, and the most starts in any window of time, over all workers. None: any number."""
+    """A limit over all workers: the most runs at once, and the most starts in any window of time. None: no limit."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -55,14 +55,15 @@ class Control(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: "queue:mail" or "name:send_email"
+    id: Annotated[Text, Field(alias="_id")]  #: for example "queue:mail" or "name:send_email"
     kind: Kind
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
     limit: Limit | None = None  #: for the whole queue
     key_limit: Limit | None = None  #: for each limit_key in the queue
-    #: How many finished tasks the queue keeps, the newest; None: all. keep_fail counts FAIL and CANCELED together.
+    #: The number of its newest SUCCESS tasks that the queue keeps. None: all.
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
+    #: The same number for its FAIL and CANCELED tasks together.
     keep_fail: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     #: Each change adds 1. A worker reports the revision that it has applied.
     revision: PositiveCount
@@ -83,16 +84,16 @@ class Start(BaseModel):
     """A start that a window counts."""
 
     task_id: Text
-    token: Text  #: of the claim
-    time: Instant  #: of the claim; as long as that is unknown, the latest possible time
+    token: Text  #: the token of the claim
+    time: Instant  #: the time of the claim; while that time is unknown, the latest possible one
 
 
 class Running(BaseModel):
     """A run that holds a permit."""
 
     task_id: Text
-    token: Text  #: of the claim
-    claim_by: Instant  #: the claim is valid until then
+    token: Text  #: the token of the claim
+    claim_by: Instant  #: the time until which the claim is valid
 
 
 class PermitPoolDocument(BaseModel):
@@ -100,7 +101,7 @@ class PermitPoolDocument(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: the queue, or the queue and the limit_key, as a JSON list
+    id: Annotated[Text, Field(alias="_id")]  #: a JSON list of the queue, or of the queue and the limit_key
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
     expire_time: Instant | None = None
@@ -108,12 +109,12 @@ class PermitPoolDocument(BaseModel):
 
 
 def control_id(kind: Kind, target: str) -> str:
-    """Return the `_id`. A kind holds no colon, so no two targets share an `_id`."""
+    """Return the `_id` of a control. A kind holds no colon, so no two targets share an `_id`."""
     return f"{kind}:{target}"
 
 
 def check_target(queue: object, name: object) -> tuple[Kind, str]:
-    """Return the kind and the name of the one target that is given; raise InvalidInput."""
+    """Return the kind and the name of the target; raise InvalidInput unless exactly one target is given."""
     if (queue is None) == (name is None):
         raise InvalidInput("say which: a queue, or the name of a task, and not both.", field="queue")
     return ("queue", check_text("queue", queue)) if name is None else ("name", check_name(name))

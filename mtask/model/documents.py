@@ -1,4 +1,7 @@
-"""The stored documents as pydantic models. The validators are made from them, and the pure rules read them."""
+"""The stored documents as pydantic models. The database's validators are made from these models.
+
+The pure rules read tasks as these models.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,14 @@ from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
-#: Add 1 whenever the validator or an index changes within one schema_version.
+#: The revision of the validators and indexes. Add 1 whenever one of them changes within a schema_version.
 SCHEMA_REVISION = 4
 DEFAULT_QUEUE = "default"
-#: A task's document lists at most this number of its former queues.
+#: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
 
-#: This version writes no references, so equal values have equal bytes. 1, 1.0 and True still differ.
+#: The marshal version that writes no references, so that equal values have equal bytes. The bytes of 1, 1.0 and True
+#: still differ.
 _MARSHAL_VERSION = 2
 _MAX_KNOWN_BYTES = 1_000
 
@@ -50,7 +54,7 @@ class Progress(BaseModel):
 
     fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     message: Text | None = None
-    time: Instant  #: when it was written, with a ping or with the finish
+    time: Instant  #: the time at which a ping or the finish wrote the progress
 
 
 class Run(BaseModel):
@@ -63,7 +67,7 @@ class Run(BaseModel):
     attempt: PositiveCount
     status: RunStatus
     claim_time: Instant
-    ping_expire_time: Instant  #: the end of the lease; it stays when the run is closed
+    ping_expire_time: Instant  #: the end of the lease; this field stays when the run is closed
     success_time: Instant | None = None
     fail_time: Instant | None = None
     fail_reason: str | None = None
@@ -71,11 +75,11 @@ class Run(BaseModel):
     progress: Progress | None = None
     #: The session of the run's latest transaction. The worker that rescues the task ends that session.
     session_id: Text | None = None
-    #: On a failed or handed-back run: the earliest time of the next attempt.
+    #: If the run failed or was handed back: the earliest time of the next attempt.
     retry_time: Instant | None = None
-    #: The run ended in a final failure.
+    #: Whether the run ended in a final failure.
     final: StrictBool = False
-    #: The run belongs to an earlier round, before a retry or rerun. It can be read but no longer counts.
+    #: Whether the run belongs to an earlier round, before a retry or rerun. Such a run can be read but does not count.
     past: StrictBool = False
 
     def is_live(self, now: datetime) -> bool:
@@ -104,11 +108,13 @@ class TaskState(BaseModel):
     next_preempt_time: Instant | None = None
     failed_cnt: Count
     cancel_requested: StrictBool = False
-    #: The number of publishes that dropped runs (clean_failed, clean_success). It tells such a change from a claim.
+    #: The number of publishes that dropped runs (clean_failed, clean_success). It distinguishes such a publish from a
+    #: claim.
     clean_cnt: Count = 0
-    #: When a publish moved the task to its present queue, and its former queues, the newest first. Readers of events
-    #: need both to know in which queue the task was.
+    #: The time at which a publish moved the task to its present queue. Readers of events need this time and the former
+    #: queues to know in which queue the task was.
     queue_time: Instant | None = None
+    #: The former queues of the task, the newest first.
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     worker_states: list[Run]
 
@@ -126,7 +132,8 @@ class Task(BaseModel):
     task_option: TaskOption
     task_state: TaskState
     expire_time: Instant | None = None
-    #: When a worker last made a change that does not concern other workers. Change streams skip such changes.
+    #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
+    #: changes.
     quiet_time: Instant | None = None
     schema_version: Literal[1]
 
@@ -148,7 +155,7 @@ class Task(BaseModel):
 
     @property
     def fail_reason(self) -> str | None:
-        """The reason of the last run that did not succeed, or None."""
+        """The failure reason of the last run that did not succeed, or None."""
         return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
 
     @property
@@ -158,18 +165,18 @@ class Task(BaseModel):
 
 
 class StoredTask(Task):
-    """A task as the engine accepts it: complete, because the server's rules know no defaults."""
+    """A task as the engine accepts it. Its document must be complete, because the server's rules know no defaults."""
 
     @field_validator("task_option", mode="wrap")
     @classmethod
     def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
-        # Most tasks of one handler have the same options: a validated set is remembered and not validated again.
+        # Most tasks of one handler have the same options. So validated options are remembered, not validated again.
         if type(option) is dict and option.get("specific_worker_ids") == []:
             try:
                 marshalled = marshal.dumps(option, _MARSHAL_VERSION)
                 if len(marshalled) <= _MAX_KNOWN_BYTES:
                     return _good_option(marshalled)
-            except ValueError:  # invalid, or of types that cannot be marshalled
+            except ValueError:  # the options are invalid, or hold values that cannot be marshalled
                 pass
         return _complete_option(option, check)
 
@@ -181,7 +188,10 @@ class StoredTask(Task):
         return state
 
     def with_own_options(self) -> Self:
-        """Return the task with a copy of its options, for callers who may change them: tasks share equal options."""
+        """Return the task with a copy of its options.
+
+        Tasks with equal options share one object, and the caller may want to change it.
+        """
         option = self.task_option
         own = option.model_copy(update={"specific_worker_ids": [*option.specific_worker_ids]})
         return self.model_copy(update={"task_option": own})
@@ -200,7 +210,7 @@ def _complete_option(option: Any, check: Callable[[Any], TaskOption]) -> TaskOpt
 
 
 def runs_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the runs in a stored document of a task, the oldest first, without any that are malformed."""
+    """Return the runs in a task's stored document, the oldest first. Entries that are no documents are left out."""
     state = document.get("task_state")
     runs = state.get("worker_states") if isinstance(state, dict) else None
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -221,10 +231,10 @@ class WorkerDocument(BaseModel):
     model_config = _document
 
     id: Annotated[str, Field(alias="_id")]
-    incarnation: str  #: unique per process, so that a process notices when another takes over its worker_id
+    incarnation: str  #: unique per process; so a process notices that another took over its worker_id
     host: str
     pid: Count
-    pid_scope: str | None = None  #: the boot id and the pid namespace, where the system has them
+    pid_scope: str | None = None  #: the boot id and the pid namespace, if the system has them
     status: WorkerStatus
     started_time: AwareDatetime
     heartbeat_time: AwareDatetime
@@ -235,9 +245,9 @@ class WorkerDocument(BaseModel):
     concurrency: Count
     running_cnt: Count
     version: str
-    #: The revisions of the controls that it has applied.
+    #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
-    was_silent: bool = False  #: its registration had expired before its last heartbeat
+    was_silent: bool = False  #: whether the registration had expired before the last heartbeat
     control: WorkerControl = Field(default_factory=WorkerControl)
 
     @property
@@ -246,7 +256,7 @@ class WorkerDocument(BaseModel):
         return self.id
 
     def is_live(self, now: datetime) -> bool:
-        """Whether the worker has not stopped and its last heartbeat has not expired."""
+        """Whether the worker is live: it has not stopped, and its last heartbeat has not expired."""
         return self.status is not WorkerStatus.STOPPED and self.heartbeat_expire_time > now
 
 

@@ -18,7 +18,7 @@ from mtask.model.identity import check_name, check_text
 from mtask.model.options import build_option
 
 HANDLER_ATTRIBUTE = "__mtask_handler__"
-#: Set on the class that a handler's context parameter is annotated with.
+#: The name of the attribute that marks a class as the type of a handler's context parameter.
 CONTEXT_MARK = "__mtask_context__"
 OnException = Literal["retry", "fail"]
 
@@ -35,14 +35,15 @@ class Handler:
     is_async: bool
     context_parameter: str | None
     arguments: type[BaseModel]
-    #: The only parameter, if there is just one: it takes params that are not a mapping.
+    #: The name of the only parameter, if the handler has just one. This parameter takes params that are not a mapping.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def bind(self, params: Any) -> dict[str, Any]:
         """Return the params as keyword arguments; raise InvalidParams.
 
-        A mapping gives arguments by name, None gives none. Any other value is the handler's only argument.
+        A mapping gives arguments by name. Params that are None give no argument. Any other value is the handler's only
+        argument.
         """
         if params is None and self.sole_parameter is None:
             params = {}
@@ -129,7 +130,7 @@ def make_handler(
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the callable that carries the type hints: the function behind a partial, the `__call__` of an object."""
+    """Return the callable that carries the type hints: the function in a partial, or an object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or inspect.isclass(function):
@@ -144,7 +145,7 @@ def _is_context(hint: Any) -> bool:
 
 
 def handler_of(task: object) -> Handler | None:
-    """Return the handler of a registered function, or the Handler itself; None for a name."""
+    """Return the handler of a registered function, or a given Handler itself. For a name, return None."""
     if isinstance(task, str):
         return None
     found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)

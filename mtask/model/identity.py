@@ -16,7 +16,7 @@ _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8, and so BSON, can hold the text. Python strings may hold lone surrogates, which neither can."""
+    """Whether UTF-8, and so BSON, can hold the text. They cannot hold lone surrogates, but Python strings can."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def check_key(key: object) -> str:
 
 
 def check_text(field: str, text: object) -> str:
-    """Return a queue or worker_id: 1 to 256 bytes of printable text; raise InvalidInput."""
+    """Return the queue or worker_id; raise InvalidInput unless it is 1 to 256 bytes of printable text."""
     if not isinstance(text, str) or not text.strip() or not text.isprintable():
         raise InvalidInput(f"{field} {shown(text)}: use non-empty printable text.", field=field)
     if "," in text:
@@ -65,12 +65,12 @@ def check_text(field: str, text: object) -> str:
 
 
 def task_id_of(name: str, key: str) -> str:
-    """Return the `_id`. A name holds no colon, so no two tasks share an `_id`."""
+    """Return the `_id` of a task. A name holds no colon, so no two tasks share an `_id`."""
     return f"{name}:{key}"
 
 
 def split_task_id(task_id: str) -> tuple[str, str]:
-    """Return the name and the key of an `_id`; raise InvalidName where there is no colon."""
+    """Return the name and the key in an `_id`; raise InvalidName if the `_id` has no colon."""
     name, colon, key = task_id.partition(":")
     if not colon:
         raise InvalidName(task_id, "a task id is NAME:KEY")
@@ -83,5 +83,5 @@ def fresh_key(now: datetime) -> str:
 
 
 def fresh_token() -> str:
-    """Return 96 random bits as hex: the stem of run_ids, and a worker's incarnation."""
+    """Return 96 random bits in hex, for the stem of run_ids or for a worker's incarnation."""
     return secrets.token_hex(12)

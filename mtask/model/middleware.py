@@ -1,7 +1,8 @@
-"""Middleware: functions composed around a step. Pure: `mtask.app.middleware` tells how users write them.
+"""Run middleware, which are functions around a step. `mtask.app.middleware` explains how users write them.
 
-A middleware is a generator function of one argument, the call. It runs up to its one `yield` before the step, gets what
-came of the step there, a result or an exception, and then runs to its end. It cannot change what came of the step.
+A middleware is a generator function with one argument, the call. Before the step, the middleware runs up to its only
+`yield`. After the step, the `yield` returns the step's result or raises the step's exception. Then the middleware runs
+to its end. It cannot change the step's result or exception.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ Around = Callable[[Call], Generator[None, Any, None]]
 
 
 def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
-    """Run each middleware up to its yield, the outermost first; return those that wait for the step.
+    """Run each middleware up to its yield, the outermost first; return the generators that wait for the step.
 
-    A middleware that returns before its yield is not interested in this call. What one raises ends those before it,
-    and is raised: the step is not taken.
+    A middleware that returns before its yield is not interested in this call. If a middleware raises an error, the
+    error is given to the middleware that wait already, and is raised. Then the caller must not take the step.
     """
     begun: Begun = []
     try:
@@ -41,7 +42,7 @@ def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
 
 
 def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
-    """Do as `enter` does, for a step that is taken whatever they raise: that is logged."""
+    """Do as `enter` does, for a step that is taken in any case. An error of a middleware is only logged."""
     begun: Begun = []
     for around in middleware:
         try:
@@ -52,7 +53,10 @@ def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
 
 
 def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None:
-    """Give what came of the step to each, the innermost first. What one raises then is logged: the step is over."""
+    """Give the step's result or error to each waiting middleware, the innermost first.
+
+    An error that a middleware raises then is only logged, because the step is over.
+    """
     for generator in reversed(begun):
         try:
             if error is None:
@@ -70,7 +74,7 @@ def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None
 
 
 def tell_of_failure(middleware: object, error: BaseException) -> None:
-    """Log what a middleware raised after the step."""
+    """Log the error that a middleware raised after the step."""
     logger.error("middleware failed after its yield", extra=fields(middleware=name_of(middleware)), exc_info=error)
 
 

@@ -1,4 +1,7 @@
-"""Task options: how a task is retried, leased, shared and kept. The only source of their names, ranges and defaults."""
+"""Task options: how a task is retried, leased, shared and kept.
+
+This module is the only source of the options' names, ranges and defaults.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,16 @@ from mtask.model.identity import check_text
 
 #: The longest duration of an option: ten years, in ms.
 MAX_DURATION_MS = 315_360_000_000
-#: Each ping is a write. A document may ask for a shorter interval, but its runs are pinged at this one.
+#: The shortest interval between two pings, in ms, because each ping is a write. A document may ask for a shorter
+#: interval, but then its runs are pinged at this one.
 MIN_PING_INTERVAL_MS = 100
 MAX_WORKERS_PER_TASK = 1000
-#: The most closed runs that a document keeps, successes not counted: this bounds its size.
+#: The most closed runs that a document keeps, not counting successes. This bounds the size of the document.
 MAX_COUNTED_RUNS = 1000
 MAX_LIMIT_KEY_BYTES = 200
-#: Options that a document holds only where they are set: documents of earlier versions lack them.
+#: The options that a document holds only if they are set. Documents of earlier versions lack them.
 _STORED_WHERE_SET = ("limit_key",)
-#: The largest count in a field. Some drivers write only doubles, which are exact for whole numbers up to here.
+#: The largest count in a field. Some drivers write only doubles. A double is exact for whole numbers up to this one.
 MAX_COUNT = 2**53
 
 
@@ -71,7 +75,7 @@ def _as_limit_key(key: str) -> str:
     return key
 
 
-# These must come last in Annotated: a range that follows them is checked but missing in the JSON Schema.
+# These validators must come last in Annotated. A range that follows them is checked but is missing in the JSON Schema.
 WHOLE = BeforeValidator(_as_integer)
 _MILLISECONDS = BeforeValidator(_as_milliseconds)
 _NUMBER = BeforeValidator(_as_number)
@@ -102,7 +106,8 @@ class TaskOption(BaseModel):
     run_timeout_ms: PositiveDuration | None = None
     retain_success_ms: Duration | None = None
     retain_fail_ms: Duration | None = None
-    #: The queue's key_limit counts the tasks of each limit_key separately. The document holds it only where it is set.
+    #: The queue's key_limit counts the tasks of each limit_key separately. The document holds limit_key only if it is
+    #: set.
     limit_key: Annotated[str, Strict(), AfterValidator(_as_limit_key)] | None = None
 
     @model_validator(mode="after")
@@ -115,7 +120,7 @@ class TaskOption(BaseModel):
         return self
 
     def stored(self) -> dict[str, Any]:
-        """Return the options as they are stored: those that a document may lack are left out where they are None."""
+        """Return the options as they are stored. An option that a document may lack is left out if it is None."""
         document = self.model_dump()
         for name in _STORED_WHERE_SET:
             if document[name] is None:
@@ -129,7 +134,10 @@ class TaskOption(BaseModel):
 
 
 def ping_seconds(interval_ms: float, lease_ms: float) -> float:
-    """Return the ping interval of a run in seconds: the one it asks for, within MIN_PING_INTERVAL_MS and its lease."""
+    """Return a run's ping interval in seconds: the interval that its options ask for, or a longer one.
+
+    The interval is at least MIN_PING_INTERVAL_MS, or at least a third of the lease if that is shorter.
+    """
     return max(interval_ms, min(MIN_PING_INTERVAL_MS, lease_ms / 3)) / 1000
 
 
@@ -167,7 +175,7 @@ def check_option_names(options: Mapping[str, Any]) -> None:
 
 
 def build_option(*layers: Mapping[str, Any]) -> TaskOption:
-    """Return the options merged from the layers, where a later layer wins; raise UnknownOption or InvalidOption."""
+    """Return the options merged from the layers; raise UnknownOption or InvalidOption. A later layer wins."""
     merged: dict[str, Any] = {}
     for layer in layers:
         if layer:
@@ -184,8 +192,8 @@ def build_option(*layers: Mapping[str, Any]) -> TaskOption:
         if first["loc"]:
             reason += f" (got {shown(first['input'])})"
         raise InvalidOption(name, reason, first["input"]) from None
-    # Only the last layer is checked: an older version may have stored a shorter interval, which is no reason to
-    # refuse a change of another option.
+    # Only the last layer is checked. An older version may have stored a shorter interval. That is no reason to refuse
+    # a change of another option.
     if option.ping_interval_ms < MIN_PING_INTERVAL_MS and "ping_interval_ms" in layers[-1]:
         raise InvalidOption(
             "ping_interval_ms",

@@ -1,9 +1,13 @@
 """The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
 `mtask.store.statements.rules`. A property test checks that both give the same answers.
 
-For a task, without the runs of earlier rounds (`past`):
-S = workers with a SUCCESS, R = runs RUNNING with a live lease, F = failed_cnt plus runs RUNNING with a lapsed
-lease, k = concurrent_worker_cnt, the number of its seats, m = max_unexpected_retries.
+The docstrings use these letters for a task. The runs of earlier rounds (`past`) do not count.
+
+- S: the workers with a SUCCESS
+- R: the RUNNING runs with a live lease
+- F: failed_cnt plus the number of RUNNING runs with a lapsed lease
+- k: concurrent_worker_cnt, the number of the task's seats
+- m: max_unexpected_retries
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from mtask.model.documents import Run, Task
 from mtask.model.options import MAX_COUNTED_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 
-#: How far ahead workers look: they learn of every task that becomes due within this time.
+#: The time that workers look ahead. They learn of every task that becomes due within this time.
 HORIZON = timedelta(seconds=10)
-#: The number of closed runs that are kept where there is no retry limit, and the number kept of earlier rounds.
+#: The number of closed runs that a task without a retry limit keeps. Of earlier rounds, any task keeps the same number.
 KEPT_RUNS = 20
 
 _COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
@@ -38,7 +42,7 @@ def live_runs(task: Task, now: datetime) -> list[Run]:
 
 
 def failures(task: Task, now: datetime) -> int:
-    """Return F: the number of failed and timed-out runs, with those whose lease has lapsed unnoticed."""
+    """Return F: the number of failed and timed-out runs, including RUNNING runs whose lease has lapsed."""
     return task.task_state.failed_cnt + sum(run.is_lapsed(now) for run in current_runs(task))
 
 
@@ -58,7 +62,7 @@ def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def is_exhausted(task: Task, now: datetime) -> bool:
-    """Whether the limit is used up or a run ended in a final failure, so that no new run may begin.
+    """Whether no new run may begin, because the limit is used up or a run ended in a final failure.
 
     With retry_scope "worker" every worker in specific_worker_ids must have succeeded or used up its own limit. If
     that list is empty, another worker may still come, so only a final failure ends the task.
@@ -116,7 +120,10 @@ def due_time(task: Task) -> datetime:
 
 
 def retry_time(task: Task, worker_id: str) -> datetime | None:
-    """Return the end of the retry delay that binds this worker, or None. With retry_scope "worker": its own delay."""
+    """Return the end of the retry delay that applies to this worker, or None.
+
+    With retry_scope "worker", each worker has a delay of its own.
+    """
     own_only = task.task_option.retry_scope == "worker"
     return _latest(*(run.retry_time for run in current_runs(task) if not own_only or run.worker_id == worker_id))
 
@@ -140,7 +147,7 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def next_preempt_time(task: Task, now: datetime) -> datetime | None:
-    """Return the earliest moment at which some worker could take or settle the task; None if it is final."""
+    """Return the earliest moment at which some worker could take or settle the task; None if the status is final."""
     if status(task, now).is_final:
         return None
     moments = [run.ping_expire_time for run in live_runs(task, now)]
@@ -150,14 +157,17 @@ def next_preempt_time(task: Task, now: datetime) -> datetime | None:
 
 
 def free_seat_times(task: Task, now: datetime) -> list[datetime]:
-    """Return the time from which each candidate could take a free seat. All unnamed workers share one entry."""
+    """Return the times from which candidates could take a free seat.
+
+    There is one time for each candidate in specific_worker_ids. If that list is empty, there is one for all workers.
+    """
     option = task.task_option
     due = due_time(task)
     if option.specific_worker_ids:
         candidates = [w for w in option.specific_worker_ids if is_candidate(task, w, now)]
         return [max(due, retry_time(task, w) or due) for w in candidates]
     if option.retry_scope == "worker":
-        return [due]  # a worker that never tried the task could take it
+        return [due]  # a worker that has not tried the task could take it
     return [max(due, retry_time(task, "") or due)]
 
 
@@ -171,7 +181,7 @@ def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None
 
 
 def kept_runs(task: Task) -> int:
-    """Return the number of closed runs of this round that stay in the document, successes not counted."""
+    """Return how many closed runs of this round stay in the document, not counting successes."""
     option = task.task_option
     if not option.has_retry_limit:
         return KEPT_RUNS

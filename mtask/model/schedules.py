@@ -14,8 +14,8 @@ from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.triggers import Once, Trigger
 
-#: A firing that is later than this was missed, and catch_up decides whether it is made up for. With "none" a firing is
-#: also missed when the next one is due.
+#: The longest delay of a firing that is still on time. A later firing was missed, and catch_up decides whether it is
+#: made up for. With "none", a firing is also missed when the next one is due.
 GRACE = timedelta(seconds=10)
 MAX_CATCH_UP = 1_000
 MAX_JITTER_MS = 86_400_000
@@ -32,12 +32,12 @@ _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
 class Pending(BaseModel):
-    """A firing that was decided, but whose task may not be published yet."""
+    """A firing that was decided. Its task may not be published yet."""
 
     model_config = _document
 
     fire_time: Instant
-    start_time: Instant  #: start_time of the task: later than fire_time where there is jitter
+    start_time: Instant  #: the task's start_time; with jitter, it is later than fire_time
 
 
 class ScheduleState(BaseModel):
@@ -45,16 +45,19 @@ class ScheduleState(BaseModel):
 
     model_config = _document
 
-    next_fire_time: Instant | None = None  #: None: the schedule will not fire again
+    next_fire_time: Instant | None = None  #: None if the schedule will not fire again
     last_fire_time: Instant | None = None
     last_task_id: Text | None = None
     fired_cnt: Count = 0
-    skipped_cnt: Count = 0  #: firings skipped because the task before had not finished
+    skipped_cnt: Count = 0  #: firings skipped because the last firing's task had not finished
     pending: list[Pending] = Field(default_factory=list)
 
 
 class Schedule(BaseModel):
-    """A schedule: one document in the collection `schedules`. Fields of the task have the same names as there."""
+    """A schedule: one document in the collection `schedules`.
+
+    A field that the schedule gives to its tasks has the same name as in a task's document.
+    """
 
     model_config = _document
 
@@ -74,7 +77,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
-    revision: PositiveCount  #: each change adds 1, also a firing
+    revision: PositiveCount  #: each change adds 1, and so does each firing
     schedule_state: ScheduleState
     schema_version: Literal[1]
 
@@ -98,14 +101,17 @@ class Schedule(BaseModel):
         return None if found is None or (self.end_time is not None and found > self.end_time) else found
 
     def next_firings(self, after: datetime, count: int) -> list[datetime]:
-        """Return the next `count` firings after a time, or fewer where it ends."""
+        """Return the next `count` firings later than `after`, or fewer if the schedule ends before."""
         found: list[datetime] = []
         while len(found) < count and (firing := self.next_firing(found[-1] if found else after)) is not None:
             found.append(firing)
         return found
 
     def first_firing(self, now: datetime) -> datetime | None:
-        """Return the first firing of a schedule that is made, changed or resumed now. A `Once` may be overdue."""
+        """Return the first firing of a schedule that is made, changed or resumed now.
+
+        The firing of a `Once` may be overdue.
+        """
         if isinstance(self.trigger, Once) and self.schedule_state.last_fire_time != self.trigger.time:
             return self.trigger.time
         return self.next_firing(now)
@@ -118,7 +124,7 @@ class Schedule(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The firings of a schedule that is due, and its next one."""
+    """The firings that a due schedule makes now, and the time of its next firing."""
 
     firings: tuple[datetime, ...]  #: the oldest first
     next_fire_time: datetime | None
@@ -127,13 +133,13 @@ class Plan:
 
 
 def plan(schedule: Schedule, now: datetime) -> Plan | None:
-    """Return the firings to make now; None where the schedule is not due.
+    """Return the firings to make now; None if the schedule is not due.
 
     Firings that were due within GRACE are made. Earlier ones were missed, and catch_up decides about them:
 
-    - "none" makes none of them. A firing is also missed if a later one is due, so the grace is one interval at most.
+    - "none" makes none of them. A firing is also missed if a later one is due. So the grace is one interval at most.
     - "last" makes only the newest of all firings that are due.
-    - "all" makes the newest, up to catch_up_limit.
+    - "all" makes the newest of them, at most catch_up_limit.
     """
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None or first > now:
@@ -153,11 +159,14 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
 
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
-    """Return the newest firings from `start` on and before `end`, in order. The stored next firing counts as one."""
+    """Return the newest firings from `start` on and before `end`, the earliest first.
+
+    The stored next_fire_time counts as a firing, too.
+    """
     if schedule.end_time is not None and schedule.end_time < end:
         end = schedule.end_time + _MILLISECOND
     first = schedule.schedule_state.next_fire_time
     found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
     if first is not None and start <= first < end and len(found) < count and first not in found:
-        found.insert(0, first)  # requested by hand, or left from a former trigger
+        found.insert(0, first)  # this firing was requested by hand, or is left from a former trigger
     return found

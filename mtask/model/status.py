@@ -8,15 +8,15 @@ from enum import StrEnum
 class TaskStatus(StrEnum):
     """The status of a task as a whole."""
 
-    INIT = "INIT"  #: no run holds it, and a worker may still take it
+    INIT = "INIT"  #: no run holds the task, and a worker may still take it
     RUNNING = "RUNNING"  #: at least one run holds a live lease
     SUCCESS = "SUCCESS"  #: enough workers succeeded
     FAIL = "FAIL"  #: the limit is used up, or a run ended in a final failure
-    CANCELED = "CANCELED"  #: a client canceled it
+    CANCELED = "CANCELED"  #: a client canceled the task
 
     @property
     def is_final(self) -> bool:
-        """Whether only a retry, a rerun, a publish that cleans it, or a removal can still change the task."""
+        """Whether the task can change only by a retry, a rerun, a publish that drops its runs, or a removal."""
         return self in FINAL_STATUSES
 
 
@@ -29,7 +29,7 @@ class RunStatus(StrEnum):
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
     FAIL = "FAIL"  #: the handler failed or ran too long; counts as a failure
-    TIMEOUT = "TIMEOUT"  #: its lease lapsed; counts as a failure
+    TIMEOUT = "TIMEOUT"  #: the lease lapsed; counts as a failure
     CANCELED = "CANCELED"  #: handed back, sent back by Retry, or canceled; does not count as a failure
 
 

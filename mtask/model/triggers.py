@@ -1,7 +1,7 @@
 """Triggers: when a schedule fires.
 
 This module defines and checks the stored form of a trigger. APScheduler computes the times, with time zones and
-daylight saving. All computed times are in UTC and in whole milliseconds; those of a cron are whole seconds.
+daylight saving. All computed times are in UTC and in whole milliseconds. The times of a cron are in whole seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from mtask.model.documents import Instant, Text
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
-#: The search for a cron's next firing ends after this many years. Every combination of leap year, weekday and week
-#: occurs within 40 years. Without this bound, a cron that never fires would be searched for 8,000 years.
+#: The most years that are searched for a cron's next firing. Every combination of leap year, weekday and week occurs
+#: within 40 years. Without this bound, the search for a cron that never fires would go through 8,000 years.
 _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: The search for the newest firings tries a shorter span after computing twice the wanted number and this many more.
+#: The number of firings beyond twice the wanted number that the search for the newest firings computes before it tries
+#: a shorter span.
 _SPARE = 8
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
@@ -43,10 +44,12 @@ def _whole(moment: datetime) -> datetime:
 class Cron(BaseModel):
     """Fires at the wall-clock times of a time zone at which all of its fields match.
 
-    A field that is left out matches any value. If a longer unit is given, it matches its first value only, as in
-    APScheduler: `Cron(hour="3")` is 03:00:00. Weekdays are names, or numbers where 0 is Monday.
+    A field that is left out matches any value, with one exception as in APScheduler: if a field of a longer unit is
+    given, the field that is left out matches only its first value. So `Cron(hour="3")` means 03:00:00. Weekdays are
+    names, or numbers where 0 is Monday.
 
-    Daylight saving: a time that the clocks skip does not fire; a time that occurs twice fires twice.
+    With daylight saving, the trigger does not fire at a time that the clocks skip. It fires twice at a time that occurs
+    twice.
     """
 
     model_config = _trigger
@@ -71,7 +74,7 @@ class Cron(BaseModel):
 
     @classmethod
     def parse(cls, expression: str, timezone: str = "UTC") -> Self:
-        """Return the trigger of a crontab's five fields. A weekday of 0 or 7 is Sunday, as there. Raises ValueError."""
+        """Return the trigger of a crontab's five fields; raise ValueError. Weekdays 0 and 7 are Sunday, as there."""
         parts = expression.split()
         if len(parts) != len(_CRONTAB):
             raise ValueError(
@@ -104,14 +107,17 @@ class Cron(BaseModel):
 
     def __str__(self) -> str:
         fields = self.fields()
-        # Weekday numbers begin with another day in a crontab, so `parse` turns them into names.
+        # In a crontab, weekday numbers begin with another day than here. So `parse` turns them into names.
         if fields.keys() == set(_CRONTAB) and not any(c.isdigit() for c in fields["day_of_week"]):
             return f"{' '.join(fields[name] for name in _CRONTAB)} {self.timezone}"
         return f"{' '.join(f'{name}={value}' for name, value in fields.items())} {self.timezone}"
 
 
 class Every(BaseModel):
-    """Fires again and again, one interval apart: first at start_time, else one interval after its creation."""
+    """Fires again and again, one interval apart.
+
+    The first firing is at start_time. Without start_time, it is one interval after the schedule's creation.
+    """
 
     model_config = _trigger
 
@@ -157,7 +163,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _named_weekdays(field: str) -> str:
-    """Return a crontab's weekday field with names in place of numbers, which APScheduler counts from Monday."""
+    """Return a crontab's weekday field with names in place of numbers. APScheduler counts weekdays from Monday."""
     named = []
     for part in field.lower().split(","):
         span, slash, step = part.partition("/")
@@ -183,7 +189,10 @@ def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0, last_
 
 
 def _last_year(trigger: Cron | Every, after: datetime) -> int:
-    """Return the last year of the search for a cron's next firing. If the cron names years, it starts at the first."""
+    """Return the last year of the search for a cron's next firing.
+
+    If the cron names years, the search starts at the first of them.
+    """
     if not isinstance(trigger, Cron):
         return _LAST_YEAR
     begin = after.year
@@ -191,7 +200,7 @@ def _last_year(trigger: Cron | Every, after: datetime) -> int:
         first: Any = _computed(Cron(year=trigger.year), _EPOCH)
         found = first.get_next_fire_time(None, datetime(max(1, begin - 1), 1, 1, tzinfo=UTC))
         begin = begin if found is None else max(begin, found.year)
-    # Rounded to ten years, so that one cached trigger serves all ten.
+    # The year is rounded to ten years, so that one cached trigger serves all ten.
     return min(begin // 10 * 10 + 10 + _YEARS_AHEAD, _LAST_YEAR)
 
 
@@ -201,7 +210,7 @@ def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime)
         return trigger.time if trigger.time > after else None
     try:
         return _next_firing(trigger, after, anchor)
-    except OverflowError:  # it would lie beyond the year 9999
+    except OverflowError:  # the firing would lie beyond the year 9999
         return None
 
 
@@ -210,7 +219,8 @@ def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> da
     while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
         firing = _whole(found)
         if isinstance(trigger, Every):
-            # APScheduler counts in fractions of seconds: right at a firing it may skip one interval too many.
+            # APScheduler counts in fractions of seconds. So at the exact time of a firing it may skip one interval too
+            # many.
             before = firing - timedelta(milliseconds=trigger.interval_ms)
             return before if before > after and before >= anchor else firing
         if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
@@ -231,15 +241,17 @@ def last_firings(
 ) -> list[datetime]:
     """Return the newest `count` firings from `start` on and before `end`, the earliest first.
 
-    Triggers only compute forwards, and firings may be a second or years apart. So this goes back in spans: a span grows
-    where it held few firings and shrinks where it held many more than wanted.
+    A trigger computes firings only forwards, and its firings may be a second or years apart. So the search goes back in
+    spans of time. A span with many more firings than wanted is shortened and searched again. After a span with few
+    firings, the next span is longer.
     """
     found: list[datetime] = []
     begin, span = end, timedelta(seconds=2 * count)
     while begin > start and len(found) < count:
         wanted = count - len(found)
         earlier = max(start, begin - span) if begin - start > span else start
-        # Two firings are at least a second apart, so a span that shrinks holds few enough in the end.
+        # Two firings are at least a second apart. So a span that is shortened again and again holds few firings in the
+        # end.
         most = 2 * wanted + _SPARE
         ahead = firings(trigger, earlier - _MILLISECOND, anchor)
         several = list(islice(takewhile(begin.__gt__, ahead), most + 1))

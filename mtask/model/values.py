@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-#: Values of exactly these types are stored unchanged. Their subclasses may need conversion.
+#: The types whose values are stored unchanged. Values of their subclasses may need conversion.
 _STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})
 
 

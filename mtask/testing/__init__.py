@@ -1,4 +1,4 @@
-"""For tests of your own tasks: run an app's handlers in this process, on a real MongoDB, until no task is due.
+"""Run an app's handlers in tests: in this process, on a real MongoDB, until no task is due.
 
 With pytest, write `pytest_plugins = ["mtask.testing.fixtures"]` in conftest.py. The fixture `mtask_bench` gives each
 test a database of its own:

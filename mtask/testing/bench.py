@@ -28,7 +28,7 @@ from mtask.store.tasks.publishing import Policy
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 
-#: Names a server for tests; without it, they use the embedded one.
+#: The environment variable that names a server for tests. Without it, tests use the embedded server.
 URI_VARIABLE = "MTASK_TEST_URI"
 _POLL = 0.01
 _PATIENCE = timedelta(seconds=30)
@@ -65,10 +65,10 @@ class Bench:
         self.client.close()
 
     def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:
-        """Run all tasks that are due, or become due meanwhile; return the tasks that finished, by time.
+        """Run all tasks that are due, or become due meanwhile; return the tasks that finished, by finish time.
 
         Handlers run as in a worker process: async handlers on a loop in a thread of its own, sync handlers in threads.
-        Tasks that are delayed, by start_time or a retry's delay, stay: see `advance`. Raises Stuck after `timeout`.
+        Tasks delayed by start_time or by a retry's delay do not run: see `advance`. Raises Stuck after `timeout`.
         """
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         begun = self.client.server_time()
@@ -89,7 +89,8 @@ class Bench:
     ) -> list[Task]:
         """Let time pass for all waiting tasks, and run those that are due then; return the tasks that finished.
 
-        `by` None: until the next delayed task is due. Schedules do not fire: see `fire`. Raises Stuck like `run`.
+        If `by` is None, time passes until the next delayed task is due. Schedules do not fire: see `fire`. Raises Stuck
+        like `run`.
         """
         with self._store() as store:
             step = store.run(workbench.until_next()) if by is None else by

@@ -99,7 +99,7 @@ def _task_row(task: Task, now: datetime) -> list[str | Text]:
 
 
 def nothing_found(cli: Cli, client: Client) -> None:
-    """Print that nothing was found, with the database."""
+    """Print that nothing was found, and name the database."""
     cli.notice(f"no task in database {client.database_name!r} matches")
 
 

@@ -17,7 +17,7 @@ from mtask.model.options import check_option_names
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.tasks.publishing import Published
 
-#: Tasks per round trip.
+#: The number of tasks in one round trip.
 BATCH = 1000
 FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}

@@ -32,7 +32,7 @@ from mtask.model.options import DEFAULT_OPTION, TaskOption
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
-#: A wider timeline is hard to follow.
+#: The greatest width of a timeline, in characters. A wider timeline is hard to follow.
 MAX_WIDTH = 140
 _LABEL = 11
 

@@ -25,12 +25,12 @@ from mtask.store.tasks.publishing import IfExists, NewTask, Policy
 
 #: A task's name, or its registered function.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
-#: The default options, encoded once: most tasks have them.
+#: The default options, encoded once, because most tasks have them.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 
 
 class TaskSpec:
-    """One task for publish_many, with the arguments of publish. publish_many checks it."""
+    """One task for publish_many, with the arguments of publish. publish_many checks these arguments."""
 
     __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
 

@@ -31,8 +31,8 @@ from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
 
-#: In seconds: after this time a wait follows the task's events; the time of one request for them; the interval at which
-#: the task is read nevertheless.
+#: Times of a wait, in seconds: the time after which it also follows the task's events, the time of one request for
+#: events, and the interval at which the task is read nevertheless.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
@@ -95,7 +95,7 @@ def cancel(task_id: str) -> Operation[Task]:
 
 
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
-    """Make the change and return the task after it; raise MalformedTask if its document prevented the change."""
+    """Make the change and return the changed task; raise MalformedTask if its document prevented the change."""
     try:
         return views.task_of((yield from change))
     except (OperationFailed, KeyError, TypeError):
@@ -137,18 +137,18 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """How to wait for a task: reads by `_id`, every 10 to 500 ms, and after a while also its events."""
+    """How to wait for a task: read it by `_id` every 10 to 500 ms, and after a while also follow its events."""
 
     task_id: str
     timeout: timedelta | None
     pause: float = 0.01
     can_follow: bool = True
-    #: Creation time of the awaited task: another task may be published under its key.
+    #: The creation time of the awaited task. It distinguishes this task from a later one with the same key.
     create_time: datetime | None = None
     is_removed: bool = False
 
     def same(self, found: Task) -> Task:
-        """Return the task that was read; raise TaskNotFound if it is another one than at the first read."""
+        """Return the task that was read; raise TaskNotFound if the first read found another task."""
         first, self.create_time = self.create_time, found.task_state.create_time
         if self.is_removed or first not in (None, self.create_time):
             raise TaskNotFound(self.task_id)
@@ -167,7 +167,7 @@ class WaitPolicy:
         return None if left <= 0 else min(pause, left)
 
     def patience(self, elapsed: float) -> float | None:
-        """Return the seconds to wait for an event before the next read; None to read without waiting for one."""
+        """Return the seconds to wait for an event before the next read; None to read without waiting for an event."""
         if not self.can_follow or elapsed < _LASTS:
             return None
         left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed

@@ -17,7 +17,7 @@ PublishMiddleware = Sequence[Around[TaskSpec]]
 def publish(
     spec: TaskSpec, middleware: PublishMiddleware, then: Callable[[TaskSpec], Operation[Published]]
 ) -> Operation[Published]:
-    """Publish one task within this middleware; each function may change the spec before its yield."""
+    """Publish one task with this middleware around it. Each middleware may change the spec before its yield."""
     begun = enter(middleware, spec)
     try:
         published = yield from then(spec)
@@ -31,12 +31,15 @@ def publish(
 def publish_many(
     specs: Iterable[TaskSpec], middleware: PublishMiddleware, then: Callable[[list[TaskSpec]], Operation[list[Any]]]
 ) -> Operation[list[Any]]:
-    """Publish many tasks, each within this middleware, from copies of the specs. An error publishes nothing."""
+    """Publish many tasks, each with this middleware around its publish.
+
+    The middleware gets copies of the specs. If a middleware raises an error before its yield, nothing is published.
+    """
     own = [_copied(spec) for spec in specs]
     all_begun: list[Begun] = []
     try:
         for spec in own:
-            # `publish_many` refuses other types with a clear message.
+            # `publish_many` refuses objects of other types with a clear message.
             all_begun.append(enter(middleware, spec) if isinstance(spec, TaskSpec) else [])  # noqa: PERF401 each as it is
         results = yield from then(own)
     except BaseException as error:

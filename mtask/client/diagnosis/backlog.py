@@ -19,7 +19,7 @@ from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks import finding, queries
 
-#: Any live worker settles a lapsed run much earlier.
+#: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
 _GROUPS = 200
 _EXAMPLES = 20
@@ -54,13 +54,13 @@ def stats() -> Operation[list[views.StatRow]]:
     try:
         reasons = yield from stuck()
     except DatabaseError:
-        return rows  # too slow, or not permitted: the counts are complete without it
+        return rows  # the search was too slow or not permitted; the counts are complete without the reasons
     return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
 
 
 def _due_groups() -> Operation[list[DueGroup]]:
     rows = yield from diagnosis.due_groups(_GROUPS)
-    # A preemption time that is no instant makes a task malformed. Another check reports that.
+    # A preemption time that is no instant makes a task malformed. Another check reports such tasks.
     return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
 
 
@@ -81,7 +81,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """Due tasks that no worker holds, of one queue, name and set of named workers."""
+    """Due tasks that no worker holds. All have the same queue, name and set of named workers."""
 
     queue: str
     name: str
@@ -140,7 +140,7 @@ def _not_taken(
         task = tasks.get(group.task_id)
         reasons = waits_for(task, live, now, holds) if task else []
         if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
-            continue  # it was taken meanwhile, or is meant to wait
+            continue  # the task was taken meanwhile, or is meant to wait
         waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
@@ -198,7 +198,7 @@ def _live_workers(live: Sequence[WorkerDocument]) -> list[Finding]:
 
 
 def _unserved(live: Sequence[WorkerDocument]) -> list[Finding]:
-    """Return the names that live workers met in their queues without a handler."""
+    """Return findings about task names that live workers met in their queues but have no handler for."""
     served = {(queue, name) for worker in live for queue in worker.queues for name in worker.names}
     met = {
         name

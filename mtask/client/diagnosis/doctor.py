@@ -23,18 +23,18 @@ from mtask.store.queues import controls
 
 __all__ = ["PATIENCE", "Finding", "Level", "examine"]
 
-#: A due task that waits for longer is a problem.
+#: The longest time that a due task may wait. A longer wait is a problem.
 PATIENCE = timedelta(minutes=5)
 CLOCK_TOLERANCE = timedelta(seconds=2)
 OPLOG_WINDOW = timedelta(hours=1)
-#: The TTL monitor of MongoDB runs once a minute.
+#: The longest time that an expired task may still exist. MongoDB's TTL monitor runs once a minute.
 TTL_GRACE = timedelta(minutes=5)
 #: The most documents that a finding names.
 MAX_NAMED = 10_000
 _MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
-#: Collections of which every document is checked.
+#: The collections in which every document is checked.
 _RULES = (
     ("schedules", schedules.every, scheduling.schedule_of),
     ("controls", controls.every, control_of),
@@ -44,7 +44,7 @@ Findings = Operation[list[Finding]]
 
 
 def examine(database: str, patience: timedelta) -> Findings:
-    """Run all checks. One that cannot run does not prevent the others."""
+    """Run all checks. A check that cannot run does not prevent the others."""
     found = yield from _server()
     if any(finding.level is Level.FAIL and finding.check == "server" for finding in found):
         return found
@@ -81,7 +81,7 @@ def _guarded(check: str, findings: Findings) -> Findings:
 
 def _server() -> Findings:
     try:
-        yield from diagnosis.greeting()  # connects, so that the next call measures the clock alone
+        yield from diagnosis.greeting()  # this call connects, so that the next call measures only the clock
         before = datetime.now(UTC)
         hello = yield from diagnosis.greeting()
         after = datetime.now(UTC)
@@ -176,7 +176,7 @@ def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:
         found.append(warn("collections", f"not in this database: {', '.join(missing)}", remedy, missing=missing))
     for collection, validator in wanted.items():
         if collection not in collections:
-            continue  # the others are made at their first use
+            continue  # a collection that is not essential is made at its first use
         found.append(_validator(collection, collections[collection], validator))
         state = yield from diagnosis.index_state(collection)
         check = f"indexes of {collection}"
@@ -265,7 +265,8 @@ def _malformed(
     remedy = f"`mtask show {first}` shows what is wrong; mend or remove them"
     if are_marked:
         return warn("documents", f"{many}; workers have marked them FAIL", f"{remedy}.", task_ids=ids)
-    # No live worker serves them, or they are not yet due, are finished, or have no room for the mark.
+    # Why no worker marked these documents: no live worker serves them, or they are not yet due, have finished, or have
+    # no room for the mark.
     remedy += " by hand: workers mark only the tasks that they meet. `mtask doctor --json` names all."
     marked = f"; {len(marked_ids)} more are marked" if marked_ids else ""
     message = f"{many}, and not marked FAIL by any worker{marked}"

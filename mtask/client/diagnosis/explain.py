@@ -1,4 +1,4 @@
-"""Why a task waits. Pure: from the task, the workers on record and the server's time."""
+"""Explain why a task waits, from the task, the workers on record and the server's time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mtask.model.status import WorkerStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 
-#: A worker takes a due task within this time. A task that waits longer has a problem.
+#: The time within which a worker takes a due task. A task that waits longer has a problem.
 SOON = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that a task waits for. `until`: when that ends by itself, if known."""
+    """One reason why a task waits. `until`: the time when this reason ends by itself, if known."""
 
     code: str
     message: str

@@ -1,4 +1,7 @@
-"""Requests to pause a queue or a task name, to limit a queue and its kept tasks, and the workers yet to confirm."""
+"""Requests to pause a queue or a task name, to limit a queue, and to limit the number of its kept tasks.
+
+The module also finds the workers that have not yet confirmed a control.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from mtask.store.queues import controls
 from mtask.store.tasks import retention
 from mtask.store.tasks.publishing import milliseconds
 
-#: A number of starts, and the length of any window that they may fall in: a timedelta or seconds.
+#: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
 Rate: TypeAlias = tuple[int, timedelta | float]
-#: A dead worker counts as live for a shorter time.
+#: The default time limit of a wait for confirmations. A dead worker counts as live for a shorter time.
 PATIENCE = timedelta(seconds=60)
 
 
@@ -116,7 +119,7 @@ def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta |
 
 
 def known() -> Operation[list[Control]]:
-    """Return the controls that can be read, by id: for explanations, not for decisions."""
+    """Return the controls that can be read, by id. Use them only for explanations, not for decisions."""
     found = []
     for document in (yield from controls.every()):
         with suppress(SchemaMismatch):

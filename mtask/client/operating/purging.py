@@ -43,7 +43,7 @@ class Purging:
             self.has_more = False
 
     def pause(self, took: float) -> float:
-        """Return the pause after a batch that took this time, in seconds."""
+        """Return the pause after a batch that took `took` seconds, in seconds."""
         return took * _PAUSE if self.has_more else 0.0
 
 

@@ -22,9 +22,10 @@ from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import IfExists, NewTask
 
-#: A crontab's five fields, the interval between firings, the time of the only firing; or one of them as an object.
+#: The times of a schedule: a crontab's five fields, the interval between firings, the time of the only firing, or
+#: one of these as an object.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
-#: Earlier than the times of any likely schedule.
+#: A time before the times of any likely schedule.
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
 logger = logging.getLogger("mtask.client")
@@ -44,7 +45,7 @@ def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
         if isinstance(when, datetime):
             return Once(time=whole(when, "when"))
     except ValidationError as error:
-        # An error of the document as a whole is that of its time zone.
+        # An error about the document as a whole is an error about its time zone.
         what = describe_validation(error).removeprefix("document: ")
         raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
     except (ValueError, OverflowError) as error:
@@ -165,7 +166,7 @@ class Definition:
 
     schedule_id: str
     fields: Mapping[str, Any]
-    #: None: unchanged; a new schedule is not paused.
+    #: Whether the schedule is paused. None changes nothing, and a new schedule is then not paused.
     paused: bool | None = None
 
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def firings_of(schedule: Schedule, count: int) -> list[datetime]:
 
 
 def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
-    """Return the task that a firing publishes. Its key holds the schedule and the instant; it starts at `start`."""
+    """Return the task that a firing publishes. Its key holds the schedule and the firing. It starts at `start`."""
     key = schedule.key_of(firing)
     return NewTask(
         f"{schedule.name}:{key}",

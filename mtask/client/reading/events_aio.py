@@ -20,10 +20,10 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class AsyncEvents(AsyncReader):
-    """The events of tasks as they occur: iterate over it in an `async with` block, or `poll` and close it.
+    """The events of tasks as they occur: iterate over this object in an `async with` block, or call `poll` and `close`.
 
-    It continues by itself after a failover, without a gap. Raises EventsLost if the oplog no longer reaches back to
-    where it begins.
+    The iteration continues by itself after a failover, without a gap. It raises EventsLost if the oplog no longer
+    reaches back to the point where the iteration begins.
     A call that is cancelled loses nothing: its read continues, and the next call returns the event.
     """
 
@@ -52,7 +52,10 @@ class AsyncEvents(AsyncReader):
         raise StopAsyncIteration
 
     async def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
-        """Return the next event, or None if none came in time (a timedelta or seconds; None: no limit)."""
+        """Return the next event, or None if no event came in time.
+
+        `timeout`: a timedelta or seconds; None means no limit.
+        """
         end = end_of(timeout)
         pause = _PAUSE
         while not self._found and not self._is_closed:
@@ -89,7 +92,8 @@ class AsyncEvents(AsyncReader):
         try:
             is_whole = await self._read_one(self._cursor or await self._open())
         finally:
-            if not is_whole:  # the cursor's position is unknown: a new one begins after the last change that was taken
+            # If not, the cursor's position is unknown. A new cursor begins after the last change that was taken.
+            if not is_whole:
                 await self._drop()
 
     async def _read_one(self, cursor: AsyncCursor) -> bool:

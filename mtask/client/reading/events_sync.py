@@ -21,10 +21,10 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class Events(SyncReader):
-    """The events of tasks as they occur: iterate over it in a `with` block, or `poll` and close it.
+    """The events of tasks as they occur: iterate over this object in a `with` block, or call `poll` and `close`.
 
-    It continues by itself after a failover, without a gap. Raises EventsLost if the oplog no longer reaches back to
-    where it begins.
+    The iteration continues by itself after a failover, without a gap. It raises EventsLost if the oplog no longer
+    reaches back to the point where the iteration begins.
     """
 
     def __enter__(self) -> Self:
@@ -52,7 +52,10 @@ class Events(SyncReader):
         raise StopIteration
 
     def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
-        """Return the next event, or None if none came in time (a timedelta or seconds; None: no limit)."""
+        """Return the next event, or None if no event came in time.
+
+        `timeout`: a timedelta or seconds; None means no limit.
+        """
         end = end_of(timeout)
         pause = _PAUSE
         while not self._found and not self._is_closed:
@@ -89,7 +92,8 @@ class Events(SyncReader):
         try:
             is_whole = self._read_one(self._cursor or self._open())
         finally:
-            if not is_whole:  # the cursor's position is unknown: a new one begins after the last change that was taken
+            # If not, the cursor's position is unknown. A new cursor begins after the last change that was taken.
+            if not is_whole:
                 self._drop()
 
     def _read_one(self, cursor: SyncCursor) -> bool:

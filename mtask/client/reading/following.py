@@ -1,4 +1,4 @@
-"""The position of a reader of events in the stream of changes: its request, its tokens, the changes read. No I/O."""
+"""A reader of events: its request, and its position in the stream of changes. This module does no input or output."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ Texts = str | Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The position that a token names: the reader has read everything before it. The stream begins at its time."""
+    """The position that a token names. The reader has read everything before it, and the stream begins at its time."""
 
-    #: The token of the last change that was read, at least in part. Tokens have the order of their changes.
+    #: The token of the last change that was read, at least in part. Tokens sort in the order of their changes.
     change: str
-    count: int | None  #: the number of its events that were read, before any selection; None: all
-    #: The same of the next change. For a change read in part, tokens of earlier versions hold only this number.
+    count: int | None  #: the number of that change's events that were read, before any selection; None: all
+    #: The number of events of the next change that were read. Only tokens of earlier versions give this number: for a
+    #: change that was read in part, they hold the change before it and the number.
     count_of_next: int = 0
 
     def unread(self, here: str, found: list[tuple[TaskEvent, str]]) -> list[tuple[TaskEvent, str]]:
@@ -37,27 +38,28 @@ class Begun:
             return []
         if here == self.change:
             return [] if self.count is None else found[self.count :]
-        # That change had more events than were read. If this one has not, it is another one: that task was removed.
+        # The change that was read in part had more events than were read. If this change does not, it is another one:
+        # the task of the first was removed.
         return found[self.count_of_next :] if len(found) > self.count_of_next else found
 
     def is_behind(self, here: str) -> bool:
-        """Whether everything after this token is unread."""
+        """Whether all events after the change with this token are unread."""
         return here > self.change or (here == self.change and not self.count_of_next)
 
 
 @dataclass(slots=True)
 class Following:
-    """A reader's position in the stream of changes, and the events that it wants. No input or output."""
+    """A reader's position in the stream of changes, and the events that the reader wants."""
 
     wanted: Wanted
     since: Any = None  #: the oplog time at which to begin, as the driver takes it
-    #: The changes that were read already, after that time.
+    #: The changes after that time that were read already.
     begun: Begun | None = None
     #: The token from which to continue after the events that were taken.
     token: str | None = None
     #: The text of the resume token after which to open the stream again.
     after: str | None = None
-    #: Less than usual if a change is too large.
+    #: The detail in which changes are read. It is less than usual if a change is too large.
     detail: Detail = Detail.FULL
 
     @property
@@ -84,7 +86,7 @@ class Following:
         """
         here = str(change["_id"]["_data"])
         instant = change["clusterTime"]
-        # Counted before the selection: another reader of this token may ask for other tasks.
+        # Events are counted before the selection, because another reader of this token may ask for other tasks.
         nothing: list[TaskEvent] = []
         found = _understood(events.events_of, change, nothing)
         pairs = [(event, f"{here}.{count}.{instant.time}-{instant.inc}") for count, event in enumerate(found, start=1)]
@@ -97,7 +99,7 @@ class Following:
         return selected, self._is_usual_again()
 
     def passed(self, token: str | None) -> bool:
-        """Move behind the changes that the server has left out, up to its token.
+        """Move behind the changes that the server has left out, up to this token.
 
         Return whether the stream may stay open. If not, it must be opened again.
         """
@@ -108,7 +110,7 @@ class Following:
         return self._is_usual_again()
 
     def ask_for_less(self, error: DocumentTooLarge) -> None:
-        """Ask for the next change in less detail; raise the error if there is no less."""
+        """Ask for the next change in less detail; raise the error if there is no lower level of detail."""
         if self.detail is Detail.NAME:
             raise error
         self.detail = Detail(self.detail + 1)
@@ -122,7 +124,7 @@ class Following:
 
 
 def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherwise: T) -> T:
-    """Return what `read` finds in a change. A document may hold anything, so no error of `read` ends the reader."""
+    """Return what `read` finds in a change. A document may hold anything. So an error of `read` is only logged."""
     try:
         return read(change)
     except Exception:
@@ -152,12 +154,14 @@ def follow_task(task_id: str) -> Following:
 
 
 def _going_on(wanted: Wanted, after: str) -> Following:
-    """Return the request to continue after the event with this token.
+    """Return the request that continues after the event with this token.
 
     The token holds the change, the number of its events that were read, and its oplog time. The stream begins at that
-    time. A resume token would not do: the server must find its change, and does not if the request now selects another
-    name or key. Before the first event, the token is the server's alone. So were all tokens of earlier versions: for a
-    change read in part, they hold the change before it and the number.
+    time. A resume token would not work instead: the server must find its change, and it does not find the change if the
+    request now selects another name or key.
+
+    Before the first event, the token is only that of the server. Tokens of earlier versions also lack the oplog time.
+    For a change that was read in part, they hold the change before it and the number of events.
     """
     change, *counted = after.split(".") if isinstance(after, str) else [""]
     try:
@@ -167,7 +171,8 @@ def _going_on(wanted: Wanted, after: str) -> Following:
             seconds, ordinal = map(_number, counted[1].split("-"))
         else:
             begun = Begun(change, None, *map(_number, counted))
-            # It begins with the oplog time: one byte as a mark, then 4 bytes each for the seconds and the ordinal.
+            # The server's token begins with the oplog time: one byte as a mark, then 4 bytes each for the seconds and
+            # the ordinal.
             seconds, ordinal = int(change[2:10], 16), int(change[10:18], 16)
         return Following(wanted, readers.place_in_oplog(seconds, ordinal), begun, token=after)
     except (TypeError, ValueError):

@@ -28,7 +28,7 @@ class _Reader:
 
     @property
     def token(self) -> str | None:
-        """The token from which to continue after the last event returned, and the changes left out since."""
+        """The token from which to continue: after the last event returned and the changes that were left out since."""
         return self._returned if self._found else self._following.token
 
     def _next(self) -> TaskEvent | None:
@@ -65,11 +65,11 @@ class SyncReader(_Reader):
         read()
 
     def _end_reading(self) -> None:
-        """Do nothing: the thread that closes it is the one that reads."""
+        """Do nothing: the thread that closes the iterator is the thread that reads."""
 
 
 class AsyncReader(_Reader):
-    """Reads in a task of its own, so that the next call gets the result of a read whose call was cancelled."""
+    """Reads in an asyncio task of its own. If a call is cancelled, its read continues for the next call."""
 
     _sleep = staticmethod(asyncio.sleep)
 
@@ -99,7 +99,7 @@ class AsyncReader(_Reader):
         """End the read under way, whether or not a call waits for it."""
         reading = self._reading
         if reading is not None and not reading.done():
-            if isinstance(self._store, SyncStore):  # a thread cannot be cancelled, and its read ends soon
+            if isinstance(self._store, SyncStore):  # the read is in a thread: it cannot be cancelled, but ends soon
                 await asyncio.wait((reading,), timeout=CLOSE_TIMEOUT.total_seconds())
             reading.cancel()
             await asyncio.wait((reading,))

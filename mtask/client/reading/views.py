@@ -28,9 +28,9 @@ class StatRow:
     name: str
     status: str
     count: int
-    #: The earliest time at which one of them is or was due; None for finished tasks.
+    #: The earliest time at which one of these tasks is or was due; None for finished tasks.
     oldest_preempt_time: datetime | None
-    #: The reason if no worker can take the due ones: no worker serves them, or they are paused.
+    #: The reason why no worker can take the due tasks, if none can: no worker serves them, or they are paused.
     stuck: str | None = None
 
 
