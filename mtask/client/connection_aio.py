@@ -77,7 +77,7 @@ class AsyncConnection:
 
     @property
     def tasks(self) -> Any:
-        """The collection `tasks`, with the client's guarantees: an AsyncCollection, or Motor's for a Motor client."""
+        """The collection: an AsyncCollection, or for a Motor client a Motor collection with the same guarantees."""
         if isinstance(self._store, AsyncStore):
             return self._store.tasks
         return connect.motor_collection(self._source, self._store.tasks)
