@@ -570,7 +570,7 @@ class Fail(Verdict):
 
 
 class Retry(Verdict):
-    """Hand the task back, to be tried again after `delay`; this run does not count as a failure.
+    """Raise it to end this run and have the task tried again after `delay`. The run does not count as a failure.
 
     `delay`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption for any other value.
     """

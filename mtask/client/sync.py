@@ -317,9 +317,9 @@ class Client(SyncConnection):
 
         `success` is the number of SUCCESS tasks to keep. `fail` is the number of FAIL and CANCELED tasks together. 0
         keeps none, None keeps all. Workers remove the older tasks within about a minute. The options retain_success_ms
-        and retain_fail_ms remove tasks, too. Returns once every live worker has confirmed: from then on, former numbers
-        remove nothing. Raises ControlUnconfirmed as `pause`
-        does, or InvalidInput.
+        and retain_fail_ms remove tasks, too. Returns once every live worker has confirmed: from then on, no worker
+        removes tasks by the earlier values of `success` and `fail`. Raises ControlUnconfirmed as `pause` does, or
+        InvalidInput.
         """
         return self._put_control(control_requests.keep(queue, success, fail, timeout))
 

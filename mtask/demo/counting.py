@@ -1,4 +1,7 @@
-"""The counts of a file, and the totals of many files. This module imports nothing of mtask."""
+"""Counts the bytes, lines, words and identifiers of a file, and sums the counts of many files.
+
+This module imports nothing of mtask.
+"""
 
 from __future__ import annotations
 

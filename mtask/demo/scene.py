@@ -9,7 +9,7 @@ from datetime import datetime
 
 from mtask.demo.watch import Look, Rescue
 
-#: The length of the time before now over which the displayed throughput is measured, in seconds.
+#: The displayed throughput is measured over a period of this length up to now, in seconds.
 _WINDOW = 2.0
 #: The step in which the workers run the tasks.
 WORKING = "working"

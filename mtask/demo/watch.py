@@ -48,7 +48,7 @@ class Look:
         return self.runs[worker_id, RunStatus.RUNNING.value]
 
     def ended(self, worker_id: str) -> int:
-        """The number of runs that a worker has ended itself."""
+        """The number of this worker's runs that the worker itself ended, as SUCCESS or FAIL."""
         return self.runs[worker_id, RunStatus.SUCCESS.value] + self.runs[worker_id, RunStatus.FAIL.value]
 
 
@@ -71,7 +71,7 @@ class Rescue:
 
 @dataclass(slots=True)
 class Outcome:
-    """The result according to the documents."""
+    """The result of the whole demo, counted from the documents in the database."""
 
     totals: Totals = field(default_factory=Totals)
     runs: int = 0

@@ -165,7 +165,11 @@ class Task(BaseModel):
 
 
 class StoredTask(Task):
-    """A task as the engine accepts it. Its document must be complete, because the server's rules know no defaults."""
+    """A task's document as mtask accepts it from the database.
+
+    All options in `STORED_OPTIONS` must be present, because the rules that run on the server know no defaults. Unless
+    the status is final, next_preempt_time must be present, too.
+    """
 
     @field_validator("task_option", mode="wrap")
     @classmethod

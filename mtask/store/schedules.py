@@ -28,8 +28,8 @@ Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
-#: The most attempts of a change. A change reads the schedule first, and fails if another process changes the schedule
-#: before the change is written.
+#: How often a change of a schedule is tried at most. A try reads the schedule, then writes it. It fails if another
+#: process has changed the schedule in between.
 _RACES = 20
 #: The most tasks that one command publishes.
 _AT_ONCE = 100

@@ -152,7 +152,11 @@ class Kept(Enum):
 
 
 def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW, kept: Kept = Kept.ALL) -> Pipeline:
-    """Mark a document that cannot be run as FAIL with a reason; keep everything that can be read."""
+    """Give the status FAIL to a document that cannot be run, and record a reason.
+
+    Everything that can be read is kept. But `Kept.RESULTS` drops closed runs without a SUCCESS, and `Kept.BARE` records
+    no reason.
+    """
     run = {
         "run_id": x.literal(f"malformed-{task_id}" if kept is Kept.ALL else "malformed"),
         "worker_id": x.literal(worker_id),

@@ -38,7 +38,7 @@ def is_run_live(now: Expression) -> Expression:
 
 
 def is_run_lapsed(now: Expression) -> Expression:
-    """Twin of `Run.is_lapsed`, for `$$run`."""
+    """The rule of `Run.is_lapsed` as a server expression, for the run in `$$run`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$lte": ["$$run.ping_expire_time", now]}]}
 
 

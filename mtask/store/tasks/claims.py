@@ -46,9 +46,9 @@ def claim(
     A claim of one task takes one round trip, a claim of several takes two. `token` is fresh random text, from which the
     run_ids are made. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards.
 
-    `are_simple` says that the tasks look simple, so the short statement is sent first. If some of several tasks are not
-    simple, the general statement then claims them: one more round trip. A single task that is not simple is not
-    claimed, as if another worker had it.
+    `are_simple` says that the tasks look simple, so the short statement is sent first. It does not claim a task that
+    turns out not to be simple. With several tasks, the general statement then claims those, in one more round trip.
+    With one task, nothing more is sent: the task is not claimed, as if another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:

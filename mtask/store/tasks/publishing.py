@@ -141,8 +141,9 @@ def publish_many(
 ) -> Operation[list[Published | Exception]]:
     """Publish many tasks; return for each task, in order, its result or a TaskExists or TaskRunning.
 
-    One bulk insert stores the new tasks with the server's time, which is read once per call. To the insert, a task that
-    exists already is an error, which would abort a transaction. So in a transaction a bulk upsert stores the tasks.
+    One bulk insert stores the new tasks. They get the server's time, which is read once per call. The insert fails for
+    a task that exists already, and such an error would abort a transaction. So in a transaction, a bulk upsert is used
+    instead.
     """
     first: dict[str, int] = {}
     for index, task in enumerate(batch):

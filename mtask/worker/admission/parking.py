@@ -8,7 +8,8 @@ from math import inf
 from operator import itemgetter
 from time import monotonic
 
-#: The longest time until the next try of a blocked pool, in seconds, with which a scan for further tasks is worth it.
+#: For a blocked pool, a scan for further tasks is worth it only if the pool will be tried again within this time, in
+#: seconds.
 _SOON = 2.0
 #: The order of parked tasks: the highest priority first, then the longest due.
 Rank = tuple[int, float]

@@ -32,7 +32,7 @@ _MAX_REASON = 1_000
 #: The first pause of a task with a locked document, and the longest, in seconds. Each pause is twice as long as the one
 #: before.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
-#: The time after a task's last pause from which the first pause is used again, in seconds.
+#: If a task's last pause ended at least this long ago, in seconds, its pauses start again from the first.
 _FORGOTTEN_AFTER = 60.0
 #: The time limit for marking a malformed task FAIL while its document is locked.
 _LOCK_WAIT = timedelta(seconds=1)

@@ -125,7 +125,8 @@ class Claimer:
         """Begin the claim of a group."""
         task_ids = [entry.task_id for entry in entries]
         self._ledger.claiming.update(task_ids)
-        is_rescue = entries[0].is_begun  # a lookup has just read these tasks
+        is_rescue = entries[0].is_begun
+        # A rescue needs no lookup first: a lookup has just read its tasks.
         lookup_first = entries[0].rank > 0 and not is_rescue
         is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender

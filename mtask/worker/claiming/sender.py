@@ -65,7 +65,7 @@ class Sender:
         return (self._apart, self._recovery.jobs)
 
     def stop(self) -> None:
-        """From now on, wait for an unavailable database only until no claim can take effect any more."""
+        """From now on, stop waiting for an unavailable database once none of the claims can take effect any more."""
         self._recovery.stop()
 
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:

@@ -220,9 +220,10 @@ class Finisher:
         return accepted
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
-        """Whether the group probably waited for a locked document. In that case a read is quick: it waits for no lock.
+        """Whether the group was probably held up by a locked document.
 
-        If the read shows that an outcome is written, the outcome is resolved and removed from the group.
+        To find out, read the documents: a read waits for no lock, so a quick answer shows that the database works. If
+        the read shows that an outcome is already written, the outcome is resolved and leaves the group.
         """
         wait, asked = self._wait, monotonic()
         try:

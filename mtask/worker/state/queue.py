@@ -147,9 +147,9 @@ class PreemptionQueue:
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` ready tasks, the highest priority first.
 
-        The tasks of a group are of one kind. This worker ranks first for all of them, or for none. All are begun, or
-        none is. The queues of all are limited, or none is. A task of another kind may have to wait although it has the
-        same priority and has been due for longer.
+        The returned tasks are all of one kind. They agree in three things: whether this worker ranks first for them,
+        whether they are begun, and whether their queues are limited. So a task of another kind may have to wait,
+        although it has the same priority and has been due for longer.
         """
         self._promote(now)
         heap, other = self._by_head()

@@ -12,7 +12,7 @@ from mtask.worker.log import fields, logger
 
 #: The pauses between two tries of a failed loop, in seconds: the first, and the longest.
 _PAUSE, _MAX_PAUSE = 0.1, 5.0
-#: The time for which a loop must have run, in seconds, so that the first pause is used again after its failure.
+#: If a loop ran for at least this time, in seconds, before it failed, its pauses start again from the first.
 _CALM = 30.0
 
 
