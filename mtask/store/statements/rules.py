@@ -33,7 +33,7 @@ _COUNTED = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value]
 
 
 def is_run_live(now: Expression) -> Expression:
-    """Twin of `Run.is_live`, for `$$run`."""
+    """The rule of `Run.is_live` as a server expression, for the run in `$$run`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$gt": ["$$run.ping_expire_time", now]}]}
 
 

@@ -40,7 +40,7 @@ class Recovery:
         self.jobs: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """From now on, wait for an unavailable database only until no claim can take effect any more."""
+        """From now on, stop waiting for an unavailable database once no claim can take effect any more."""
         self._stopped.set()
 
     async def recover(self, attempt: Attempt, *, read_again_first: bool = False) -> list[str]:
