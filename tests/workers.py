@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pymongo import MongoClient
 import mtask
 from mtask.local.ownership import is_stopped
 from tests.acceptance.app import EVENTS_VARIABLE
+from tests.forked import fork
 from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
 from tests.processes import kill_marked, marked
@@ -107,16 +107,9 @@ class WorkerProcess:
         self.log_path = folder / f"worker-{worker_id or 'unnamed'}-{self._mark[:6]}.log"
         given = ["--worker-id", worker_id] if worker_id is not None else []
         arguments = [app, "--database", database, *given, *flags]
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mtask.cli.worker", *arguments],
-                cwd=ROOT,
-                env={**os.environ, "MTASK_URI": uri, **(environment or {}), _MARK: self._mark},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        variables = {**os.environ, "MTASK_URI": uri, **(environment or {}), _MARK: self._mark}
+        self.log_path.touch()
+        self._process = fork("mtask.cli.worker:run", arguments, variables, self.log_path)
 
     @property
     def pid(self) -> int:
@@ -165,7 +158,8 @@ class WorkerProcess:
 
     def pids(self) -> list[int]:
         """Return the processes that it consists of: itself and, of a supervisor, its children."""
-        return list(marked(_MARK, self._mark))
+        own = [self.pid] if self.is_alive else []
+        return list({*own, *marked(_MARK, self._mark)})
 
     def reap(self) -> None:
         """End it and all that it started, whatever state they are in."""

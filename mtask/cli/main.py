@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -68,6 +69,12 @@ doctor.register(app)
 local.register(app)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """Build the command with all its subcommands. This takes longer than most commands do, so it is done once."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. This is the entry point."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -76,7 +83,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not end a command
     try:
-        code = app(given or ["--help"], prog_name="mtask", standalone_mode=False)
+        code = _command()(given or ["--help"], prog_name="mtask", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return failures.INTERRUPTED

@@ -99,7 +99,7 @@ def play(plan: Plan, *, when: str = "", then: Any = None) -> Summary:
 def test_demo_counts_a_real_folder_though_a_worker_is_killed_and_its_tasks_are_preempted(
     machine: Machine, report: Report
 ) -> None:
-    summary = json.loads(machine.run("demo", str(FOLDER), "--json"))
+    summary = json.loads(machine.run("demo", str(FOLDER), "--keep", "--json"))
 
     files = files_of(FOLDER)
     hashes = {str(path.relative_to(FOLDER)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -135,9 +135,19 @@ def test_demo_counts_a_real_folder_though_a_worker_is_killed_and_its_tasks_are_p
     report("rescued tasks", len(rescued))
     report("rescue after the lapse, ms", summary["figures"]["rescue_delay_ms"])
 
+    # The documents were kept: the lines that it shows look into them and remove them.
+    show, stats, mongosh = summary["look_into"]
+    stop, remove = summary["remove"]
+    assert rescued[0]["task_id"] in machine.run(*shlex.split(show)[1:])
+    assert "SUCCESS" in machine.run(*shlex.split(stats)[1:])
+    assert shlex.split(mongosh)[:2] == ["mongosh", summary["uri"]]
+    machine.run(*shlex.split(stop)[1:])
+    subprocess.run(shlex.split(remove), check=True)
+    machine.check_nothing_is_left()
+
 
 def test_demo_without_a_terminal_tells_in_lines_and_leaves_nothing_behind(machine: Machine) -> None:
-    said = machine.run("demo", str(FOLDER))
+    said = machine.run("demo", str(FOLDER), "--workers", "2")
     count = len(files_of(FOLDER))
     assert re.search(rf"^published {count} tasks in [\d.]+ s: {count} created, 0 kept$", said, re.MULTILINE)
     assert f"published them once more: 0 created, {count} kept" in said
@@ -154,22 +164,9 @@ def test_demo_kills_nobody_when_asked_not_to_and_stops_at_the_limit(machine: Mac
     assert [worker["finished"] for worker in summary["workers"]] == [5]
 
 
-def test_kept_documents_can_be_looked_into_with_the_lines_shown_until_they_are_removed(machine: Machine) -> None:
-    summary = json.loads(machine.run("demo", str(FOLDER), "--keep", "--json"))
-    show, stats, mongosh = summary["look_into"]
-    stop, remove = summary["remove"]
-
-    assert summary["rescued"][0]["task_id"] in machine.run(*shlex.split(show)[1:])
-    assert "SUCCESS" in machine.run(*shlex.split(stats)[1:])
-    assert shlex.split(mongosh)[:2] == ["mongosh", summary["uri"]]
-    machine.run(*shlex.split(stop)[1:])
-    subprocess.run(shlex.split(remove), check=True)
-    machine.check_nothing_is_left()
-
-
 @pytest.mark.parametrize(("number", "keep"), [(signal.SIGINT, ["--keep"]), (signal.SIGTERM, [])])
 def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal.Signals, keep: list[str]) -> None:
-    with machine.start("demo", str(FOLDER), *keep) as process:
+    with machine.start("demo", str(FOLDER), "--workers", "1", "--no-kill", *keep) as process:
         assert process.stdout is not None
         assert any(line.startswith("published") for line in process.stdout)
         process.send_signal(number)
@@ -179,7 +176,7 @@ def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal
 
 
 def test_killed_demo_leaves_neither_workers_nor_a_mongod_behind(machine: Machine) -> None:
-    with machine.start("demo", str(FOLDER)) as process:
+    with machine.start("demo", str(FOLDER), "--workers", "2") as process:
         assert process.stdout is not None
         assert any(line.startswith("published") for line in process.stdout)
         process.kill()
@@ -189,7 +186,7 @@ def test_killed_demo_leaves_neither_workers_nor_a_mongod_behind(machine: Machine
 def test_demo_uses_an_existing_database_and_removes_its_documents(
     machine: Machine, mongo: Mongo, mongo_uri: str, database_name: str
 ) -> None:
-    where = ["--uri", mongo_uri, "--database", database_name, "--no-kill", "--limit", "3", "--json"]
+    where = ["--uri", mongo_uri, "--database", database_name, "--no-kill", "--workers", "1", "--limit", "3", "--json"]
     for _ in range(2):
         kept = json.loads(machine.run("demo", str(FOLDER), "--keep", *where))
         assert kept["published"]["created"] == 3
