@@ -46,7 +46,7 @@ class Losses:
             self._lost.pop(task_id, None)
 
     def pause(self, task_id: str) -> float:
-        """Return the pause, in seconds, before a task that is still due is tried again. Each loss causes one pause."""
+        """Return the pause before the next try of a task, in seconds. Each loss causes at most one pause."""
         lost = self._lost.get(task_id)
         if lost is None or lost.count < _USUAL or lost.paused_cnt == lost.count:
             return 0.0
