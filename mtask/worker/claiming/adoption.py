@@ -62,7 +62,7 @@ class Adoption:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
-            except Exception as error:  # an error at one task does not stop the adoption of the others
+            except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids

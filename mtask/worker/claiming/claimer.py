@@ -147,7 +147,7 @@ class Claimer:
         job.add_done_callback(self._landed)
 
     def _without_locked(self, entries: list[Entry]) -> list[Entry]:
-        """Claim each task that was locked at its last try in a claim of its own. Return the other tasks.
+        """Give a claim of its own to each task that was locked at its last try. Return the other tasks.
 
         So no group has to wait for a locked document.
         """

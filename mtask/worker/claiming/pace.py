@@ -11,7 +11,7 @@ PATIENCE = 0.5
 #: The number of tasks to claim ahead, as a multiple of the number of runs that end during a claim. The factor is more
 #: than 1, because the next group gathers while one group is under way.
 _SHARE = 2.0
-#: A limit of claiming ahead, as a time in seconds: at most the number of runs that end within it is claimed ahead.
+#: The number of tasks claimed ahead is at most the number of runs that end within this time, in seconds.
 _MAX_SPAN = 0.25
 #: The time constant of the moving average of the rate at which runs end, in seconds.
 _MEMORY = 0.25
@@ -29,8 +29,9 @@ class Pace:
     """Measures how many runs end per second and how long claims take.
 
     If handlers are quick, slots become free while a claim is under way. Tasks that were claimed ahead keep these slots
-    busy. With more claimed tasks, more runs end during the next claim. So the number grows until the process is at its
-    capacity. If handlers are slow, hardly any run ends during a claim, and nothing is claimed ahead.
+    busy. With more tasks claimed ahead, more runs end during the next claim. So the number of tasks claimed ahead grows
+    until the process is at its capacity. If handlers are slow, hardly any run ends during a claim, and nothing is
+    claimed ahead.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -40,7 +40,7 @@ class Recovery:
         self.jobs: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Wait for an unavailable database only while a claim may still take effect, from now on."""
+        """From now on, wait for an unavailable database only while a claim may still take effect."""
         self._stopped.set()
 
     async def recover(self, attempt: Attempt, *, read_again_first: bool = False) -> list[str]:

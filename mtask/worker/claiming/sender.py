@@ -68,7 +68,7 @@ class Sender:
         return (self._apart, self._recovery.jobs)
 
     def stop(self) -> None:
-        """Wait for an unavailable database only while a claim may still take effect, from now on."""
+        """From now on, wait for an unavailable database only while a claim may still take effect."""
         self._recovery.stop()
 
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:

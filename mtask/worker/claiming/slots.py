@@ -47,7 +47,7 @@ class Slots:
         return self._pace.ahead(self._vitals.concurrency)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Set the most handlers that may run at once; 0 pauses the worker. Current runs continue."""
+        """Let at most `concurrency` handlers run at once; 0 pauses the worker. Current runs continue."""
         self._vitals.concurrency = concurrency
         self.start_waiting()
         self._signals.room_made.send()
