@@ -22,10 +22,10 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: The delay of a lookup, in seconds: for each worker that ranks before this one, and in all at most. The first worker
-#: that looks a task up claims it. The other workers hear of the claim from the change stream.
+#: The delay of a lookup for each worker that ranks before this one, and the longest total delay, in seconds. The first
+#: worker that looks a task up claims it. The other workers hear of the claim from the change stream.
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
-#: The most task names without a handler in this worker that are remembered.
+#: The most task names that this worker remembers because it has no handler for them.
 MAX_UNSERVED = 100
 
 

@@ -92,7 +92,7 @@ class Lookups:
         return None if when is None else max(0.0, max(when, self._looked_up_at + _GATHER) - monotonic())
 
     async def _look_up_due(self) -> None:
-        """Look up the tasks that have become due. The query leaves out the finished tasks, which are most."""
+        """Look up the tasks that have become due. The query does not return finished tasks, which are the majority."""
         if self._is_stopping or self._until_due_lookup() != 0.0:
             return
         self._looked_up_at = sent = monotonic()

@@ -33,8 +33,8 @@ _REFILL_PAUSE = 0.05
 #: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
 #: number.
 _APART = 4
-#: The least number of tasks that a share scan must find to be worth it is the queue's capacity divided by this number.
-#: A share scan looks only for tasks of this worker's share.
+#: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
+#: the queue's capacity divided by this number.
 _ENOUGH = 4
 #: The number of documents that the server should read for a share scan, as a multiple of the queue's capacity. If the
 #: share is small, few of the documents read belong to it. So the batch of the scan is small, too.

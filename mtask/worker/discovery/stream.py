@@ -30,10 +30,10 @@ class StreamLoop:
     def __init__(
         self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
     ) -> None:
-        """Use `store` for the stream only.
+        """Use `store` only for the change stream.
 
-        Cancelling an asyncio task does not end a stream that waits for events. Only closing the stream's MongoDB client
-        ends it.
+        A stream that waits for events ends only when its MongoDB client is closed. Cancelling the asyncio task does not
+        end it.
         """
         self._scope = scope
         self._store = store
