@@ -39,7 +39,7 @@ class Worker:
     """The worker of one process. Call `run` in an event loop. `stop` may be called from any thread."""
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
-        """Check the options; raise InvalidInput or HandlerError. No connection is opened yet."""
+        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
@@ -209,7 +209,7 @@ class Worker:
             self._options.on_status(status)
 
     async def _finish_runs(self, parts: Parts) -> None:
-        """Wait at most shutdown_timeout for the runs to end, hand back the other runs, and write all outcomes."""
+        """Wait at most shutdown_timeout for the runs to end, hand back the unfinished runs, and write all outcomes."""
         finished = asyncio.create_task(parts.runner.wait_empty(self._options.shutdown_timeout.total_seconds()))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait((finished, at_once), return_when=asyncio.FIRST_COMPLETED)

@@ -154,7 +154,7 @@ class Controls:
         return [] if self._valid_until is None else [in_time(self._valid_until)]
 
     def is_out_of_touch(self) -> bool:
-        """Whether the heartbeat has expired, so that no claim would be valid now."""
+        """Whether this worker's heartbeat has expired, so that no claim of this worker would be valid now."""
         return self._valid_until is not None and self._clock.now() >= self._valid_until
 
     def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:

@@ -39,9 +39,9 @@ _MAX_REMEMBERED = 10_000
 
 
 class Quarantine:
-    """Marks malformed tasks FAIL, and remembers the tasks that this worker leaves alone.
+    """Marks malformed tasks FAIL, and remembers the tasks that this worker must not try for a while.
 
-    To leave a task alone is not to try it until its pause is over.
+    The methods call such a task "left alone" until its pause is over.
     """
 
     def __init__(self, store: AsyncStore, worker_id: str) -> None:
@@ -100,8 +100,8 @@ class Quarantine:
         """Examine the whole documents of tasks. They could not be read, or the server refused to change them.
 
         A task is marked FAIL with the reason if its document is malformed, or too large to be changed. Any other task
-        is left alone for a while. After an error at one task the next tasks are still examined. Raises
-        DatabaseUnavailable.
+        is not tried for a while. After an error at one task the next tasks are still examined.
+        Raises DatabaseUnavailable.
         """
         for task_id in task_ids:
             try:

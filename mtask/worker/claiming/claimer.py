@@ -68,7 +68,7 @@ class Claimer:
         self._slots.close()
 
     async def until_landed(self) -> None:
-        """Wait until every claim that is under way now has ended, or can no longer take effect."""
+        """Wait until each claim that is under way now has ended, or can no longer take effect."""
         for under_way in (self._in_flight, *self._sender.under_way):
             begun = set(under_way)
             if begun:

@@ -240,14 +240,15 @@ class Sender:
         try:
             ended = await self._store.run(sessions.end_lapsed(task_ids))
         except DatabaseError as error:
-            # The tasks are claimed nevertheless. A task that is still locked is left alone for a while.
+            # The tasks are claimed nevertheless. If a task is still locked, this worker does not try it again for a
+            # while.
             logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
             return
         for task_id in ended:
             logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     def _leave_alone(self, task_ids: Sequence[str]) -> None:
-        """Leave these tasks alone for a while: open transactions have locked their documents."""
+        """Do not try these tasks again for a while: open transactions have locked their documents."""
         for task_id in task_ids:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1

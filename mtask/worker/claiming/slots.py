@@ -31,7 +31,7 @@ class Slots:
         self._runner = runner
         self._pace = pace
         self.running_cnt = 0
-        #: The claimed runs that wait for a slot, each with the time at which its claim landed (monotonic seconds).
+        #: The claimed runs that wait for a slot, each with the time at which its claim ended (monotonic seconds).
         self._waiting: deque[tuple[float, HeldRun]] = deque()
         self._impatience: asyncio.TimerHandle | None = None
         self._is_stopping = False

@@ -177,7 +177,7 @@ class Inbox:
         is_simple: bool = False,
     ) -> None:
         if task_id in self._ledger.claiming:
-            self._questions.missed(task_id)  # the claim under way may be older than this hint
+            self._questions.missed(task_id)  # the current claim of the task may be older than this hint
         elif self._quarantine.is_left_alone(task_id):
             self._questions.ask_when_due(task_id, self._quarantine.left_alone_until(task_id))
         else:

@@ -198,7 +198,7 @@ class Scans:
         return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
 
     async def _scan_share(self) -> bool:
-        """Scan for due tasks of this worker's share; return whether it found enough for now."""
+        """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
         share, fraction = self._share(began)
         if not share or began > self._scanned_all_at + _ALL:

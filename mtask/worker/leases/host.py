@@ -50,8 +50,8 @@ def automatic_worker_id() -> str:
 def is_known_dead(document: Mapping[str, Any]) -> bool:
     """Whether the process of this worker document is known to be dead.
 
-    The answer is True under two conditions. The process ran on this host, in this boot and pid namespace. And no
-    process has its pid and start time now.
+    The process is known to be dead if two conditions hold: it ran on this host, in this boot and pid namespace; and no
+    process now has the same pid and start time.
     """
     theirs, ours, pid = document.get("pid_scope"), pid_scope(), document.get("pid")
     if not isinstance(theirs, str) or ours is None or not isinstance(pid, int) or document.get("host") != host_name():
@@ -62,7 +62,7 @@ def is_known_dead(document: Mapping[str, Any]) -> bool:
     try:
         return _start_of(pid) != start
     except OSError:
-        # If /proc is mounted with hidepid, it shows no process of another user, dead or alive.
+        # If /proc is mounted with hidepid, /proc shows no process of another user, dead or alive.
         return not _exists(pid)
 
 

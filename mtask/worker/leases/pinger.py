@@ -30,7 +30,7 @@ from mtask.worker.state.scope import Scope
 _GROUP = 500
 #: A ping may be early by this fraction of its interval, so that it can be sent together with a ping that is due now.
 _SLACK = 0.1
-#: The longest and the shortest time limit of a statement, in seconds.
+#: The longest time limit of a statement, in seconds. `_MIN_CALL` is the shortest.
 _MAX_CALL = 5.0
 _MIN_CALL = 0.2
 #: The shortest and the longest time limit of a ping that may meet a locked document, in seconds.
@@ -122,7 +122,7 @@ class Pinger:
     def expedite(self, run: HeldRun) -> None:
         """Ping this run soon, because it has progress to report.
 
-        The ping is sent at once, or one second after the last ping that reported progress.
+        The ping is sent at once, but not within one second of the last ping that reported progress.
         """
         with self._condition:
             run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
@@ -367,7 +367,7 @@ class Pinger:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
-        """Extend the lease of each run or end the run, according to the documents: see `mtask.worker.leases.replies`."""
+        """Apply the documents of these runs' tasks to the runs: see `mtask.worker.leases.replies`."""
         replies.apply(runs, documents, sent, self._registration.worker_id)
 
     def _heartbeat(self) -> None:

@@ -22,14 +22,14 @@ _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
 class Retention:
-    """Removes the oldest finished tasks of a queue, if a control sets how many of them the queue keeps."""
+    """Removes the oldest finished tasks of a queue, if a control sets how many finished tasks the queue keeps."""
 
     def __init__(self, store: AsyncStore, controls: Controls) -> None:
         self._store = store
         self._controls = controls
         self._wake = asyncio.Event()
         self._is_stopping = False
-        #: Locked while a batch is removed.
+        #: The lock that is held while a batch is removed.
         self._removing = asyncio.Lock()
 
     def wake(self) -> None:

@@ -36,13 +36,13 @@ logger = logging.getLogger("mtask.scheduler")
 _HORIZON, _READ_AGAIN = 60.0, 30.0
 #: The number of schedules that one query reads.
 _PAGE = 200
-#: The most schedules that the query excludes because they are left alone. Further schedules that are left alone are
-#: read and then skipped.
+#: The most schedules that the query excludes because they failed a short time ago. Further schedules of this kind are
+#: read and skipped.
 _MAX_LEFT_OUT = 10_000
 #: The most schedules whose last firing by this process is remembered. The same limit holds for the schedules whose last
 #: refusal is remembered.
 _MAX_REMEMBERED = 10_000
-#: The most failed schedules that one round logs by their ids. Of the other failed schedules the round logs the number.
+#: The most failed schedules that one round logs by their ids. Of the other failed schedules, only the number is logged.
 _MAX_LOGGED = 100
 #: The delay of a process that did not make the last firing, in seconds: the fixed part, and the longest random part.
 _BEHIND, _SPREAD = 0.15, 0.1
@@ -72,8 +72,8 @@ class Scheduler:
         self._stopped = asyncio.Event()
         #: The time of the last firing of each schedule, if this process made that firing. The key is the schedule's id.
         self._made: OrderedDict[str, datetime] = OrderedDict()
-        #: The end of the pause of each schedule that could not be fired (monotonic seconds). Until then the schedule is
-        #: left alone. The key is the schedule's id.
+        #: The time until which a schedule that could not be fired is not tried again (monotonic seconds). The key is
+        #: the schedule's id.
         self._left_alone: dict[str, float] = {}
         self._unlogged_cnt = self._logged_cnt = 0
         #: The revision that each schedule had when this process last failed to advance it. The key is the schedule's
@@ -158,7 +158,7 @@ class Scheduler:
         return max(0.0, min([wake_at, *self._left_alone.values()]) - monotonic())
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> list[Schedule]:
-        """Return the readable schedules, without those that are left alone."""
+        """Return the readable schedules, without those that must not be tried now."""
         found = []
         now = monotonic()
         for document in documents:
@@ -187,7 +187,7 @@ class Scheduler:
         return [self._planned(schedule, now) for schedule in batch]
 
     def _planned(self, schedule: Schedule, now: datetime) -> _Planned | Exception:
-        """Compute the next step for a schedule, in any thread."""
+        """Compute the next step for a schedule. Any thread may call this."""
         try:
             left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
             if left:
@@ -235,7 +235,7 @@ class Scheduler:
         """Note that the database has refused to advance a schedule.
 
         After the first refusal, another process has probably made the firing. If the schedule has not changed until the
-        second refusal, no process can advance it, and it is left alone for a while.
+        second refusal, no process can advance it. Then this process does not try it for a while.
         """
         if self._refused.pop(schedule.id, None) == schedule.revision:
             self._leave_alone(schedule.id, "it cannot be advanced, and no other process advances it: add it again")
