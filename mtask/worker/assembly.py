@@ -1,4 +1,4 @@
-"""The assembly: opens the connections of a worker, builds its parts from the bottom up, and connects their signals."""
+"""The assembly: opens a worker's connections, builds the worker's parts, and connects the signals between the parts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _QUEUE_CAPACITY = 2_000
 class Connections:
     """The connections of a worker's event loop.
 
-    The change stream and the transactions of handlers take long. So they have connections of their own.
+    The change stream and the handlers' transactions keep a connection busy for long. So each of the two has connections
+    of its own.
     """
 
     store: AsyncStore
@@ -78,7 +79,7 @@ def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a registered worker, from the bottom up."""
+    """The parts of a registered worker, in the order in which they are built."""
 
     scope: Scope
     registrar: Registrar
@@ -114,7 +115,7 @@ class Assembly:
     connections: Connections
     pings: SyncStore
     registrar: Registrar
-    values: Mapping[Hook, Any]  #: the value of each hook that the app calls at the start
+    values: Mapping[Hook, Any]  #: the value that each start hook of the app has given
 
     def build(self) -> Parts:
         """Build the parts and connect their signals. Call this in the worker's event loop."""
@@ -173,7 +174,10 @@ class Assembly:
 
 
 def _connect(parts: Parts) -> None:
-    """Connect the signals to the parts that listen to them. `Worker.run` itself listens to `heartbeat_answered`."""
+    """Connect each signal to the parts that react to it.
+
+    `Worker.run` connects the one other signal, `heartbeat_answered`.
+    """
     signals = parts.scope.signals
     signals.task_queued.connect(parts.claimer.wake)
     signals.slot_freed.connect(parts.slots.free)

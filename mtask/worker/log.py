@@ -1,4 +1,4 @@
-"""Logging: each record has a constant message, and fields for what varies."""
+"""Logging: each record has a constant message. The values that vary are in its fields."""
 
 from __future__ import annotations
 

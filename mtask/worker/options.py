@@ -23,13 +23,13 @@ class WorkerOptions:
 
     uri: str = field(repr=False)  # the URI may hold a password
     database: str
-    queues: Sequence[str] | None = None  #: None stands for the queues of the app's handlers, and "default"
+    queues: Sequence[str] | None = None  #: None: the queues of the app's handlers, and "default"
     concurrency: int = 100
     scheduler: bool = True  #: whether this process also makes the firings of schedules
     worker_id: str | None = None
     shutdown_timeout: timedelta = timedelta(seconds=30)
-    #: Called with an exit code as the last resort of a stop, because a handler may block the event loop for good. The
-    #: function must end the process.
+    #: The function that ends the process with the given exit code. The worker calls it as the last resort of a stop,
+    #: because a handler may block the event loop for good.
     hard_exit: Callable[[int], None] | None = None
     heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
@@ -44,11 +44,11 @@ class WorkerOptions:
         return found
 
     def checked_worker_id(self) -> str:
-        """Return the worker_id, or a new one if none was given; raise InvalidInput."""
+        """Return the worker_id, or a new one if none was given; raise InvalidInput if the worker_id is invalid."""
         return check_text("worker_id", automatic_worker_id() if self.worker_id is None else self.worker_id)
 
     def checked_concurrency(self) -> int:
-        """Return the concurrency; raise InvalidInput."""
+        """Return the concurrency; raise InvalidInput if it is out of range."""
         if self.concurrency not in CONCURRENCIES:
             raise InvalidInput(f"concurrency {self.concurrency}: use 0 to {CONCURRENCIES[-1]}.", field="concurrency")
         return self.concurrency

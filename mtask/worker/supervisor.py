@@ -14,7 +14,8 @@ from time import monotonic
 from mtask.worker.log import fields, logger
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0
-#: The lifetime after which a process counts as healthy, in seconds. Its next restart uses the first pause again.
+#: The lifetime after which a process counts as healthy, in seconds. The next restart of a healthy process uses the
+#: first pause again.
 _HEALTHY = 30.0
 #: The exit codes after which a restart would not help: wrong usage, and a worker_id in use.
 _HOPELESS = frozenset({2, 5})
@@ -33,7 +34,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps N worker processes running, restarts dead ones after growing pauses, and passes signals on to all."""
+    """Keeps N worker processes running: restarts dead ones after growing pauses, and passes signals on to all."""
 
     def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
         self._commands = commands
@@ -76,7 +77,7 @@ class Supervisor:
                     child.process.send_signal(number)
 
     def _start_due(self) -> float:
-        """Start the processes that are due; return the seconds until the next start, 5 at most."""
+        """Start the processes that are due; return the seconds until the next start, but at most 5."""
         now = monotonic()
         wait = 5.0
         for child in self._children:
@@ -86,7 +87,8 @@ class Supervisor:
                 wait = min(wait, child.restart_at - now)
                 continue
             child.started = now
-            # The process has a process group of its own, so Ctrl-C reaches it only once: through the supervisor.
+            # The process gets a process group of its own. So Ctrl-C reaches the process only once: through the
+            # supervisor.
             child.process = subprocess.Popen(self._commands[child.index], env=self._environment, start_new_session=True)
             logger.info("worker process started", extra=fields(index=child.index, pid=child.process.pid))
         return wait
@@ -118,21 +120,21 @@ class Supervisor:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command line of one worker process under this interpreter."""
+    """Return the command line of one worker process. The process runs with the Python interpreter of this process."""
     return [sys.executable, "-m", "mtask.cli.worker", *arguments]
 
 
 def with_uri(environment: Mapping[str, str], uri: str) -> dict[str, str]:
     """Return the environment of a worker process, with the URI.
 
-    The URI may hold a password. Every user of the machine can read the command line of a process. Only the user of the
-    process can read its environment.
+    The URI may hold a password. Every user of the machine can read the command line of a process, but only the user of
+    the process can read its environment.
     """
     return {**environment, "MTASK_URI": uri}
 
 
 def end_with_parent() -> None:
-    """Start a thread that ends this process gracefully when its supervisor is gone."""
+    """Start a thread that ends this process gracefully after its supervisor has ended."""
     parent = os.getppid()
 
     def watch() -> None:

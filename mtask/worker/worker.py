@@ -26,20 +26,20 @@ from mtask.worker.state.timing import enduring
 
 Document = dict[str, Any]
 
-#: The time that a cancelled async handler has to clean up, in seconds. Then its run is handed back, even if the handler
-#: continues.
+#: The time that a cancelled async handler has to clean up, in seconds. After this time the run is handed back, even if
+#: the handler continues.
 _CANCEL_GRACE = 2.0
-#: The time limit of the last writes of a stop, in seconds.
+#: The time limit for writing the last outcomes during a stop, in seconds.
 _LAST_WRITES = 5.0
-#: The time that the process has to end in order after a second stop request, in seconds.
+#: The time limit for an orderly end of the process after a second stop request, in seconds.
 _AT_ONCE = 3.0
 
 
 class Worker:
-    """The worker of one process. `run` it in an event loop; `stop` it from any thread."""
+    """The worker of one process. Call `run` in an event loop. `stop` may be called from any thread."""
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
-        """Check the options; raise InvalidInput or HandlerError. No connection is opened yet."""
+        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
@@ -64,12 +64,12 @@ class Worker:
 
     @property
     def parts(self) -> Parts:
-        """The worker's parts; raises RuntimeError until it is registered."""
+        """The worker's parts; raises RuntimeError if the worker is not registered yet."""
         if self._parts is None:
             raise RuntimeError("the worker is not registered yet")
         return self._parts
 
-    # --- from outside -------------------------------------------------------------------------------------
+    # --- stop ---------------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "asked to stop") -> None:
         """Stop gracefully; at the second call, stop at once. Any thread and any signal handler may call this."""
@@ -85,14 +85,14 @@ class Worker:
             self._at_once.set()
         self._stopping.set()
 
-    # --- life ---------------------------------------------------------------------------------------------
+    # --- run ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Work until `stop`.
 
-        Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a function that the app
-        calls at the start fails. Raises WorkerIdInUse if another process has the worker_id at the start, or has taken
-        it over while this process could not reach the database.
+        Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a start hook of the app
+        fails. Raises WorkerIdInUse if another process has the worker_id at the start. Raises it also if another process
+        takes the worker_id over while this process cannot reach the database.
         """
         self._loop = asyncio.get_running_loop()
         if self._stop_requests:
@@ -101,8 +101,8 @@ class Worker:
         async with AsyncExitStack() as closing:
             pings = ping_store(self._options, name)
             closing.push_async_callback(asyncio.to_thread, pings.close)
-            # The pinger's thread ends after the other connections are closed. If closing them hangs, the thread ends
-            # the process.
+            # The pinger's thread ends only after the other connections are closed. If closing them hangs, the thread
+            # ends the process.
             closing.push_async_callback(self._stop_pinger)
             opened = await closing.enter_async_context(connections(self._options, name))
             scope, registrar, document = await self._register(opened.store)
@@ -116,7 +116,7 @@ class Worker:
                 raise self._failure
 
     async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
-        """Set the database up and register the worker; return its scope, its registrar and its document."""
+        """Set the database up and register the worker; return the worker's scope, registrar and document."""
         options, names = self._options, sorted(self._app.handlers)
         sent = monotonic()
         server_time = await store.run(setup.ensure())
@@ -141,7 +141,7 @@ class Worker:
         try:
             await self._hooks.start()
             # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
-            # confirms controls until its end.
+            # goes on confirming pauses until its end.
             async with asyncio.TaskGroup() as to_the_end:
                 to_the_end.create_task(enduring(parts.controls.run))
                 to_the_end.create_task(enduring(parts.controls.run_confirming))
@@ -154,8 +154,8 @@ class Worker:
                     parts.limits.stop()
         finally:
             await self._hooks.stop()
-            # The pinger's thread sends nothing more but continues. If the rest of the stop hangs on the database, the
-            # thread ends the process.
+            # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
+            # ends the process.
             await asyncio.to_thread(parts.pinger.rest)
             parts.runner.close()
             self._set_status(WorkerStatus.STOPPED)
@@ -163,7 +163,7 @@ class Worker:
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
 
     async def _work(self, parts: Parts) -> None:
-        """Find, claim and run tasks until `stop`. The runs that are under way then continue."""
+        """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""
         loops = [
             parts.stream.run,
             parts.scans.run,
@@ -188,7 +188,7 @@ class Worker:
             parts.retention.stop()
             if parts.scheduler is not None:
                 parts.scheduler.stop()
-            parts.controls.poll()  # the stream ends now and reports no more changes
+            parts.controls.poll()  # the change stream ends now and reports no more changes
             parts.lookups.stop()
             parts.scans.stop()
             parts.stream.stop()
@@ -209,7 +209,7 @@ class Worker:
             self._options.on_status(status)
 
     async def _finish_runs(self, parts: Parts) -> None:
-        """Wait for runs up to shutdown_timeout, hand back the rest, and wait until all outcomes are written."""
+        """Wait at most shutdown_timeout for the runs to end, hand back the unfinished runs, and write all outcomes."""
         finished = asyncio.create_task(parts.runner.wait_empty(self._options.shutdown_timeout.total_seconds()))
         at_once = asyncio.create_task(self._at_once.wait())
         await asyncio.wait((finished, at_once), return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +221,8 @@ class Worker:
             run.end(EndReason.WORKER_STOP)
         await parts.runner.wait_empty(_CANCEL_GRACE)
         for run in ledger.runs:
-            # The handler was asked to end but continues. The process will exit soon, so the run is handed back.
+            # The handler of this run was asked to end but continues. The process will exit soon, so the run is handed
+            # back.
             if not run.is_finishing:
                 parts.finisher.submit(run, ended(run, EndReason.WORKER_STOP))
         try:
@@ -231,7 +232,7 @@ class Worker:
             logger.error("some outcomes were not written: their leases will lapse")
 
     def _arm_last_resort(self) -> None:
-        """Let the pinger's thread end the process in time, even if a handler blocks the event loop."""
+        """Let the pinger's thread end the process if the stop takes too long. A handler may block the event loop."""
         if self._options.hard_exit is None or self._parts is None:
             return
         orderly = self._options.shutdown_timeout.total_seconds() + _CANCEL_GRACE + _LAST_WRITES + 1.0
@@ -252,14 +253,14 @@ class Worker:
 
     @property
     def has_stuck_threads(self) -> bool:
-        """Whether sync handlers continue in their threads after they were asked to end."""
+        """Whether sync handlers still run in their threads, although they were asked to end."""
         parts = self.parts
         return parts.runner.has_stuck_threads or bool(parts.scope.ledger.running)
 
-    # --- registry -----------------------------------------------------------------------------------------
+    # --- registration and orders --------------------------------------------------------------------------
 
     def _take_registered(self, document: Document | None) -> None:
-        """Apply the worker's document from the reply to a heartbeat; None: the document is gone."""
+        """Apply the worker's document that the reply to a heartbeat holds; None: the document is gone."""
         controls = self.parts.controls
         if document is not None:
             _heard(controls, document, was_silent=document.get("was_silent") is True)
@@ -277,10 +278,10 @@ class Worker:
         self.stop("worker_id taken over")
 
     def _take_order(self, order: Document) -> None:
-        """Carry out an order that a client has written for this worker."""
+        """Carry out the order that a client has written into this worker's document."""
         if self._stopping.is_set():
             return
-        # Clients in other programming languages may write orders, too. An unclear order is ignored.
+        # Clients in other programming languages may write orders, too. So an order may be unclear, and is then ignored.
         if order.get("stop") is True:
             self.stop("stopped remotely")
         wanted = order.get("concurrency")

@@ -163,7 +163,7 @@ WORKER_MUTATIONS = (
         "malformed-document-raises",
         "One document that cannot be read keeps all others of its group from starting.",
         (
-            Edit(_ADOPTION, "except Exception as error:  # an error at one task does not keep the others from starting",
+            Edit(_ADOPTION, "except Exception as error:  # an error at one task does not stop the others' adoption",
                  "except StopIteration as error:"),
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),

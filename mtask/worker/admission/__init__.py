@@ -1,1 +1,1 @@
-"""Admission: decides whether a task may be claimed now, by pauses, limits and quarantine."""
+"""Admission: decides whether a task may be claimed now. A pause, a limit or the quarantine can forbid the claim."""

@@ -13,7 +13,7 @@ from mtask.worker.admission.quarantine import Quarantine
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Controls, limits, quarantined documents and lost claims."""
+    """Holds the four parts of the admission: controls, limits, quarantine and losses."""
 
     controls: Controls
     limits: Limits
@@ -21,7 +21,7 @@ class Admission:
     losses: Losses = field(default_factory=Losses)
 
     def lost(self, task_ids: Sequence[str], won: Iterable[str]) -> None:
-        """Count one lost claim for each task in `task_ids`, and forget the losses of the tasks in `won`."""
+        """Count one more lost claim of each task in `task_ids`, and forget the lost claims of the tasks in `won`."""
         for task_id in won:
             self.losses.forget(task_id)
         self.losses.add(task_ids)

@@ -1,9 +1,9 @@
-"""Controls: applies the pauses, limits and retention of this worker's queues and task names, and confirms them.
+"""Controls: applies and confirms the pauses, limits and retention that clients set for queues and task names.
 
-When a client's call that sets a pause returns, no worker may claim from the queue any more. So a worker that reads a
-new pause first waits for its claims under way, and then confirms the pause in its own document. A worker that cannot
-reach the database may miss a pause, and the call does not wait for it. So a claim is valid only until the worker's
-heartbeat expires.
+A client's call that pauses a queue returns only when no worker claims from the queue any more. So a worker that reads a
+new pause first waits until its current claims have ended. Then the worker confirms the pause in its own document. The
+call does not wait for a worker with an expired heartbeat, and such a worker may miss the pause. So a worker's claims
+are valid only until the worker's heartbeat expires.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL = 0.5
 
 
 class Controls:
-    """Reads the controls of this worker's queues and names, and makes the guard of its claims."""
+    """Reads the controls of this worker's queues and task names, and builds the guard for this worker's claims."""
 
     def __init__(self, scope: Scope) -> None:
         self._store = scope.store
@@ -42,18 +42,19 @@ class Controls:
         self._names = list(scope.names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
-        #: The last readable version of each control, by its id.
+        #: The last readable version of each control. The key is the control's id.
         self._good: dict[str, Control] = {}
-        #: The controls with limits, by queue.
+        #: The controls that set a limit. The key is the queue.
         self.limits: dict[str, Control] = {}
-        #: The controls that bound the number of finished tasks, by queue.
+        #: The controls that set how many finished tasks are kept. The key is the queue.
         self.keeps: dict[str, Control] = {}
-        #: The time at which this worker's heartbeat expires, by the server's clock. Its claims are valid until then.
+        #: The time until which this worker's claims are valid (server's clock): usually the expiry of its heartbeat.
+        #: None: this worker has had no heartbeat yet.
         self._valid_until: datetime | None = None
-        #: The value that `_valid_until` gets at the next read of the controls; None: no silence came before. After a
-        #: silence no claim is valid until that read, because no call waited for this worker to confirm a pause.
+        #: While the heartbeat is expired, this worker may miss a pause. So afterwards no claim is valid until the
+        #: controls are read again. This value is then copied to `_valid_until`. None: no such read is needed.
         self._valid_then: datetime | None = None
-        #: The time at which the last answered heartbeat expires.
+        #: The expiry of the last heartbeat that the server answered (server's clock).
         self._heard_until: datetime | None = None
         self._silence_cnt = 0
         self._found: list[dict[str, Any]] = []
@@ -63,11 +64,11 @@ class Controls:
         self._poll_seconds: float | None = None
 
     def wake(self) -> None:
-        """Read the controls soon: they have changed, or may have changed."""
+        """Read the controls soon. Call this when they have changed, or may have changed."""
         self._wake.set()
 
     def poll(self) -> None:
-        """Read the controls at intervals from now on: the change stream has ended and reports no changes."""
+        """Read the controls at intervals from now on. Call this when the change stream has ended."""
         self._poll_seconds = _POLL
         self._wake.set()
 
@@ -101,9 +102,9 @@ class Controls:
                 self._changed.set()
 
     async def run_confirming(self) -> None:
-        """Confirm applied controls until `stop`.
+        """Confirm each change of the controls in this worker's document, until `stop`.
 
-        Before each confirmation, all claims and removals that began earlier must have ended.
+        A change is confirmed when all claims and all removals of finished tasks that began before it have ended.
         """
         while not self._is_stopping:
             await self._changed.wait()
@@ -119,43 +120,49 @@ class Controls:
 
     @property
     def queues(self) -> list[str]:
-        """The queues served here that are not paused."""
+        """The queues that this worker serves and that are not paused."""
         return [queue for queue in self._queues if queue not in self.paused_queues]
 
     @property
     def names(self) -> list[str]:
-        """The task names served here that are not paused."""
+        """The task names that this worker handles and that are not paused."""
         return [name for name in self._names if name not in self.paused_names]
 
     def is_paused(self, queue: str | None, name: str) -> bool:
-        """Whether tasks of this queue or name must not be claimed now."""
+        """Whether a task must not be claimed now because its queue or its name is paused."""
         return name in self.paused_names or queue in self.paused_queues
 
     def limit_of(self, queue: str, *, of_key: bool) -> Limit | None:
-        """Return the limit of a queue, or with `of_key` the limit of each limit_key in the queue; None: no limit."""
+        """Return the limit of a queue; None: there is no limit.
+
+        With `of_key`, return the limit that holds for each limit_key of the queue.
+        """
         control = self.limits.get(queue)
         if control is None:
             return None
         return control.key_limit if of_key else control.limit
 
     def guard(self) -> Filter:
-        """Return the conditions that pauses and the expiry of this worker's heartbeat set for a claim."""
+        """Return the guard of a claim: queue and name are not paused, and this worker's heartbeat has not expired."""
         return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
 
     def validity(self) -> list[Filter]:
-        """Return the condition that this worker's heartbeat has not expired, or none before the first heartbeat."""
+        """Return the condition that this worker's heartbeat has not expired.
+
+        Before the first heartbeat there is no such condition, and the list is empty.
+        """
         return [] if self._valid_until is None else [in_time(self._valid_until)]
 
     def is_out_of_touch(self) -> bool:
-        """Whether the heartbeat has expired, so that no claim would be valid now."""
+        """Whether this worker's heartbeat has expired, so that no claim of this worker would be valid now."""
         return self._valid_until is not None and self._clock.now() >= self._valid_until
 
     def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:
-        """Note that a heartbeat was answered: its time was `at`, its expiry is `valid_until` (server's clock).
+        """Note the answer to a heartbeat: it was stored at the time `at` and expires at `valid_until` (server's clock).
 
-        If the previous heartbeat had expired by then, the controls are read before the next claim. The server reports
-        this silence as `was_silent`. If the reply with that report was lost, a comparison of the times shows the
-        silence.
+        If the previous heartbeat had expired before `at`, this worker reads the controls before its next claim. The
+        server reports such an expiry as `was_silent`. The reply with this report may have been lost, so this method
+        compares the times, too.
         """
         was_silent |= self._heard_until is not None and at >= self._heard_until
         self._heard_until = valid_until
@@ -169,7 +176,7 @@ class Controls:
             self._valid_until = valid_until
 
     def registration_lost(self) -> None:
-        """Make claims invalid until `heard` is called: this worker's registration is gone."""
+        """Make all claims of this worker invalid until `heard` is called. Call this when the registration is gone."""
         self._valid_until = self._heard_until = _LONG_AGO
 
     async def refresh(self) -> bool:
@@ -180,8 +187,8 @@ class Controls:
         silence_cnt = self._silence_cnt
         documents = await self._store.run(controls.of(self._queues, self._names))
         sound, malformed = self._parsed(documents)
-        # The last readable version of a malformed control stays in force, except that it removes no tasks. If no
-        # version was readable, no task of its queue or name is claimed, because the control may be a pause.
+        # If a control is malformed, its last readable version stays in force, but no finished tasks are removed. If no
+        # version was ever readable, the queue or name counts as paused: the control may be a pause.
         found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]
         self._good = {control.id: control for control in found}
         paused = {c.id for c in found if c.paused} | {id_ for id_ in malformed if id_ not in self._good}
@@ -195,13 +202,13 @@ class Controls:
             logger.info("paused", extra=fields(what=",".join(sorted(after)) or "nothing"))
         self._found = [{"_id": control.id, "revision": control.revision} for control in found]
         if self._valid_then is not None and silence_cnt == self._silence_cnt:
-            # The heartbeat that ended the silence came before this read. If this read did not see a pause, the pause
-            # was set later, and the call that set it waits for this worker again.
+            # The heartbeat was valid again before this read began. A pause that this read did not find was set later,
+            # and the client that set the pause waits for this worker to confirm it.
             self._valid_until, self._valid_then = self._valid_then, None
         return bool(before - after)
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> tuple[list[Control], list[str]]:
-        """Return the controls that can be read, and the ids of the malformed ones."""
+        """Return the readable controls, and the ids of the malformed controls."""
         sound: list[Control] = []
         malformed: list[str] = []
         for document in documents:
@@ -222,7 +229,9 @@ class Controls:
         return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
 
     async def begin(self) -> None:
-        """Read the controls before the first claim. If the database user may not read them, there are no pauses.
+        """Read the controls before the first claim.
+
+        If the database refuses the read, an error is logged, and this worker starts without pauses and limits.
 
         Raises DatabaseUnavailable.
         """

@@ -1,4 +1,4 @@
-"""Limits: takes permits for tasks before their claim. A task that gets no permit is parked until one may be free."""
+"""Limits: takes permits for tasks before the claim. A task that gets no permit is parked until a permit may be free."""
 
 from __future__ import annotations
 
@@ -23,59 +23,63 @@ from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
-#: The pause before a pool without a free permit is asked again, in seconds: the first pause, and the longest after
-#: repeated refusals. A random factor keeps the workers from asking at the same instant.
+#: The first and the longest pause before the next request to a pool that had no free permit, in seconds. Each refusal
+#: doubles the pause. A random factor keeps the workers from sending their requests at the same instant.
 _CROWDED, _MAX_CROWDED = 0.25, 1.0
-#: The time until a crowded pool is searched for permits of dead runs, in seconds: the shortest, and the longest.
+#: The shortest and the longest time before a search for dead runs, in seconds. A pool is searched if runs hold all its
+#: permits.
 _RECLAIM, _MAX_RECLAIM = 0.5, 5.0
-#: The most pools that one search for dead runs covers.
+#: The most pools that one search for the permits of dead runs covers.
 _MAX_POOLS = 200
-#: The least time between two scans for further waiting tasks, in seconds: after a useful scan, and after any other. The
-#: third number is that of the permits that must be granted after a scan to make it useful.
+#: The first two numbers: the least time between two scans for more waiting tasks, in seconds, if the first scan was
+#: useful, and if it was not. The third number: a scan was useful if at least this number of permits was granted after
+#: it.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
-#: The number of parked tasks that a pool keeps at least: for the pool of a queue, and for the pool of a key. Further
-#: tasks may be dropped, and a scan finds them again.
+#: The least number of parked tasks that are kept: for the pool of a queue, and for the pool of a limit_key. Further
+#: tasks may be dropped. A scan finds dropped tasks again.
 _PARKED, _PARKED_OF_KEY = 1_000, 10
-#: The most keys that a scan excludes. If more keys are blocked, tasks of other keys in the queue may have to wait.
+#: The most limit_keys that a scan excludes. If more limit_keys are blocked, their tasks may fill the scan. Then tasks
+#: of other limit_keys in the queue may have to wait.
 _MAX_LEFT_OUT = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class ScanTarget:
-    """The queues that one scan covers, and the keys that it excludes."""
+    """The queues that one scan covers, and the limit_keys that the scan excludes."""
 
     queues: list[str]
     #: The limit_keys whose tasks the scan excludes.
     excluded_keys: Sequence[str] = ()
-    #: The scan covers one queue, and some tasks of this queue are parked. If the batch could not hold all tasks that
-    #: the scan found, the caller must call `note_more`.
+    #: Whether the scan covers a single queue that has parked tasks. If the batch of such a scan cannot hold all the
+    #: tasks found, the caller must call `note_more`.
     is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The tasks of a claim that got all their permits."""
+    """The result of taking permits for the tasks of one claim."""
 
-    #: The ids of the tasks.
+    #: The ids of the tasks that got all their permits.
     task_ids: list[str]
-    #: The token with which the permits were taken. The run_ids of the claim begin with it.
+    #: The token under which the permits were taken. The run_ids of the claim begin with this token.
     token: str
-    #: The permits that the run of each task will hold.
+    #: The permits that each task's run will hold. The key is the task's id.
     held: Mapping[str, Sequence[HeldPermit]]
-    #: The pools that granted a permit to each task.
+    #: The pools that granted a permit to each task. The key is the task's id.
     granted: Mapping[str, Sequence[PermitPool]]
-    #: All pools that were asked for permits.
+    #: All pools that received a request for permits.
     asked: frozenset[PermitPool]
-    #: The tasks that got one permit but lack another. They are not claimed.
+    #: The tasks that got one permit but lack another permit. These tasks are not claimed.
     refused: Sequence[str]
     #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
     claim_by: datetime | None
-    #: The queue and the limit_key of each task. The guard compares them, because a task may have changed since.
+    #: The queue and the limit_key of each task. The guard of the claim refuses a task if one of the two has changed
+    #: since.
     of: frozenset[tuple[str, str | None]]
 
     @property
     def guard(self) -> list[Filter]:
-        """The conditions of the claim: the tasks have the same queues and keys, and `claim_by` is not over."""
+        """The conditions of the claim: each task's queue and limit_key are unchanged, and `claim_by` has not passed."""
         guards = [of_queues_and_keys(sorted(self.of, key=str))]
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
 
@@ -91,9 +95,9 @@ class Limits:
         self._parked: dict[PermitPool, ParkedTasks] = {}
         #: The number of permits granted since the last scan for more tasks.
         self._granted_cnt = 0
-        #: The time of that scan (monotonic seconds).
+        #: The time of the last scan for more tasks (monotonic seconds).
         self._more_at = 0.0
-        #: The timer of the next such scan.
+        #: The timer of the next scan for more tasks.
         self._more: asyncio.TimerHandle | None = None
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
@@ -103,7 +107,7 @@ class Limits:
 
     @property
     def is_any(self) -> bool:
-        """Whether a queue of this worker is limited."""
+        """Whether any queue of this worker has a limit."""
         return bool(self._controls.limits)
 
     def is_limited(self, queue: str | None) -> bool:
@@ -111,18 +115,18 @@ class Limits:
         return queue in self._controls.limits if queue is not None else self.is_any
 
     def guard_of_free(self) -> list[Filter]:
-        """Return the guard of a claim without permits: it refuses a task that has moved to a limited queue."""
+        """Return the guard of a claim without permits. The guard refuses a task that has moved to a limited queue."""
         return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []
 
     def park(self, entry: Entry) -> bool:
-        """Park a task if no task of its queue can get a permit now; return whether it is parked."""
+        """Park a task if its queue has no free permit now; return whether the task is parked."""
         parked = None if entry.queue is None else self._blocked(PermitPool(entry.queue))
         if parked is not None:
             parked.park(entry.task_id, (-entry.priority, entry.due))
         return parked is not None
 
     def changed(self) -> None:
-        """Try all parked tasks again: the limits have changed."""
+        """Try all parked tasks again. Call this when the limits have changed."""
         pools, self._parked = self._parked, {}
         task_ids = [task_id for parked in pools.values() for task_id in parked.tasks]
         if task_ids and not self._tries_no_more:
@@ -135,10 +139,10 @@ class Limits:
         return parked if parked is not None and parked.is_blocked else None
 
     def scan_targets(self, queues: Sequence[str]) -> list[ScanTarget]:
-        """Return the scans to be made of these queues. They exclude tasks that would have to wait for a permit.
+        """Return the scans that cover these queues. They exclude tasks that would have to wait for a permit.
 
-        A queue with parked tasks gets a scan of its own, so that its waiting tasks never fill the batch of the other
-        queues.
+        A queue with parked tasks gets a scan of its own. In a common scan, its waiting tasks could fill the batch and
+        keep out the tasks of other queues.
         """
         apart: dict[str, list[str]] = {}
         full: set[str] = set()
@@ -163,13 +167,13 @@ class Limits:
         return found
 
     def note_more(self, target: ScanTarget) -> None:
-        """Note that the scan of a single queue found more tasks than its batch could hold."""
+        """Note that the queue of this scan has more waiting tasks than the batch could hold."""
         for pool, parked in self._parked.items():
             parked.has_more |= pool.queue in target.queues
         self._ask_for_more()
 
     async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
-        """Take permits for these tasks, the most urgent first, and park those that get none.
+        """Take permits for these tasks, in the given order. Park each task that does not get all its permits.
 
         Raises DatabaseError. The permits that were granted before the error are given back.
         """
@@ -179,7 +183,8 @@ class Limits:
         granted: dict[str, list[PermitPool]] = {}
         claim_by: datetime | None = None
         try:
-            # The pools of keys come first: a task that gets no permit of its key must not take a permit of its queue.
+            # The pools of limit_keys come first: a task without a permit of its limit_key must not take a permit of its
+            # queue.
             for of_key in (True, False):
                 requests = self._requests(wanted.values(), of_key=of_key)
                 if not requests:
@@ -206,7 +211,7 @@ class Limits:
         return admitted
 
     def _has_to_wait(self, task: StoredTask) -> bool:
-        """Park the task, without a request, if a pool that it needs is blocked; return whether it is parked."""
+        """Park the task without a request if one of its pools is blocked; return whether the task is parked."""
         key = task.task_option.limit_key
         for pool in (PermitPool(task.queue), *(() if key is None else (PermitPool(task.queue, key),))):
             parked = self._blocked(pool)
@@ -230,7 +235,7 @@ class Limits:
         return [PermitRequest(pool, limit, task_ids) for pool, (limit, task_ids) in found.items()]
 
     def _apply_grant(self, request: PermitRequest, answer: PermitGrant, refused: Sequence[StoredTask]) -> None:
-        """Apply the answer of one pool: park the refused tasks, or if there are none, let parked tasks try again."""
+        """Park the tasks that a pool has refused. If the pool has refused no task, let its parked tasks try again."""
         parked = self._parked.get(request.pool)
         self._granted_cnt += len(answer.task_ids)
         if not refused:
@@ -261,7 +266,7 @@ class Limits:
         self._wake.set()
 
     def hold(self, admitted: Admitted, task_ids: Iterable[str]) -> None:
-        """Keep the permits of these tasks' runs until `release`."""
+        """Remember the permits of these tasks' runs until `release`."""
         for task_id in task_ids:
             if task_id in admitted.held:
                 self._held[admitted.token, task_id] = admitted.held[task_id]
@@ -269,8 +274,8 @@ class Limits:
     async def settle(self, admitted: Admitted, claimed: Mapping[str, datetime], lost: Sequence[str]) -> None:
         """Store the claim times of the claimed tasks, and give back the permits of the lost tasks.
 
-        A task that is neither claimed nor lost is in doubt, and keeps its permits. If the write fails, the permits are
-        reclaimed later: a search finds that their runs do not exist.
+        If a task is neither claimed nor lost, the result of its claim is unknown, and the task keeps its permits. If
+        the write fails, the permits are reclaimed later: a search finds that their runs do not exist.
         """
         gone = [*lost, *admitted.refused]
         try:
@@ -282,7 +287,10 @@ class Limits:
         self._unpark({pool for task_id in gone for pool in admitted.granted.get(task_id, ())})
 
     def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
-        """Forget the permits of a run; give them back if `is_closed`: the run is closed, or its task was removed."""
+        """Forget the permits of a run, and give them back if `is_closed`.
+
+        `is_closed`: the run is closed, or its task was removed.
+        """
         held = self._held.pop((permits.token_of(run_id), task_id), None)
         if held and is_closed:
             self._to_give_back += held
@@ -311,7 +319,7 @@ class Limits:
             self._unpark([pool for pool, parked in self._parked.items() if parked.retry_at <= now])
 
     async def run_giving_back(self) -> None:
-        """Give back the permits of closed runs until `stop`, and then those that remain."""
+        """Give back the permits of closed runs. After `stop`, give back the remaining permits and end."""
         while not self._is_stopping or self._to_give_back:
             await self._giving.wait()
             self._giving.clear()
@@ -321,7 +329,8 @@ class Limits:
             try:
                 await self._store.run(permits.give_back(held))
             except DatabaseError as error:
-                # A worker that finds the pool crowded will see that the runs of these permits are closed.
+                # The permits are not lost. The search for dead runs will find that the runs of these permits are
+                # closed.
                 logger.warning(
                     "permits not given back: they are reclaimed later", extra=fields(runs=len(held), reason=str(error))
                 )
@@ -339,7 +348,7 @@ class Limits:
         self._giving.set()
 
     def _unpark(self, asked: Iterable[PermitPool]) -> None:
-        """Let the most urgent parked tasks of these pools try again: permits may be free."""
+        """Let the most urgent parked tasks of these pools try again, because permits may be free."""
         gone: list[str] = []
         for pool in asked:
             parked = self._parked.get(pool)
@@ -347,8 +356,8 @@ class Limits:
                 continue
             parked.is_blocked = False
             gone += parked.take_most_urgent()
-            # If other workers take these tasks, this worker requests no permits for them. Then the next parked tasks
-            # try again at this time.
+            # Other workers may claim these tasks, so that this worker sends no request for them. In this case the next
+            # parked tasks try again at this time.
             parked.retry_at = monotonic() + _CROWDED
             if parked.wants_scan:
                 self._ask_for_more()
@@ -370,7 +379,7 @@ class Limits:
             self._signals.permits_freed.send()
 
     async def _reclaim_dead(self) -> None:
-        """Give back the permits that dead runs hold, in pools that were found crowded a while ago."""
+        """Give back the permits that dead runs hold in those pools for which the search is due."""
         now = monotonic()
         crowded = {pool: parked for pool, parked in self._parked.items() if (parked.reclaim_at or inf) <= now}
         asked = list(crowded)[:_MAX_POOLS]
@@ -382,8 +391,8 @@ class Limits:
         if reclaimed.has_found:
             self._unpark(asked)
             return
-        # The next search follows the next lapse of a lease, but never later than `_MAX_RECLAIM`: a worker may also die
-        # after it has closed a run and before it gives the permit back.
+        # The next search is due when the next lease lapses, but after `_MAX_RECLAIM` at the latest. The limit is needed
+        # because a worker may close a run and die before it gives the permit back.
         lapse = _MAX_RECLAIM if reclaimed.next_lapse is None else reclaimed.next_lapse.total_seconds()
         for pool in asked:
             crowded[pool].reclaim_at = now + min(max(_RECLAIM, lapse), _MAX_RECLAIM)

@@ -1,4 +1,4 @@
-"""Lost claims: after repeated losses a task is tried at growing intervals, so that it does not keep the worker busy."""
+"""Lost claims: a task whose claims are lost repeatedly is tried less often. So it does not keep the worker busy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: The number of losses in a row from which a task is paused. Fewer losses are usual: another worker was faster, or the
-#: task was not as simple as it seemed.
+#: The number of lost claims in a row after which a task is paused. Fewer losses are usual: another worker was faster,
+#: or the claim took the task for a simple task and it was not.
 _USUAL = 3
-#: The first pause of such a task, and the longest, in seconds. Each pause is twice as long as the one before.
+#: The first and the longest pause of a task after lost claims, in seconds. Each pause is twice the one before.
 _PAUSE, _MAX_PAUSE = 0.1, 30.0
-#: The number of losses in a row after which the whole document is examined.
+#: The number of lost claims in a row after which the task's whole document is examined.
 _SUSPICIOUS = 6
 _MAX_REMEMBERED = 10_000
 
@@ -19,12 +19,12 @@ _MAX_REMEMBERED = 10_000
 @dataclass(slots=True)
 class _Lost:
     count: int = 0
-    paused_cnt: int = 0  #: the count of losses at the last pause
+    paused_cnt: int = 0  #: the value of `count` when the task was last paused
     was_examined: bool = False
 
 
 class Losses:
-    """Counts for each task the claims that were lost in a row while the task stayed due."""
+    """Counts how many claims of a task were lost in a row. The count ends when the task is no longer due."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, _Lost] = OrderedDict()
@@ -33,7 +33,7 @@ class Losses:
         return len(self._lost)
 
     def add(self, task_ids: Iterable[str]) -> None:
-        """Count one more lost claim of each task. Beyond a maximum the tasks with the oldest losses are forgotten."""
+        """Count one more lost claim of each task. Beyond a maximum, forget the tasks with the oldest losses."""
         for task_id in task_ids:
             self._lost.setdefault(task_id, _Lost()).count += 1
             self._lost.move_to_end(task_id)
@@ -41,12 +41,12 @@ class Losses:
             self._lost.popitem(last=False)
 
     def forget(self, task_id: str) -> None:
-        """Forget the losses of a task: it was claimed, or is not due any more."""
+        """Forget the losses of a task. Call this when the task was claimed or is no longer due."""
         if self._lost:
             self._lost.pop(task_id, None)
 
     def pause(self, task_id: str) -> float:
-        """Return the pause, in seconds, before a task that is still due is tried again. Each loss causes one pause."""
+        """Return the pause before the next try of a task, in seconds. Each loss causes at most one pause."""
         lost = self._lost.get(task_id)
         if lost is None or lost.count < _USUAL or lost.paused_cnt == lost.count:
             return 0.0
@@ -54,7 +54,7 @@ class Losses:
         return float(min(_PAUSE * 2 ** min(lost.count - _USUAL, 20), _MAX_PAUSE))
 
     def is_suspicious(self, task_id: str) -> bool:
-        """Whether the whole document is to be examined now. The answer is True only once in a row of losses."""
+        """Whether the task's whole document must be examined now. In a row of losses the answer is True only once."""
         lost = self._lost.get(task_id)
         if lost is None or lost.was_examined or lost.count < _SUSPICIOUS:
             return False

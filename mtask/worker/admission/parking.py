@@ -8,10 +8,9 @@ from math import inf
 from operator import itemgetter
 from time import monotonic
 
-#: For a blocked pool, a scan for further tasks is worth it only if the pool will be tried again within this time, in
-#: seconds.
+#: If a blocked pool is tried again only after this time, in seconds, no scan looks for more of its tasks now.
 _SOON = 2.0
-#: The order of parked tasks: the highest priority first, then the longest due.
+#: The order of parked tasks: higher priority first. Among equal priorities, the task that became due first comes first.
 Rank = tuple[int, float]
 
 
@@ -19,32 +18,33 @@ Rank = tuple[int, float]
 class ParkedTasks:
     """The tasks that wait for permits of one pool.
 
-    The pool had no free permit, or more urgent tasks are requesting permits now.
+    The tasks wait because the pool had no free permit, or because more urgent tasks are requesting permits now.
     """
 
-    width: int  #: the largest number of permits that can be free
-    keep: int  #: the number of the most urgent tasks that are kept at least
-    #: The pool had no free permit. No task requests one until some parked tasks try again.
+    width: int  #: the most permits of the pool that can be free at once
+    keep: int  #: the number of the most urgent tasks that are kept when others are dropped
+    #: Whether the pool had no free permit. If it had none, no task requests a permit until some parked tasks try again.
     is_blocked: bool = True
-    #: The time at which some tasks try again, if no free permit is reported before (monotonic seconds).
+    #: The latest time at which some parked tasks try again (monotonic seconds). A report of a free permit lets them try
+    #: earlier.
     retry_at: float = inf
-    #: The time to look for dead runs that hold permits (monotonic seconds); None: the pool was not found crowded.
+    #: The time of the next search for dead runs that hold permits (monotonic seconds); None: no search is needed.
     reclaim_at: float | None = None
     #: The number of requests in a row that found no free permit.
     refusals: int = 0
-    #: The tasks and their order.
+    #: The rank of each parked task. The key is the task's id.
     tasks: dict[str, Rank] = field(default_factory=dict)
-    #: More tasks wait in the database than this worker knows.
+    #: Whether more tasks of the pool wait in the database than this worker knows.
     has_more: bool = False
 
     @property
     def wants_scan(self) -> bool:
-        """Whether a scan should find more tasks of the pool: the known tasks may soon be fewer than free permits."""
+        """Whether a scan should find more tasks of the pool: soon more permits may be free than tasks are known."""
         is_soon = not self.is_blocked or self.retry_at < monotonic() + _SOON
         return self.has_more and is_soon and len(self.tasks) < self.width
 
     def park(self, task_id: str, rank: Rank) -> None:
-        """Park a task. If there are too many, only the most urgent are kept."""
+        """Park a task. If too many tasks are parked, keep only the most urgent."""
         self.tasks[task_id] = rank
         if len(self.tasks) > 2 * self.keep:
             self.tasks = dict(self._most_urgent(self.keep))
@@ -53,7 +53,7 @@ class ParkedTasks:
     def take_most_urgent(self) -> list[str]:
         """Remove and return the most urgent tasks: one more than the pool has permits.
 
-        If the others take all permits, the last task is refused, and its refusal blocks the pool again.
+        If the other tasks take all permits, the additional task is refused. The refusal blocks the pool again.
         """
         gone = [task_id for task_id, _ in self._most_urgent(self.width + 1)]
         for task_id in gone:

@@ -1,4 +1,4 @@
-"""Quarantine: marks malformed documents FAIL with the reason, and keeps them from disturbing other tasks."""
+"""Quarantine: marks malformed tasks FAIL with the reason, and keeps them from disturbing other tasks."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ _REFUSED_PAUSE = 30.0
 _MENDED_PAUSE = 1.0
 #: The pause of a malformed task that cannot be marked FAIL, in seconds: only an operator can mend it.
 _UNMARKABLE_PAUSE = 600.0
-#: The reason of the FAIL of a task whose document has no room for a claim. The reason is short, because it must still
+#: The FAIL reason of a task that has no room for a claim in its document. The reason is short, because it must still
 #: fit into the document.
 TOO_LARGE = "too large: a claim would exceed MongoDB's 16 MB; put less into params"
 _MAX_REASON = 1_000
-#: The first pause of a task with a locked document, and the longest, in seconds. Each pause is twice as long as the one
-#: before.
+#: The first and the longest pause of a task with a locked document, in seconds. Each pause is twice the one before.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
-#: If a task's last pause ended at least this long ago, in seconds, its pauses start again from the first.
+#: The time since the end of a task's last pause, in seconds, after which the next pause is as short as the first one.
 _FORGOTTEN_AFTER = 60.0
-#: The time limit for marking a malformed task FAIL while its document is locked.
+#: The time limit for marking a task FAIL. The task's document may be locked.
 _LOCK_WAIT = timedelta(seconds=1)
 _MAX_REMEMBERED = 10_000
 
 
 class Quarantine:
-    """Marks malformed documents FAIL, and remembers the tasks that this worker leaves alone.
+    """Marks malformed tasks FAIL, and remembers the tasks that this worker must not try for a while.
 
-    A task that is left alone is not tried until its pause is over.
+    The methods call such a task "left alone" until its pause is over.
     """
 
     def __init__(self, store: AsyncStore, worker_id: str) -> None:
@@ -53,15 +52,15 @@ class Quarantine:
         self._held_up: dict[str, float] = {}
 
     def is_left_alone(self, task_id: Any) -> bool:
-        """Whether this task is not to be tried now."""
+        """Whether this worker must not try the task now, because the task's pause is not over."""
         return self.left_alone_until(task_id) > monotonic()
 
     def left_alone_until(self, task_id: Any) -> float:
-        """Return the instant (monotonic seconds) at which the task's pause ends, or has ended; 0 if it had none."""
+        """Return the end of the task's last pause (monotonic seconds); 0: the task had no pause."""
         return self._left_alone.get(_name_of(task_id), 0.0)
 
     def left_alone(self) -> list[str]:
-        """Return the ids of the tasks that are left alone now."""
+        """Return the ids of the tasks that this worker must not try now."""
         now = monotonic()
         return [name for name, until in self._left_alone.items() if until > now]
 
@@ -73,9 +72,10 @@ class Quarantine:
         self._left_alone[_name_of(task_id)] = now + pause
 
     def hold_up(self, task_id: Any) -> None:
-        """Pause the tries of a task whose change timed out: usually an open transaction has locked its document.
+        """Pause a task after its change timed out. Usually an open transaction has locked the task's document.
 
-        Each try takes a slot, so the pauses grow. After a minute without a timeout the first pause is used again.
+        Each try of the task takes a slot, so each pause is longer than the one before. If the last pause ended more
+        than a minute ago, the pauses start again from the first.
         """
         name, now = _name_of(task_id), monotonic()
         is_again = now - self._left_alone.get(name, -inf) < _FORGOTTEN_AFTER
@@ -88,19 +88,19 @@ class Quarantine:
         self._held_up[name] = pause
 
     def was_held_up(self, task_id: str) -> bool:
-        """Whether the document was locked at the last try, as far as is known."""
+        """Whether the task's document was probably locked at the last try."""
         return task_id in self._held_up
 
     def heard(self, task_id: str) -> None:
-        """Note that a task has changed: the transaction that had locked its document has ended."""
+        """Note that a task has changed. If a transaction had locked its document, the transaction has ended."""
         if self._held_up.pop(task_id, None) is not None:
             self._left_alone.pop(task_id, None)
 
     async def examine(self, task_ids: Iterable[Any], refusal: Exception | str | None = None) -> None:
-        """Examine the whole documents of tasks that could not be read, or that the server refused to change.
+        """Examine the whole documents of tasks. They could not be read, or the server refused to change them.
 
-        A malformed document is marked FAIL with the reason, and so is one that is too large to be changed. A
-        well-formed task is left alone for a while. An error at one task does not keep the others from being examined.
+        A task is marked FAIL with the reason if its document is malformed, or too large to be changed. Any other task
+        is not tried for a while. After an error at one task the next tasks are still examined.
         Raises DatabaseUnavailable.
         """
         for task_id in task_ids:
@@ -122,14 +122,14 @@ class Quarantine:
         if reason is not None:
             await self._mark(task_id, reason)
         elif refusal is None:
-            # The task seemed malformed a moment ago. Its derived fields have been derived again since.
+            # The task seemed malformed a moment ago, but is well-formed now: its derived fields were computed again.
             self.leave_alone(task_id, _MENDED_PAUSE)
         else:
             logger.error("task refused", extra=fields(task=_name_of(task_id), reason=_text_of(refusal)))
             self.leave_alone(task_id)
 
     async def end(self, document: Mapping[str, Any], run_id: str, error: Exception) -> bool:
-        """Close as FAIL a claimed run that cannot be started; return whether it is closed.
+        """Close a claimed run with FAIL, because it cannot be started; return whether the run is closed.
 
         Raises DatabaseUnavailable.
         """
@@ -149,7 +149,7 @@ class Quarantine:
             logger.warning("finish refused", extra=fields(task=task_id, reason=str(refused)))
         if ended:
             logger.error("task that cannot be run marked FAIL", extra=fields(task=task_id, reason=reason))
-        elif malformed is not None:  # the finish found no valid lease, for example
+        elif malformed is not None:  # the run was not closed, for example because its lease has lapsed
             await self._mark(task_id, malformed)
         return bool(ended)
 
@@ -159,7 +159,8 @@ class Quarantine:
             if await self._store.run(claims.quarantine(task_id, self._worker_id, reason, _LOCK_WAIT)):
                 logger.error("malformed task marked FAIL", extra=fields(task=name, reason=reason))
         except DatabaseTimeout:
-            # Usually an open transaction has locked the document. The documents to be examined next must not wait.
+            # Usually an open transaction has locked the document. The examination of the next documents must not wait
+            # for it.
             self.hold_up(task_id)
         except DatabaseUnavailable:
             raise
@@ -181,7 +182,7 @@ def _text_of(error: Exception | str) -> str:
 
 
 def malformation(document: Mapping[str, Any]) -> str | None:
-    """Return the reason for which a task's document is malformed; None: it is well-formed."""
+    """Return the reason why a task's document is malformed; None: the document is well-formed."""
     try:
         StoredTask.model_validate(document)
         wrong = _code_in({name: document[name] for name in ("_id", "name", "key", "queue")})
@@ -193,9 +194,9 @@ def malformation(document: Mapping[str, Any]) -> str | None:
 
 
 def _code_in(value: Any, path: tuple[str, ...] = ()) -> str | None:
-    """Return a complaint about a field that holds JavaScript code; None: no field does.
+    """Return a complaint if a field holds JavaScript code; None: no field holds such code.
 
-    Python reads such code as text, but the server does not.
+    Python reads JavaScript code as text. The server does not treat it as text.
     """
     if path[-1:] in (("returns",), ("progress",)):
         return None

@@ -1,1 +1,1 @@
-"""Claiming: claims due tasks, as many as there are free slots."""
+"""Claiming: claims due tasks for the free slots of this worker."""

@@ -1,4 +1,4 @@
-"""Adoption: turns the documents of claimed tasks into held runs, and passes these to the slots."""
+"""Adoption: turns the documents of claimed tasks into held runs, and passes the runs to the slots."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Adoption:
         self._questions = questions
         self._runner = runner
         self._slots = slots
-        #: Whether the tasks of the last group were simple: a guess for the next group.
+        #: Whether all tasks of the last claimed group were simple tasks. The worker assumes the same of the next group.
         self.are_simple = True
         self.won_cnt = 0
 
     async def adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
-        """Start the runs that a claim has won. Runs that cannot be started are closed after the others have started."""
+        """Start the runs that a claim has won. After that, close the runs that cannot be started."""
         if attempt.admitted is not None:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
@@ -62,11 +62,11 @@ class Adoption:
                 task = StoredTask.model_validate(document)
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
-            except Exception as error:  # an error at one task does not keep the others from starting
+            except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
-            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # otherwise the claim was read back too late
+            if own.status is RunStatus.RUNNING and run.is_lease_valid:  # a run that is read back late may be over
                 self._runner.hold(run)
                 if task.task_state.status.is_final:  # another worker has since marked the task FAIL as malformed
                     self._runner.hand_back(run)
@@ -88,7 +88,7 @@ class Adoption:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
-        """Start the runs that a claim has won although its reply was lost."""
+        """Start runs that a claim has won. The claim's reply was lost, and a later read has found these runs."""
         await self.adopt(documents, attempt)
         if attempt.admitted is not None:
             await self._limits.settle(attempt.admitted, claim_times(documents, attempt.token), ())

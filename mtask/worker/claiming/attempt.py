@@ -11,15 +11,15 @@ from mtask.worker.admission.limits import Admitted
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One claim: its tasks, its token, and the instant at which it was sent (monotonic seconds)."""
+    """One claim: its tasks, its token, and the time at which it was sent (monotonic seconds)."""
 
     task_ids: Sequence[str]
     token: str
     sent: float
-    #: The permits of the tasks; None: the queues of the tasks are not limited.
+    #: The permits of the tasks; None: the tasks need no permits.
     admitted: Admitted | None = None
 
     @property
     def run_ids(self) -> dict[str, str]:
-        """The run_id of each task under this claim."""
+        """The run_id that this claim gives to each task. The key is the task's id."""
         return claims.run_ids_of(self.task_ids, self.token)

@@ -1,4 +1,4 @@
-"""The claimer: decides when to claim and how many tasks. It looks at the preemption queue and the free slots."""
+"""The claimer: decides when tasks are claimed, and how many. It considers the preemption queue and the free slots."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from mtask.worker.state.timing import wake_or_wait
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: The least number of tasks with which a group begins while another one is under way. A rescue may have fewer tasks.
+#: The least number of tasks in a group that is claimed while another group is under way. If the next task is a rescue,
+#: the group may be smaller.
 _MIN_FURTHER = 50
-#: The time after the beginning of the last group at which a smaller group begins, in seconds: a slow group must not
-#: hold it back for longer.
+#: The longest time for which a smaller group waits after the previous group's claim began, in seconds. So a slow claim
+#: does not hold the next group back for longer.
 _MAX_GATHER = 0.2
-#: The most unwritten outcomes with which tasks are still claimed.
+#: The most unwritten outcomes. While there are more, the worker claims no tasks.
 _MAX_UNWRITTEN = 2_000
 _PAUSE = 0.05
 
 
 class Claimer:
-    """Claims due tasks in groups, as many as there are free slots."""
+    """Claims due tasks in groups, and fills the free slots with them."""
 
     def __init__(
         self,
@@ -53,11 +54,11 @@ class Claimer:
         self._is_stopping = False
 
     def wake(self) -> None:
-        """Check the queue again: a task was queued, or a slot is free."""
+        """Check the queue again. Call this when a task was queued or a slot is free."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Claim tasks until `stop`. The next claim follows `wake`, a task that becomes due, or the end of a claim."""
+        """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
         while not self._is_stopping:
             self._wake.clear()
             await wake_or_wait(self._wake, self._launch())
@@ -67,7 +68,7 @@ class Claimer:
         self._slots.close()
 
     async def until_landed(self) -> None:
-        """Wait until every claim that is under way now has ended, or can no longer take effect."""
+        """Wait until each claim that is under way now has ended, or can no longer take effect."""
         for under_way in (self._in_flight, *self._sender.under_way):
             begun = set(under_way)
             if begun:
@@ -89,7 +90,10 @@ class Claimer:
         return self._finisher.pending > _MAX_UNWRITTEN
 
     def _launch(self) -> float | None:
-        """Begin the claims that can begin now; return the seconds until the next one; None: it follows `wake`."""
+        """Begin the claims that can begin now; return the seconds until the next check.
+
+        None: the next check follows `wake`.
+        """
         while not self._is_stopping:
             free_slots = self._slots.free_cnt
             room = free_slots + self._slots.ahead_cnt
@@ -103,13 +107,13 @@ class Claimer:
                 return pause
             is_limited = self._queue.is_limited_next
             if is_limited:
-                room = free_slots  # a permit counts from the claim, so its run must start at once
+                room = free_slots  # the claim uses up the permit, so the run must start at once
                 if room <= 0:
                     return None
             waited = now - self._launched_at
             is_worth_it = min(room, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
-                return _MAX_GATHER - waited  # the next group grows; the end of the one under way wakes the loop
+                return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(min(room, MAX_GROUP), now)
             if is_limited:
                 entries = [entry for entry in entries if not self._limits.park(entry)]
@@ -126,7 +130,7 @@ class Claimer:
         task_ids = [entry.task_id for entry in entries]
         self._ledger.claiming.update(task_ids)
         is_rescue = entries[0].is_begun
-        # A rescue needs no lookup first: a lookup has just read its tasks.
+        # The tasks of a rescue need no lookup before the claim: a lookup has just read them.
         lookup_first = entries[0].rank > 0 and not is_rescue
         is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender
@@ -143,7 +147,10 @@ class Claimer:
         job.add_done_callback(self._landed)
 
     def _without_locked(self, entries: list[Entry]) -> list[Entry]:
-        """Claim each task that was locked at its last try alone, so that no group waits for it; return the others."""
+        """Give a claim of its own to each task that was locked at its last try. Return the other tasks.
+
+        So no group has to wait for a locked document.
+        """
         locked = [entry.task_id for entry in entries if self._quarantine.was_held_up(entry.task_id)]
         if not locked:
             return entries

@@ -1,4 +1,4 @@
-"""The pace: measures how many runs end while a claim is under way. The worker claims tasks ahead for their slots."""
+"""The pace: estimates how many slots become free during a claim. The worker claims tasks for these slots ahead."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Callable
 from math import exp
 from time import monotonic
 
-#: The longest time that a run that was claimed ahead waits for a slot, in seconds. Then it is handed back.
+#: The longest time for which a claimed run waits for a slot, in seconds. After this time the run is handed back.
 PATIENCE = 0.5
-#: The number of tasks to claim ahead, as a multiple of the runs that end during a claim. It is more than 1, because the
-#: next group gathers while one group is under way.
+#: The number of tasks to claim ahead, as a multiple of the number of runs that end during a claim. The factor is more
+#: than 1, because the next group gathers while one group is under way.
 _SHARE = 2.0
-#: The longest time, in seconds, for which tasks are claimed ahead: at most the number of runs that end within it.
+#: The number of tasks claimed ahead is at most the number of runs that end within this time, in seconds.
 _MAX_SPAN = 0.25
-#: The time constant of the moving average, in seconds.
+#: The time constant of the moving average of the rate at which runs end, in seconds.
 _MEMORY = 0.25
-#: The time without claims after which nothing is claimed ahead, in seconds. In the average, longer times count as this.
+#: The time without claims after which nothing is claimed ahead, in seconds. In the average, a longer time without
+#: claims counts as this time.
 _PAUSE = 1.0
-#: The weight of the last claim in the moving average of their durations.
+#: The weight of the newest claim in the moving average of the durations of claims.
 _CLAIM_SHARE = 0.4
-#: The most tasks to claim ahead, as a multiple of the slots: if the process dies, each held task waits for the lapse of
-#: its lease.
+#: The most tasks to claim ahead, as a multiple of the number of slots. A limit is needed: if the process dies, each
+#: claimed task waits until its lease lapses.
 _MAX_TIMES = 10
 
 
 class Pace:
     """Measures how many runs end per second and how long claims take.
 
-    With quick handlers, claiming ahead keeps the slots busy during a claim. More tasks in hand let more runs end during
-    the next claim, until the process is at its capacity. With slow handlers, hardly any run ends during a claim, and
-    nothing is claimed ahead.
+    If handlers are quick, slots become free while a claim is under way. Tasks that were claimed ahead keep these slots
+    busy. With more tasks claimed ahead, more runs end during the next claim. So the number of tasks claimed ahead grows
+    until the process is at its capacity. If handlers are slow, hardly any run ends during a claim, and nothing is
+    claimed ahead.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -44,7 +46,7 @@ class Pace:
         self._ended_since += 1
 
     def claimed(self, seconds: float) -> None:
-        """Note that a claim has landed after this many seconds."""
+        """Note that a claim has ended. `seconds`: the duration of the claim."""
         now = self._clock()
         since = min(now - self._landed_at, _PAUSE)
         memory = exp(-since / _MEMORY)
@@ -57,10 +59,13 @@ class Pace:
         self._ahead = int(rate * min(_SHARE * self._claim_seconds, _MAX_SPAN))
 
     def forget(self) -> None:
-        """Reset the averages: a run that was claimed ahead has waited too long for a slot."""
+        """Reset the averages. Call this when a run that was claimed ahead has waited too long for a slot."""
         self._ended = self._seconds = 0.0
         self._ended_since = self._ahead = 0
 
     def ahead(self, slots: int) -> int:
-        """Return the number of tasks to claim beyond the free slots; 0 after a pause. `slots`: all slots."""
+        """Return the number of tasks to claim beyond the free slots; 0 if the last claim ended too long ago.
+
+        `slots`: the number of all slots.
+        """
         return min(self._ahead, _MAX_TIMES * slots) if self._clock() - self._landed_at < _PAUSE else 0

@@ -1,4 +1,4 @@
-"""Recovery: reads back claims whose reply was lost or is incomplete, and runs or hands back the tasks that they won."""
+"""Recovery: finds out which tasks a claim has won if its reply was lost. The won tasks are run or handed back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 Document = dict[str, Any]
 
 _PAUSE, _MAX_PAUSE = 0.05, 0.5
-#: The pause before each further read of a claim without a reply, in seconds. The claim may be written but not yet
-#: majority-committed, and the tasks of a claim may be run only when it is majority-committed.
+#: The pauses before the further reads of a claim without a reply, in seconds. The claim may be written but not yet
+#: majority-committed. Its tasks may run only when it is majority-committed.
 _READ_AGAIN_AFTER = (0.05, 0.2, 0.5)
-#: The longest time after the wait for a claim's reply within which the claim may still take effect, in seconds.
+#: The longest time for which a claim may still take effect, in seconds, after the worker stopped waiting for its reply.
 _SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 
 
@@ -36,18 +36,19 @@ class Recovery:
         self._signals = scope.signals
         self._adoption = adoption
         self._stopped = asyncio.Event()
-        #: The recoveries that continue after `recover` has returned.
+        #: The asyncio tasks of the recoveries that continue after `recover` has returned.
         self.jobs: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """From now on, stop waiting for an unavailable database once no claim can take effect any more."""
+        """From now on, wait for an unavailable database only while a claim may still take effect."""
         self._stopped.set()
 
     async def recover(self, attempt: Attempt, *, read_again_first: bool = False) -> list[str]:
         """Read back which tasks a claim has won, and start their runs; return the other tasks.
 
-        The claim may still take effect for some of the other tasks. So they are read a few more times: before the
-        return if `read_again_first`, else in the background. A run that appears after these reads is handed back.
+        The claim may still take effect for one of the other tasks. So these tasks are read a few more times. If
+        `read_again_first`, this method reads them before it returns; if not, it reads them in the background. A run
+        that appears only after these reads is handed back.
         """
         settled = monotonic() + _SETTLED
         doubtful = await self._adopt(attempt, attempt.task_ids, settled)
@@ -81,7 +82,7 @@ class Recovery:
         return doubtful
 
     async def _adopt(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> list[str]:
-        """Read back which of the doubtful tasks the claim has won, and start their runs; return the rest."""
+        """Read back which of the doubtful tasks the claim has won, and start their runs; return the other tasks."""
         documents = await self._read_back(attempt, settled)
         if documents is None:
             return []
@@ -92,7 +93,10 @@ class Recovery:
         return [task_id for task_id in doubtful if task_id not in known]
 
     async def _read_back(self, attempt: Attempt, settled: float) -> list[Document] | None:
-        """Return the tasks that a claim has won, once the database answers; None: a stop has ended the wait."""
+        """Return the tasks that a claim has won. If the database is unavailable, read again.
+
+        None: after `stop`, the database was still unavailable at the time `settled`.
+        """
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while True:
             try:
@@ -103,16 +107,16 @@ class Recovery:
                 await asyncio.sleep(pauses.next())
 
     async def _hand_back_late(self, attempt: Attempt, doubtful: Sequence[str], settled: float) -> None:
-        """Hand back the runs of a claim that were written after its last read: this worker does not run them."""
+        """Hand back the runs that a claim has written after the last read. This worker does not run them."""
         run_ids = attempt.run_ids
         await wake_or_wait(self._stopped, max(0.0, settled - monotonic()))
         try:
             states = await self._store.run(claims.run_statuses(doubtful, [run_ids[task_id] for task_id in doubtful]))
             late = [task_id for task_id in doubtful if states.get(run_ids[task_id]) == RunStatus.RUNNING]
-            for task_id in late:  # one statement for each: a locked document must not hold up the others
+            for task_id in late:  # one statement for each task: a locked document must not hold up the others
                 logger.warning("late claim handed back", extra=fields(task=task_id))
                 await self._hand_back(task_id, run_ids[task_id])
-            if len(attempt.task_ids) == 1:  # each task of a group was claimed again, alone
+            if len(attempt.task_ids) == 1:  # the tasks of a group have been claimed again one by one
                 never_came = [task_id for task_id in doubtful if run_ids[task_id] not in states]
                 await self._adoption.give_up(never_came, attempt)
         except MtaskError as error:

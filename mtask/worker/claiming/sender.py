@@ -1,7 +1,7 @@
-"""The sender: sends the claims of groups of tasks, and handles their results.
+"""The sender: claims groups of tasks, and handles the results of the claims.
 
-If a group cannot be claimed together, each of its tasks is claimed alone. Other groups are claimed at the same time. So
-a malformed or locked document does not hold up the other tasks.
+If the claim of a group fails, each task of the group gets a claim of its own. Meanwhile other groups are claimed. So a
+malformed or locked document does not hold up the other tasks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: The bounds of the time limit of a claim that may meet a locked document, in seconds.
+#: The shortest and the longest time limit of a claim that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: The most claims of a single task that are sent alone at the same time.
+#: The most claims of single tasks that are under way at the same time.
 _MAX_APART = 16
 _PAUSE = 0.05
 
 
 class Sender:
-    """Claims groups of tasks, and passes the runs that the claims have won to the adoption."""
+    """Claims groups of tasks, and passes the runs that were won to the adoption."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
-        #: The asyncio tasks that claim tasks alone. Groups are claimed at the same time and do not wait for them.
+        #: The asyncio tasks that claim single tasks. Groups are claimed at the same time and do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(_MAX_APART)
         self._held_up_cnt = 0
@@ -61,15 +61,22 @@ class Sender:
 
     @property
     def under_way(self) -> tuple[set[asyncio.Task[None]], ...]:
-        """The asyncio tasks other than the claims of groups. One of the first set may start one of the second."""
+        """The two sets of asyncio tasks that claim single tasks, and that recover claims without a reply.
+
+        An asyncio task of the first set may start one of the second set.
+        """
         return (self._apart, self._recovery.jobs)
 
     def stop(self) -> None:
-        """From now on, stop waiting for an unavailable database once none of the claims can take effect any more."""
+        """From now on, wait for an unavailable database only while a claim may still take effect."""
         self._recovery.stop()
 
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Claim these tasks by one of the methods below, `claim`, and free the slots that the claim did not use."""
+        """Claim these tasks with the function `claim`, and free the slots that were reserved for them.
+
+        `claim` calls `claim_free` or `claim_limited`. It returns the tasks that now get claims of their own. Their
+        slots stay reserved.
+        """
         apart: Collection[str] = ()
         try:
             apart = await claim()
@@ -84,7 +91,7 @@ class Sender:
         self._scope.signals.tasks_doubtful.send(task_ids)
 
     def _free_slots(self, task_ids: Collection[str]) -> None:
-        """Free the slots reserved for a claim of these tasks. The runs that the claim won have already taken slots."""
+        """Free the slots that were reserved for the claim of these tasks. The won runs have already taken slots."""
         self._scope.ledger.claiming.difference_update(task_ids)
         self._scope.signals.claim_landed.send(task_ids)
         self._scope.signals.room_made.send()
@@ -92,7 +99,7 @@ class Sender:
     async def claim_free(
         self, task_ids: list[str], *, lookup_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
-        """Claim these tasks, which need no permits; return the tasks that are claimed alone from now on."""
+        """Claim tasks that need no permits; return the tasks that now get claims of their own."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
@@ -101,9 +108,9 @@ class Sender:
         return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
-        """Claim those of these tasks that get their permits, and park the others.
+        """Claim the tasks that get all their permits, and park the others.
 
-        Returns the tasks that are claimed alone from now on.
+        Returns the tasks that now get claims of their own.
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
@@ -116,17 +123,17 @@ class Sender:
             return apart
         admitted = await self._limits.admit(limited, fresh_token())
         if is_rescue:
-            # Each task is claimed alone at once. If a group timed out first, the second try might come later than
-            # `claim_by` of the permits.
+            # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
+            # might come after `claim_by`.
             return apart + self.claim_apart(admitted.task_ids, admitted)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
     def claim_apart(
         self, task_ids: list[str], admitted: Admitted | None = None, *, was_held_up: bool = False
     ) -> list[str]:
-        """From now on, claim each of these tasks alone; return the tasks. Groups are claimed at the same time.
+        """Begin to claim each of these tasks in a claim of its own, in the background; return the tasks.
 
-        `was_held_up`: the group of the tasks timed out, probably because of a locked document.
+        `was_held_up`: the claim of the whole group timed out, probably because of a locked document.
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
@@ -147,7 +154,7 @@ class Sender:
             if isinstance(ended, BaseException):
                 logger.error("claim failed", exc_info=ended)
         if was_held_up and left_alone_cnt == self._held_up_cnt:
-            self._tempo.took(self._wait)  # no document is locked: the server is busy
+            self._tempo.took(self._wait)  # no document was locked, so the server is busy
 
     async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None) -> None:
         try:
@@ -169,10 +176,11 @@ class Sender:
         admitted: Admitted | None = None,
         part: str = "",
     ) -> Collection[str]:
-        """Claim these tasks and start the runs that were won; return the tasks that are claimed alone from now on.
+        """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
 
-        `is_simple`: there is one task, and it is claimed as a simple task. If it is not simple, the claim is lost.
-        `part` is added to the token of the admission: if the admission has several claims, each needs its own token.
+        `is_simple`: the claim takes its only task for a simple task. If the task is not simple, the claim is lost.
+        `part`: a text that is added to the token of `admitted`. If several claims use the permits of `admitted`, each
+        of the claims needs its own token.
         """
         if not task_ids:
             return ()
@@ -193,15 +201,15 @@ class Sender:
             left = await self._recovery.recover(attempt, read_again_first=not is_timeout)
             if not is_timeout:
                 return ()
-            if monotonic() - asked > timeout.total_seconds() / 2:  # a read waits for no lock, so the server is busy
+            if monotonic() - asked > timeout.total_seconds() / 2:  # locks do not delay a read, so the server is busy
                 self._tempo.took(timeout.total_seconds())
                 return ()
             if len(task_ids) > 1:
                 return self.claim_apart(left, admitted, was_held_up=True)
             self._leave_alone(left)
         except MtaskError as error:
-            # A malformed document makes its whole group fail, after some tasks were claimed. Each of the others is
-            # claimed alone.
+            # A malformed document makes the claim of its whole group fail. By then some tasks of the group may be
+            # claimed. Each of the other tasks gets a claim of its own.
             left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
                 return self.claim_apart(left, admitted)
@@ -232,14 +240,15 @@ class Sender:
         try:
             ended = await self._store.run(sessions.end_lapsed(task_ids))
         except DatabaseError as error:
-            # The claim is still tried: a task that is still locked is left alone for a while.
+            # The tasks are claimed nevertheless. If a task is still locked, this worker does not try it again for a
+            # while.
             logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
             return
         for task_id in ended:
             logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
 
     def _leave_alone(self, task_ids: Sequence[str]) -> None:
-        """Pause the tries of these tasks: an open transaction has locked their documents."""
+        """Do not try these tasks again for a while: open transactions have locked their documents."""
         for task_id in task_ids:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1

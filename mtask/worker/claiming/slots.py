@@ -11,16 +11,17 @@ from mtask.worker.running.runner import Runner
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: The least delay of a timer, in seconds, that shows that a handler has blocked the event loop.
+#: The least delay of a timer, in seconds, from which a handler counts as having blocked the event loop.
 _LATE = 0.05
 
 
 class Slots:
     """Starts claimed runs as slots become free.
 
-    With quick handlers the worker claims more tasks than it has free slots: slots become free while the claim is under
-    way. So for a moment the worker may hold more leases than its concurrency, but it never runs more handlers at once.
-    The waiting runs start in the order of their claims. A run that was ended before its start is handed back.
+    If handlers are quick, the worker claims more tasks than it has free slots, because slots become free during the
+    claim. So the worker may hold more runs than its concurrency for a moment. But the number of handlers that run at
+    once never exceeds the concurrency. The waiting runs start in the order of their claims. A run that is ended before
+    its handler starts is handed back.
     """
 
     def __init__(self, scope: Scope, runner: Runner, pace: Pace) -> None:
@@ -30,14 +31,14 @@ class Slots:
         self._runner = runner
         self._pace = pace
         self.running_cnt = 0
-        #: The claimed runs that wait for a slot, each with the time at which its claim landed (monotonic seconds).
+        #: The claimed runs that wait for a slot, each with the time at which its claim ended (monotonic seconds).
         self._waiting: deque[tuple[float, HeldRun]] = deque()
         self._impatience: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
     @property
     def free_cnt(self) -> int:
-        """The number of free slots that no claim under way has reserved. It is negative if tasks were claimed ahead."""
+        """The number of free slots that no claim under way has reserved. It is negative after claiming ahead."""
         return self._vitals.concurrency - len(self._ledger.claiming) - self.running_cnt - len(self._waiting)
 
     @property
@@ -46,7 +47,7 @@ class Slots:
         return self._pace.ahead(self._vitals.concurrency)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Run at most this many handlers at once from now on; 0 pauses the worker. Current runs continue."""
+        """Let at most `concurrency` handlers run at once; 0 pauses the worker. Current runs continue."""
         self._vitals.concurrency = concurrency
         self.start_waiting()
         self._signals.room_made.send()
@@ -60,7 +61,10 @@ class Slots:
         self._signals.room_made.send()
 
     def add(self, run: HeldRun, now: float) -> None:
-        """Let a run wait for a slot since `now` (monotonic seconds). The caller must call `start_waiting` next."""
+        """Add a run to the runs that wait for a slot. The caller must call `start_waiting` next.
+
+        `now`: the time from which the run waits (monotonic seconds).
+        """
         self._waiting.append((now, run))
 
     def stop(self) -> None:
@@ -74,7 +78,7 @@ class Slots:
             self._impatience.cancel()
 
     def start_waiting(self) -> None:
-        """Start waiting runs while slots are free."""
+        """Start the runs that wait for a slot, as long as slots are free."""
         while self._waiting and (self.running_cnt < self._vitals.concurrency or self._is_stopping):
             _, run = self._waiting.popleft()
             if self._is_stopping:
@@ -95,7 +99,7 @@ class Slots:
         self._impatience = None
         now = monotonic()
         if now >= due + _LATE:
-            # A handler blocked the loop: runs that have ended meanwhile free their slots first.
+            # A handler has blocked the event loop. First the runs that have ended meanwhile must free their slots.
             self._be_patient(_LATE)
             return
         while self._waiting and self._waiting[0][0] <= now - PATIENCE:

@@ -22,15 +22,15 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: The delay of a lookup for each worker that ranks before this one, and the longest delay, in seconds. The first worker
-#: that looks a task up claims it, and the change stream tells the others.
+#: The delay of a lookup for each worker that ranks before this one, and the longest total delay, in seconds. The first
+#: worker that looks a task up claims it. The other workers hear of the claim from the change stream.
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
-#: The most names that are remembered of tasks without a handler here.
+#: The most task names that this worker remembers because it has no handler for them.
 MAX_UNSERVED = 100
 
 
 class Inbox:
-    """Feeds the preemption queue."""
+    """Puts tasks into the preemption queue."""
 
     def __init__(
         self, scope: Scope, queue: PreemptionQueue, admission: Admission, questions: Questions, ranks: Ranks
@@ -47,13 +47,14 @@ class Inbox:
         self._ranks = ranks
 
     def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
-        """Queue a task by its document. If a needed field cannot be read, have the task looked up."""
+        """Queue a task from its document. If a needed field cannot be read, ask for a lookup of the task."""
         try:
             name, queue = document["name"], document.get("queue")
             priority = int(document["task_option"]["priority"])
             state = document["task_state"]
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
-            # In a malformed document a name or queue may be a list, or JavaScript code: a str that is not hashable.
+            # In a malformed document, the name or the queue may be a list or JavaScript code. Python reads such code as
+            # a str that is not hashable.
             is_readable = type(task_id) is str and type(name) is str and type(queue) in (str, type(None))
             is_readable = is_readable and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
@@ -72,7 +73,7 @@ class Inbox:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Queue a task that a scan found, unless the worker has heard of the task since.
+        """Queue a task that a scan found, unless this worker has newer information about the task.
 
         `sent`: the time at which the scan was sent (monotonic seconds).
         """
@@ -87,15 +88,15 @@ class Inbox:
             if self._ledger.is_old_news(task_id, sent) or self._ledger.held_run(task_id) is not None:
                 return
             if task_id in self._ledger.claiming:
-                return  # the claim under way is newer than the scan
+                return  # the claim of this task is newer than the scan
         self.push(task_id, document)
 
     def push_changed(
         self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False
     ) -> None:
-        """Take a change of a task that the stream reported without the document.
+        """Handle a change of a task. The change stream has reported it without the task's document.
 
-        `concerns_holder`: the run of the task may have to end.
+        `concerns_holder`: if this worker runs the task, the run may have to end.
         """
         if type(task_id) is not str:
             self._questions.suspect(task_id)
@@ -115,8 +116,8 @@ class Inbox:
         if not is_begun and self._queue.move(task_id, due, is_begun=is_begun):
             self._scope.signals.task_queued.send()
         else:
-            # Usually the change is another worker's lease. If not, only the due time is known, and a lookup at that
-            # time reads the rest.
+            # Usually another worker holds the task now. The change tells only when the task is due next. A lookup at
+            # that time reads the rest.
             self._look_when_due(task_id, name, due)
 
     def is_served(self, queue: str | None) -> bool:
@@ -124,11 +125,14 @@ class Inbox:
         return queue in self._queues
 
     def is_handled(self, name: str) -> bool:
-        """Whether this worker has a handler of this name."""
+        """Whether this worker has a handler for tasks of this name."""
         return name in self._names
 
     def schedule(self, task: Task, now: datetime) -> None:
-        """Queue a task for the time at which the rules let this worker claim it, if that time is within the horizon."""
+        """Queue a task for the time at which this worker may claim it.
+
+        If that time is beyond the horizon, forget the task.
+        """
         moment = rules.preemptable_at(task, self._scope.worker_id, now)
         stored = task.task_state.next_preempt_time
         if moment is not None and stored is not None:
@@ -155,7 +159,7 @@ class Inbox:
         self._questions.due.discard(task_id)
 
     def note_unserved(self, name: str) -> None:
-        """Note a task name that occurs in this worker's queues and has no handler here."""
+        """Note a task name that occurs in this worker's queues but has no handler in this worker."""
         names = self._ledger.unserved_names
         if is_name(name) and name not in names and len(names) < MAX_UNSERVED:
             names.add(name)
@@ -173,7 +177,7 @@ class Inbox:
         is_simple: bool = False,
     ) -> None:
         if task_id in self._ledger.claiming:
-            self._questions.missed(task_id)  # the claim under way may be older than this hint
+            self._questions.missed(task_id)  # the current claim of the task may be older than this hint
         elif self._quarantine.is_left_alone(task_id):
             self._questions.ask_when_due(task_id, self._quarantine.left_alone_until(task_id))
         else:

@@ -1,6 +1,6 @@
-"""The janitor: settles lapsed runs that no worker rescued, and finds malformed documents and unserved names.
+"""The janitor: settles lapsed runs that no worker has rescued, and finds malformed documents and unserved names.
 
-The loop of the scans calls it at intervals, and calls it again after a failure of the database.
+The loop in `Scans.run` calls the janitor at intervals, and again after the database has failed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
-#: The time after the lapse of a lease, in ms, at which any worker settles the run, if nobody has preempted its task.
+#: The time after a lease has lapsed, in ms. If no worker has preempted the task by then, any worker settles the run.
 _SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
-#: The time limit for settling tasks, because a document may be locked; and the most tasks that are settled at the same
-#: time in statements of their own.
+#: The time limit for settling tasks, whose documents may be locked. The second value is the most tasks that are settled
+#: at the same time, each in a statement of its own.
 _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
 
 
 class Janitor:
-    """Takes care of tasks that no scan for due tasks finds."""
+    """Settles lapsed runs, and finds tasks that no scan for due tasks finds."""
 
     def __init__(self, scope: Scope, quarantine: Quarantine, questions: Questions, inbox: Inbox) -> None:
         self._scope = scope
@@ -38,31 +38,34 @@ class Janitor:
         self._inbox = inbox
 
     async def note_unserved(self) -> None:
-        """Note the names of waiting tasks in this worker's queues that have no handler here."""
+        """Note the names of waiting tasks in this worker's queues for which this worker has no handler."""
         scope = self._scope
         for name in await self._store.run(finding.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
             self._inbox.note_unserved(str(name))
 
     async def look_for_malformed(self) -> None:
-        """Have those malformed documents looked up that no scan can find."""
+        """Ask for a lookup of the malformed documents that no scan can find."""
         found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
         self._questions.suspect_all(document["_id"] for document in found)
 
     async def settle_lapsed(self) -> None:
-        """Close lapsed runs of tasks that no worker preempts."""
+        """Close the lapsed runs of tasks that no worker has preempted."""
         lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return
         try:
             if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
-                self._questions.suspect_all(task_ids)  # another worker was faster, or some are malformed
+                self._questions.suspect_all(task_ids)  # another worker was faster, or some tasks are malformed
         except (OperationFailed, DatabaseTimeout):
-            # One document is malformed, too large or locked, and makes the whole batch fail or wait.
+            # A single document that is malformed, too large or locked makes the whole batch fail or wait.
             await self._settle_apart(task_ids)
 
     async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
-        """Settle each task alone, so that a locked or unchangeable document does not hold up the others."""
+        """Settle each task in a statement of its own.
+
+        So a locked or unchangeable document does not hold up the others.
+        """
         at_once = asyncio.Semaphore(_MAX_APART)
         await asyncio.gather(*(self._settle_alone(task_id, at_once) for task_id in task_ids))
 

@@ -1,4 +1,4 @@
-"""Lookups: batched reads of tasks that a hint does not describe fully. The rules then decide what to do with each."""
+"""Lookups: reads tasks in batches if hints do not say enough about them. The rules then decide about each task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PAUSE = 0.1
 
 
 class Lookups:
-    """Reads the tasks that `Questions` has collected, and decides what to do with each."""
+    """Reads the tasks that `Questions` has collected, and decides what to do with each task."""
 
     def __init__(self, scope: Scope, admission: Admission, questions: Questions, inbox: Inbox, pinger: Pinger) -> None:
         self._store = scope.store
@@ -49,7 +49,10 @@ class Lookups:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Answer questions until `stop`. There is one read at a time; later questions share the next one."""
+        """Read the collected tasks until `stop`.
+
+        There is one read at a time. Tasks that come later share the next read.
+        """
         while not self._is_stopping:
             await self._questions.wake.wait()
             self._questions.wake.clear()
@@ -65,13 +68,13 @@ class Lookups:
                 await asyncio.sleep(_PAUSE)
                 self._questions.wake.set()
             except Exception:
-                self._questions.wake.set()  # the remaining questions are answered in the next turn
+                self._questions.wake.set()  # the remaining tasks are read in the next turn of the loop
                 raise
 
     async def run_due(self) -> None:
         """Look tasks up when they become due, until `stop`.
 
-        This loop is separate from `run`, because the rescue of a task waits for this lookup.
+        This loop is separate from `run`, because the rescue of a task must not wait for other lookups.
         """
         while not self._is_stopping:
             self._questions.wake_due.clear()
@@ -79,7 +82,7 @@ class Lookups:
             await self._look_up_due()
 
     def forgot_leases(self) -> bool:
-        """Return whether due lookups were dropped since the last call: now only a scan finds their tasks."""
+        """Return whether due lookups were dropped since the last call. Only a scan can find the dropped tasks."""
         was_cut, self._questions.due.was_cut = self._questions.due.was_cut, False
         return was_cut
 
@@ -89,7 +92,7 @@ class Lookups:
         return None if when is None else max(0.0, max(when, self._looked_up_at + _GATHER) - monotonic())
 
     async def _look_up_due(self) -> None:
-        """Look up the tasks that have become due. Most of them are finished: the query returns no finished task."""
+        """Look up the tasks that have become due. The query does not return finished tasks, which are the majority."""
         if self._is_stopping or self._until_due_lookup() != 0.0:
             return
         self._looked_up_at = sent = monotonic()
@@ -112,7 +115,7 @@ class Lookups:
         self._questions.wake_due.set()
 
     async def check_held(self, task_ids: Iterable[str]) -> None:
-        """Check whether this worker's runs of these tasks may continue, and end those that may not.
+        """Check whether this worker's runs of these tasks may continue, and end the runs that may not.
 
         Raises DatabaseError.
         """
@@ -139,7 +142,7 @@ class Lookups:
         await self._take_found(documents, sent)
 
     async def _look_up_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
-        """Look up each task alone: the database refuses to read at least one of them."""
+        """Look up each task alone, because the database has refused to read at least one of them."""
         if len(suspects) > 1:
             for name, task_id in suspects.items():
                 await self._look_up({name: task_id})
@@ -162,7 +165,7 @@ class Lookups:
             else:
                 if not is_well:
                     malformed.append(document["_id"])
-        # A lookup reads only some fields. Only the whole document shows whether it is malformed.
+        # A lookup reads only some fields of a task. Only the whole document shows whether the task is malformed.
         await self._quarantine.examine([found for found in malformed if not self._quarantine.is_left_alone(found)])
 
     def _resolve(self, document: Mapping[str, Any], sent: float) -> bool:
@@ -173,7 +176,7 @@ class Lookups:
         except ValidationError:
             return False
         if not all(type(document[field]) is str for field in ("name", "key", "queue")):
-            return False  # JavaScript code, which Python reads as text
+            return False  # a field holds JavaScript code, which Python reads as text
         if not self._ledger.is_old_news(task.id, sent) and self._inbox.is_served(task.queue):
             if self._ledger.held_run(task.id) is not None:
                 self._questions.ask_holder(task.id)
@@ -186,14 +189,14 @@ class Lookups:
         return True
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
-        """Return the tasks that this worker may claim now, and queue each other task for the time when it may."""
+        """Return the tasks that this worker may claim now. Queue the other tasks for the times at which it may."""
         sent = monotonic()
         documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []
         for document in documents:
             try:
                 task = StoredTask.model_validate(document)
-            except Exception:  # the lookup of the task alone handles any error
+            except Exception:  # a lookup of this task alone handles the error
                 self._questions.suspect(document["_id"])
                 continue
             if self._controls.is_paused(task.queue, task.name):

@@ -1,4 +1,4 @@
-"""Questions: collects the tasks to be read now or when they become due. `mtask.worker.discovery.lookups` reads them."""
+"""Questions: collects the tasks that must be read now or when they become due. `Lookups` reads these tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.due import DueLookups
 from mtask.worker.state.ledger import Ledger
 
-#: The most due lookups that are kept, of about 200 bytes each.
+#: The most due lookups that are kept. Each takes about 200 bytes.
 _MAX_DUE_LOOKUPS = 10_000
 
 
@@ -21,22 +21,23 @@ class Questions:
     def __init__(self, ledger: Ledger, quarantine: Quarantine) -> None:
         self._ledger = ledger
         self._quarantine = quarantine
-        #: The tasks to be read now, by a hashable text of their `_id`.
+        #: The ids of the tasks to be read now. The key is a text of the id, because an id may not be hashable.
         self.suspects: dict[str, Any] = {}
-        #: The tasks whose documents raised an unexpected error, or whose claims are lost repeatedly; with the reason.
+        #: The ids of the tasks whose whole documents must be examined, each with the error or the reason.
         self.doubted: list[tuple[Any, Exception | str]] = []
         #: The tasks whose run in this worker may have to end.
         self.holders: set[str] = set()
         #: The tasks to be read when they become due.
         self.due = DueLookups(_MAX_DUE_LOOKUPS)
-        #: `wake` is set when a task is to be read now, and `wake_due` when the first due lookup has changed.
+        #: `wake` is set when a task is to be read now. `wake_due` is set when the time of the next due lookup has
+        #: changed.
         self.wake, self.wake_due = asyncio.Event(), asyncio.Event()
-        #: The tasks that changed while their claim was under way, and whether the change concerns their holder.
+        #: The tasks that changed while their claim was under way. The value: whether the claimed run may have to end.
         self._missed: dict[str, bool] = {}
 
     @property
     def is_any(self) -> bool:
-        """Whether a task is to be read now."""
+        """Whether any task is to be read now."""
         return bool(self.suspects or self.holders or self.doubted)
 
     def suspect(self, task_id: Any) -> None:
@@ -51,15 +52,18 @@ class Questions:
             self.suspect(task_id)
 
     def cannot_take(self, task_id: Any, error: Exception) -> None:
-        """Have a task examined after its document caused an unexpected error.
+        """Ask for the examination of a task whose document has caused an unexpected error.
 
-        Call this in the `except` block: it logs the exception.
+        Call this in the `except` block, because it logs the current exception.
         """
         if self.doubt(task_id, error):
             logger.exception("a document that cannot be taken is examined", extra=fields(task=repr(task_id)))
 
     def doubt(self, task_id: Any, error: Exception | str) -> bool:
-        """Have the whole document of a task examined, for this reason; return False if the task is left alone now."""
+        """Ask for the examination of a task's whole document. Return False if the task must not be tried now.
+
+        `error`: the reason of the examination.
+        """
         if self._quarantine.is_left_alone(task_id):
             return False
         self.doubted.append((task_id, error))
@@ -67,7 +71,7 @@ class Questions:
         return True
 
     def ask_holder(self, task_id: str) -> None:
-        """Have it checked whether the run of this task may continue. If a claim is under way, its end comes first."""
+        """Ask whether this worker's run of the task may continue. If the task is being claimed, ask after the claim."""
         if task_id in self._ledger.claiming:
             self._missed[task_id] = True
         else:
@@ -75,11 +79,11 @@ class Questions:
             self.wake.set()
 
     def missed(self, task_id: str) -> None:
-        """Note that a hint came while the task's claim was under way: the claim may be older than the hint."""
+        """Note that a hint came while its task was being claimed. The claim may be older than the hint."""
         self._missed.setdefault(task_id, False)
 
     def landed(self, task_ids: Iterable[str]) -> None:
-        """Handle the hints that came while the claim of these tasks was under way."""
+        """Handle the hints that came while these tasks were being claimed. The claim has ended now."""
         if not self._missed:
             return
         for task_id in task_ids:
@@ -92,7 +96,7 @@ class Questions:
                 self.ask_holder(task_id)
 
     def ask_when_due(self, task_id: str, when: float) -> None:
-        """Read this task at a monotonic instant (seconds)."""
+        """Ask for a read of this task at the time `when` (monotonic seconds)."""
         self.due.put(task_id, when)
         if self.due.next_time() == when:
             self.wake_due.set()

@@ -13,7 +13,7 @@ from mtask.worker.state.scope import Scope
 
 
 class Ranks:
-    """Ranks this worker among its peers, and reorders the preemption queue by these ranks."""
+    """Ranks this worker among all live workers, and orders the preemption queue by these ranks."""
 
     def __init__(self, scope: Scope, queue: PreemptionQueue) -> None:
         self._ledger = scope.ledger
@@ -22,22 +22,24 @@ class Ranks:
         self._peers = Peers(scope.worker_id, scope.queues)
 
     async def take(self, live: Sequence[Mapping[str, Any]]) -> None:
-        """Compute the ranks again, among these live workers."""
-        # The computation has a thread of its own: to rank a thousand workers takes 0.1 s.
+        """Compute the ranks again for these live workers."""
+        # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
 
     def rank(self, task_id: str, name: str) -> int:
-        """Return this worker's rank: the number of live workers that go before it for the task."""
-        # A task that is due again after a run here has not succeeded. Another worker goes first now, and may do better.
-        # If the task's id alone decided, the task would come back to this worker until no try is left.
+        """Return this worker's rank: the number of live workers that should try the task before this worker."""
+        # If this worker has claimed the task before, the run did not succeed. Another worker may do better, so this
+        # worker ranks last. If only the task's id decided, the task might come back to this worker until no try is
+        # left.
         return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
 
     def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
-        """Return a filter for the tasks for which this worker ranks first, and the fraction of all tasks that they are.
+        """Return the filter for this worker's share, and the size of the share as a fraction of all tasks.
 
-        The fraction is the smallest among the names. There is no filter if this worker ranks first for all tasks.
+        The share is the tasks for which this worker ranks first. If the fraction differs between the names, the
+        smallest is returned. If this worker ranks first for all tasks, the list of filters is empty.
         """
         shares = self._peers.shares(names)
         fraction = min((buckets.count("1") / len(buckets) for _, buckets in shares), default=1.0)

@@ -1,4 +1,7 @@
-"""Scans: batch queries for due and soon due tasks, at intervals, after breaks and when the queue has drained."""
+"""Scans: finds tasks that are due or soon will be, with batch queries.
+
+There is a scan at intervals, after a break of the change stream, and when the queue has drained.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,20 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
-#: The divisor of the batch size for a queue with parked tasks. Such a queue is scanned alone.
+#: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
+#: number.
 _APART = 4
-#: The divisor of the queue's capacity: a scan for this worker's share must find at least the quotient to be worth it.
+#: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
+#: the queue's capacity divided by this number.
 _ENOUGH = 4
-#: The number of documents that the server reads for a scan of a share, in full batches. If the share is small, few of
-#: these documents belong to it, so the batch of the scan is small.
+#: The number of documents that the server should read for a share scan, as a multiple of the queue's capacity. If the
+#: share is small, few of the documents read belong to it. So the batch of the scan is small, too.
 _LOOKED_THROUGH = 4
-#: The time limit of a share scan, which may read many documents of a long backlog and find few. The number is the pause
-#: after a share scan that found too few tasks or all, as a multiple of its duration.
+#: The first value: the time limit of a share scan. It may read many documents of a long backlog and find few tasks. The
+#: second value: the pause after a share scan that found all tasks or too few, as a multiple of the scan's duration.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: The time since the last scan of the whole backlog after which a refill scans all of it again, in seconds. If refills
-#: scanned only this worker's share, older tasks of a full or departed worker would wait behind newer ones.
+#: After this time, in seconds, a refill scans the whole backlog again. If all refills scanned only this worker's share,
+#: older tasks of a full or departed worker would wait behind newer tasks.
 _ALL = 2.0
 
 
@@ -70,12 +75,12 @@ class Scans:
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
-        #: The number of ready tasks after the last scan; and whether only tasks of this worker's share are counted.
-        #: Only these are counted if they were enough, or if another share scan may follow.
+        #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
+        #: count is limited to the share if the share had enough tasks, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
-        #: The timer of a refill that was wanted too soon after the last scan.
+        #: The timer of a refill that must wait, because the last scan was too recent.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self.is_ready = asyncio.Event()
@@ -89,27 +94,27 @@ class Scans:
             self._refill.cancel()
 
     def ask_full(self) -> None:
-        """Scan soon for all waiting tasks, also for those that earlier scans excluded."""
+        """Make a full scan soon: for all waiting tasks, not only for tasks of this worker's share."""
         self._is_full_due = True
         self.ask_peers()  # workers may have come or gone while no stream was open
 
     def ask_peers(self) -> None:
-        """Scan soon, and read the live workers first: some came or went."""
+        """Read the live workers again and scan soon. Call this when workers have come or gone."""
         self._are_peers_due = True
         self._wake.set()
 
     def ask_setup(self) -> None:
-        """Scan soon, and create the collections again first: they were dropped."""
+        """Create the collections again and scan soon. Call this when the collections were dropped."""
         self._is_setup_due = True
         self._wake.set()
 
     def ask_soon(self) -> None:
-        """Scan soon for due tasks: permits are free again."""
+        """Scan soon for due tasks. Call this when permits are free again."""
         self._is_refill = True
         self._wake.set()
 
     def refill(self) -> None:
-        """Scan again soon if the tasks of the last scan have drained and more are known to wait."""
+        """Scan again soon if most tasks of the last scan have left the queue and more tasks are known to wait."""
         if not self._queue.has_more or self._refill is not None:
             return
         now = monotonic()
@@ -128,7 +133,7 @@ class Scans:
         self.refill()
 
     async def run(self) -> None:
-        """Scan until `stop`: at intervals of half a horizon, and at once when asked."""
+        """Scan until `stop`: at intervals of half a horizon, and soon after each request of another method."""
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         next_regular = 0.0
         regular_cnt = 0
@@ -150,7 +155,7 @@ class Scans:
                     logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
                 else:
                     logger.exception("scan failed, will be repeated")
-                # An index that the scan needs may have been dropped, alone or with its collection.
+                # An index that the scan needs may have been dropped, either alone or with its collection.
                 self._is_setup_due |= isinstance(error, OperationFailed)
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
@@ -176,9 +181,9 @@ class Scans:
         self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     def _not_left_alone(self) -> list[Filter]:
-        """Return the filter that excludes the tasks that are left alone.
+        """Return a filter that excludes the tasks that this worker must not try now.
 
-        Each of these tasks is looked up when its pause is over. If they filled a batch, the scan would miss other
+        Each of these tasks is looked up when its pause is over. If such tasks filled a batch, the scan would miss other
         tasks.
         """
         return other_than(self._quarantine.left_alone())
@@ -188,12 +193,12 @@ class Scans:
         return self._queue.capacity // _ENOUGH
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
-        """Return this worker's share as `Ranks.share` does; no filter if no share scan may be made now."""
-        # With limits, each queue is scanned as its permits allow, and there are no share scans.
+        """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
+        # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow.
         return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
 
     async def _scan_share(self) -> bool:
-        """Scan for due tasks of this worker's share; return whether it found enough for now."""
+        """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
         share, fraction = self._share(began)
         if not share or began > self._scanned_all_at + _ALL:
@@ -228,7 +233,8 @@ class Scans:
         if not found.is_complete:
             self._queue.has_more = True
             if found.has_future:
-                # Tasks that are not yet due may have filled the batch and kept due tasks out: scan only for due tasks.
+                # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for
+                # due tasks.
                 await self._scan_within(timedelta(0))
 
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
@@ -265,7 +271,7 @@ class Scans:
 
     async def _upkeep(self, count: int) -> None:
         if count % 4 == 1:
-            self._controls.wake()  # in case the stream has missed a change
+            self._controls.wake()  # the change stream may have missed a change of the controls
         if self._is_full_due:
             self._is_full_due = False
             try:
@@ -282,7 +288,7 @@ class Scans:
         await self._lookups.check_held([run.task_id for run in self._scope.ledger.runs])
 
     async def _full_upkeep(self) -> None:
-        # A collection may have been dropped while no stream was open. A scan does not notice it, but finds nothing.
+        # A collection may have been dropped while no stream was open. A scan of a dropped collection reports no error.
         if not await self._store.run(setup.is_there()):
             self._is_setup_due = True
             self._wake.set()
@@ -292,9 +298,7 @@ class Scans:
         self._are_peers_due = False
         sent = monotonic()
         live = await self._store.run(workers.live(list(self._scope.queues)))
-        if (
-            live
-        ):  # the reply usually holds at least this worker's document, so an idle worker reads the server's clock, too
+        if live:  # each document holds the server's time, so an idle worker learns this time, too
             self._scope.clock.observe(live[0]["now"], sent, monotonic())
         await self._ranks.take(live)
 

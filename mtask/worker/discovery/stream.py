@@ -1,6 +1,6 @@
 """The stream loop: passes the events of the worker's change stream on, and opens a new stream after any break.
 
-A break loses events. So a full scan follows once the new stream is open, and no task is missed.
+Events are lost during a break. So a full scan follows when the new stream is open. It finds the tasks of lost events.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class StreamLoop:
-    """Passes events of the change stream to the inbox and to the parts that they concern."""
+    """Passes each event of the change stream to the part that it concerns."""
 
     def __init__(
         self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
     ) -> None:
-        """`store` is for the stream alone.
+        """Use `store` only for the change stream.
 
-        A stream that waits for events ends with its client, not with its asyncio task.
+        A stream that waits for events ends only when its MongoDB client is closed. Cancelling the asyncio task does not
+        end it.
         """
         self._scope = scope
         self._store = store
@@ -45,13 +46,13 @@ class StreamLoop:
         self.event_cnt = 0
 
     def stop(self) -> None:
-        """End `run`, also while it waits for events."""
+        """End `run`, even if it waits for an event."""
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Follow the change stream until `stop`; after any break open a new one and scan again."""
+        """Handle the events of the change stream until `stop`. After a break, open a new stream and scan again."""
         self._task = asyncio.current_task()
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while not self._is_stopping:
@@ -71,7 +72,7 @@ class StreamLoop:
                 await asyncio.sleep(pauses.next())
 
     async def _follow(self) -> None:
-        """Open a stream and take its events until it breaks or ends."""
+        """Open a stream and handle its events until the stream breaks or ends."""
         stream = await Stream.open(
             self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
         )

@@ -1,1 +1,1 @@
-"""Leases: pings that extend the leases of held runs, and the registration and heartbeat of the worker."""
+"""Leases: extends the leases of held runs by pings, and keeps the worker's registration alive by heartbeats."""

@@ -21,8 +21,8 @@ def host_name() -> str:
 def pid_scope(pid: int | None = None) -> str | None:
     """Return the boot id, the pid namespace and the start time of a process.
 
-    Together with the pid they identify the process for ever. `pid`: None stands for this process. Returns None if the
-    system does not show these values, or if the process does not exist.
+    Together with the pid, the three values identify the process for ever. `pid`: None stands for this process. Returns
+    None if the system does not show these values, or if the process does not exist.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -34,7 +34,7 @@ def pid_scope(pid: int | None = None) -> str | None:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start time of a process, in the kernel's clock ticks; None if it has ended and waits to be reaped.
+    """Return the start time of a process, in the kernel's clock ticks; None: it has ended and waits to be reaped.
 
     Raises OSError if /proc does not show the process.
     """
@@ -50,8 +50,8 @@ def automatic_worker_id() -> str:
 def is_known_dead(document: Mapping[str, Any]) -> bool:
     """Whether the process of this worker document is known to be dead.
 
-    It is known to be dead if it ran on this host, in this boot and pid namespace, and no process has its pid and start
-    time now.
+    The process is known to be dead if two conditions hold: it ran on this host, in this boot and pid namespace; and no
+    process now has the same pid and start time.
     """
     theirs, ours, pid = document.get("pid_scope"), pid_scope(), document.get("pid")
     if not isinstance(theirs, str) or ours is None or not isinstance(pid, int) or document.get("host") != host_name():
@@ -62,12 +62,12 @@ def is_known_dead(document: Mapping[str, Any]) -> bool:
     try:
         return _start_of(pid) != start
     except OSError:
-        # If /proc is mounted with hidepid, it shows no process of another user, dead or alive.
+        # If /proc is mounted with hidepid, /proc shows no process of another user, dead or alive.
         return not _exists(pid)
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process has this pid, asked without /proc."""
+    """Whether a process has this pid. The check does not need /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

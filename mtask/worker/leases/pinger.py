@@ -1,7 +1,7 @@
 """The pinger: sends pings and heartbeats, in a thread of its own with a connection of its own.
 
-So a handler that blocks the event loop does not lose its lease. The thread also ends runs whose lease can no longer be
-trusted, and ends the process if a stop takes too long.
+So a run keeps its lease even if a handler blocks the event loop. The thread also ends runs whose lease may have lapsed,
+and ends the process if a stop takes too long.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: The most runs of one ping.
+#: The most runs that one ping covers.
 _GROUP = 500
-#: The fraction of its interval by which a ping may be early. Such a ping is sent together with a ping that is due now.
+#: A ping may be early by this fraction of its interval, so that it can be sent together with a ping that is due now.
 _SLACK = 0.1
-#: The longest and the shortest time limit of a statement, in seconds.
+#: The longest time limit of a statement, in seconds. `_MIN_CALL` is the shortest.
 _MAX_CALL = 5.0
 _MIN_CALL = 0.2
-#: The bounds of the time limit of a ping that may meet a locked document, in seconds.
+#: The shortest and the longest time limit of a ping that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.5, _MAX_CALL
 #: The most runs that are pinged at the same time, each with a ping of its own.
 _MAX_APART = 8
-#: The time limit for handing back all runs together, as the last resort of a stop, in seconds.
+#: The time limit for handing back all runs together, in seconds. This is the last resort of a stop.
 _HAND_BACK = 2.0
-#: The longest wait of the thread, in seconds.
+#: The longest wait of the pinger's thread, in seconds.
 _IDLE = 3600.0
-#: The pause after an unexpected error, in seconds. The pings that are due are sent after it.
+#: The pause after an unexpected error, in seconds. Due pings are sent after this pause.
 _AFTER_FAILURE = 0.1
-#: The time for which a run is pinged beyond its run_timeout_ms, in seconds, so that its FAIL can be written.
+#: The time for which a run is still pinged after its run_timeout_ms has passed, in seconds. So its FAIL can be written.
 _OVERTIME = 10.0
 #: The least time between two pings that are sent early because of progress, in seconds.
 _BETWEEN_PROGRESS = 1.0
 
 
 class Pinger:
-    """Keeps the leases of this worker's runs and its heartbeat alive."""
+    """Extends the leases of this worker's runs, and sends this worker's heartbeats."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Pinger:
         registration: workers.Registration,
         heartbeat_interval: timedelta,
     ) -> None:
-        """`store` is for the pinger alone. The caller must create the pinger in the worker's event loop."""
+        """Only the pinger may use `store`. The caller must create the pinger in the worker's event loop."""
         self._scope = scope
         self._store = store
         self._registration = registration
@@ -67,10 +67,10 @@ class Pinger:
         self._worker_loop = asyncio.get_running_loop()
         self._runs: dict[str, HeldRun] = {}
         self._condition = threading.Condition()
-        #: The run_ids whose ping is under way.
+        #: The run_ids of the runs whose ping is under way.
         self._under_way: set[str] = set()
         self._tempo = scope.tempo
-        #: The threads that send a ping for a single run; created when one is first needed.
+        #: The threads that each send a ping for a single run. They are created when the first such ping is needed.
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
@@ -83,18 +83,21 @@ class Pinger:
         self._thread.start()
 
     def rest(self) -> None:
-        """Send no more pings and heartbeats, and wait for those under way. The action of `call_at` still happens."""
+        """Send no more pings and heartbeats, and wait for the last ones to end.
+
+        The action of `call_at` is still called.
+        """
         with self._condition:
             self._is_resting = True
             self._condition.notify_all()
             self._condition.wait_for(lambda: not self._is_working, timeout=_MAX_CALL * 2)
 
     def stop(self) -> None:
-        """Stop the thread and wait for it."""
+        """Stop the thread and wait for its end."""
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
-        if self._thread.ident is not None:  # else it was never started
+        if self._thread.ident is not None:  # the thread was started
             self._thread.join(timeout=_MAX_CALL * 2)
         if self._apart is not None:
             self._apart.shutdown(cancel_futures=True)
@@ -117,26 +120,34 @@ class Pinger:
             return list(self._runs.values())
 
     def expedite(self, run: HeldRun) -> None:
-        """Ping this run soon because it has progress: at once, or one second after the last ping with progress."""
+        """Ping this run soon, because it has progress to report.
+
+        The ping is sent at once, but not within one second of the last ping that reported progress.
+        """
         with self._condition:
             run.next_ping = min(run.next_ping, max(monotonic(), run.progress_at + _BETWEEN_PROGRESS))
             if run.next_ping < self._wake_at:
                 self._condition.notify_all()
 
     def beat_now(self) -> None:
-        """Send a heartbeat at once, and read the orders to this worker in its document."""
+        """Send a heartbeat at once. The reply holds the orders to this worker."""
         with self._condition:
             self._next_beat = 0.0
             self._condition.notify_all()
 
     def call_at(self, deadline: float, action: Callable[[], None]) -> None:
-        """Call `action` once in this thread, at a monotonic instant (seconds), even if the event loop is blocked."""
+        """Call `action` once in the pinger's thread, at the time `deadline` (monotonic seconds).
+
+        The call happens even if the event loop is blocked.
+        """
         with self._condition:
             self._deadline = (deadline, action)
             self._condition.notify_all()
 
     def hand_back(self, outcomes: Sequence[Outcome]) -> None:
-        """Hand runs back in the pinger's thread, as the last resort; each run alone if some documents are locked.
+        """Hand runs back in the pinger's thread, as the last resort of a stop.
+
+        If some documents are locked, each run is handed back in a statement of its own.
 
         Raises MtaskError if some run could not be handed back.
         """
@@ -155,14 +166,14 @@ class Pinger:
 
     @contextmanager
     def suspended(self, run: HeldRun) -> Iterator[None]:
-        """Send no ping for this run inside the block: a ping would conflict with the run's transaction.
+        """Send no ping for this run inside the `with` block: a ping would conflict with the run's transaction.
 
         The block begins when no ping of the run is under way.
         """
         with self._condition:
             run.suspended += 1
         try:
-            with self._condition:  # wait for a ping that is under way
+            with self._condition:  # wait for the end of a ping that is under way
                 self._condition.wait_for(lambda: run.run_id not in self._under_way)
             yield
         finally:
@@ -185,7 +196,7 @@ class Pinger:
             try:
                 self._work(monotonic())
             except Exception:
-                # After any error the leases of the other runs must be kept.
+                # The loop goes on after any error, because the leases of the other runs must be kept.
                 logger.exception("pinger failed and goes on")
                 with self._condition:
                     self._condition.wait(_AFTER_FAILURE)
@@ -229,8 +240,8 @@ class Pinger:
 
     @staticmethod
     def _is_to_ping(run: HeldRun, now: float) -> bool:
-        # If a handler does not end after the run's deadline, the run is pinged no more. Then its lease lapses, and the
-        # lapse counts as a failure.
+        # A run is pinged no more if its handler has not ended `_OVERTIME` after the run's deadline. Then the lease
+        # lapses, and the lapse counts as a failure.
         is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
         return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
 
@@ -248,7 +259,7 @@ class Pinger:
             self._ping(due[start : start + _GROUP])
 
     def _ping(self, candidates: Sequence[HeldRun]) -> None:
-        """Ping these runs together. If a document is locked or refused, ping each run alone, in other threads."""
+        """Ping these runs together. If a document is locked or refused, send each run's ping in a thread of its own."""
         with self._sending(candidates) as runs:
             if not runs:
                 return
@@ -259,8 +270,8 @@ class Pinger:
             except MtaskError as error:
                 self._put_off(runs, error)
                 is_timeout, is_refused = isinstance(error, DatabaseTimeout), not isinstance(error, DatabaseUnavailable)
-            # A malformed document makes the ping of its whole group fail, and a locked one holds it up. If each run has
-            # a ping of its own, the other leases are kept.
+            # A malformed document makes the ping of its whole group fail. A locked document delays the ping of its
+            # whole group. If each run has a ping of its own, the leases of the other runs are kept.
             is_apart = self._is_held_up(runs, limit) if is_timeout else is_refused and len(runs) > 1
         for run in runs if is_apart else ():
             self._ping_apart(run)
@@ -282,7 +293,10 @@ class Pinger:
             run.next_ping = again
 
     def _is_held_up(self, runs: Sequence[HeldRun], limit: float) -> bool:
-        """Whether a ping probably waited for a locked document. In that case a read is quick: it waits for no lock."""
+        """Whether a ping of these runs has probably waited for a locked document.
+
+        A read of the same documents decides: a lock does not delay a read, but a busy server does.
+        """
         asked = monotonic()
         try:
             self._store.run(claims.held([run.task_id for run in runs], timedelta(seconds=limit)))
@@ -295,7 +309,7 @@ class Pinger:
         return is_prompt
 
     def _ping_apart(self, run: HeldRun) -> None:
-        """Ping this run in another thread, so that a locked document does not hold up the other runs."""
+        """Ping this run in another thread. So its locked document does not hold up the other runs."""
         if self._apart is None:
             self._apart = ThreadPoolExecutor(_MAX_APART, thread_name_prefix="mtask-pinger-apart")
         run.is_pinged_apart = True
@@ -319,7 +333,7 @@ class Pinger:
 
     @contextmanager
     def _sending(self, candidates: Sequence[HeldRun], *, is_apart: bool = False) -> Iterator[list[HeldRun]]:
-        """Yield the candidates that are to be pinged now. `suspended` waits for the end of the block."""
+        """Yield those runs that may be pinged now. Until the end of this block, `suspended` waits."""
         with self._condition:
             runs = [run for run in candidates if not run.suspended and (is_apart or not run.is_pinged_apart)]
             self._under_way.update(run.run_id for run in runs)
@@ -331,7 +345,7 @@ class Pinger:
                 self._condition.notify_all()
 
     def _limit_of(self, runs: Sequence[HeldRun]) -> float:
-        """Return the time limit of a ping of these runs, in seconds. The ping must end before any held lease."""
+        """Return the time limit of a ping of these runs, in seconds. The ping must end before any lease can lapse."""
         now = monotonic()
         with self._condition:
             own = {run.run_id for run in runs}
@@ -339,21 +353,21 @@ class Pinger:
         others = [run for run in held if run.run_id not in own]
         left = min((run.trusted_until - now for run in (*runs, *others) if run.trusted_until > now), default=_MAX_CALL)
         if len(runs) == 1 and not others:
-            return max(_MIN_CALL, min(_MAX_CALL, left))  # no other run waits for this ping
+            return max(_MIN_CALL, min(_MAX_CALL, left))  # no other run has to wait for this ping
         return max(_MIN_CALL, min(self._tempo.limit(_LEAST_WAIT, _MOST_WAIT), left))
 
     def _note_progress(self, runs: Sequence[HeldRun], reported: Mapping[str, Mapping[str, Any]], sent: float) -> None:
         for run in runs:
             if run.run_id in reported:
                 run.progress_at = sent
-                if not run.was_written(reported[run.run_id]):  # the handler has reported more meanwhile
+                if not run.was_written(reported[run.run_id]):  # the handler has reported more progress meanwhile
                     self.expedite(run)
 
     def _bound_call(self, left: float) -> None:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
-        """Extend or end these runs according to their tasks' documents: see `mtask.worker.leases.replies`."""
+        """Apply the documents of these runs' tasks to the runs: see `mtask.worker.leases.replies`."""
         replies.apply(runs, documents, sent, self._registration.worker_id)
 
     def _heartbeat(self) -> None:
@@ -367,5 +381,5 @@ class Pinger:
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
         if not self._worker_loop.is_closed():
-            with suppress(RuntimeError):  # the loop has closed in this moment
+            with suppress(RuntimeError):  # the event loop has closed just now
                 self._worker_loop.call_soon_threadsafe(self._scope.signals.heartbeat_answered.send, document)

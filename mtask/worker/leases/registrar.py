@@ -19,7 +19,10 @@ from mtask.worker.state.scope import Scope
 
 
 class Registrar:
-    """Registers this process under its worker_id, registers it again if the document is gone, and unregisters it."""
+    """Registers and unregisters this process under its worker_id.
+
+    If the worker's document is gone, the process is registered again.
+    """
 
     def __init__(self, store: AsyncStore, registration: workers.Registration) -> None:
         self._store = store
@@ -29,8 +32,8 @@ class Registrar:
     async def register(self) -> dict[str, Any]:
         """Register this process and return the worker's document.
 
-        Raises WorkerIdInUse while another process has the id: until the heartbeat of that process expires, or until
-        that process is known to be dead.
+        Raises WorkerIdInUse if another process has the id. The id is free again when the heartbeat of that process has
+        expired, or when that process is known to be dead.
         Raises DatabaseError.
         """
         try:
@@ -46,7 +49,10 @@ class Registrar:
     def register_again(
         self, on_registered: Callable[[dict[str, Any]], None], on_taken_over: Callable[[WorkerIdInUse], None]
     ) -> None:
-        """Register again in the background. Call `on_registered`, or `on_taken_over` if another process has the id."""
+        """Register again in the background, and then call `on_registered`.
+
+        If another process has the worker_id, call `on_taken_over` instead.
+        """
         if self._again is None:
             self._again = asyncio.get_running_loop().create_task(self._register_again(on_registered, on_taken_over))
 

@@ -1,4 +1,4 @@
-"""Replies: applies the documents that a ping or a lookup has read to the runs that this worker holds."""
+"""Replies: updates the runs that this worker holds from documents. A ping or a lookup has read the documents."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mtask.worker.state.held_run import EndReason, HeldRun, trusted_until
 
 
 def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: float | None, worker_id: str) -> None:
-    """Extend the leases of these runs, or end the runs, according to their tasks' documents.
+    """Extend the lease of each run, or end the run, according to the document of its task.
 
-    `sent`: the time at which the ping was sent (monotonic seconds); None: the documents were only read, and no lease is
+    `sent`: the time at which the ping was sent (monotonic seconds). None: the documents were only read, and no lease is
     extended.
     """
     by_id = {document["_id"]: document for document in documents}
@@ -26,7 +26,7 @@ def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: fl
         try:
             _apply(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
         except Exception:
-            # The lease of this run is not extended. The leases of the other runs are extended.
+            # Only the lease of this run is not extended. The leases of the other runs are extended.
             logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
 
 
@@ -36,11 +36,11 @@ def _apply(
     if run.is_finishing:
         if sent is not None and document is not None:
             _extend(run, document, sent)
-        return  # the finisher finds out whether its lease is lost
+        return  # the finisher finds out whether this run's lease is lost
     reason = _end_reason(run, document, worker_id)
     if reason is not None:
         if reason is EndReason.REMOVED and sent is not None and is_alone:
-            reason = EndReason.LEASE_LOST  # in both cases, the ping of a single run returns no document
+            reason = EndReason.LEASE_LOST  # a ping of a single run returns no document in either case
         run.end(reason)
     if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
         _extend(run, document, sent)

@@ -1,1 +1,1 @@
-"""Upkeep: makes the firings of schedules, and removes finished tasks by the retention of their queues."""
+"""Upkeep: makes the firings of schedules, and removes finished tasks that their queues need not keep."""

@@ -1,4 +1,4 @@
-"""Retention: removes finished tasks beyond the number that their queue keeps. Several workers may do so at once."""
+"""Retention: removes finished tasks beyond the number that their queue keeps. Several workers may remove at once."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from mtask.worker.admission.controls import Controls
 from mtask.worker.log import fields, logger
 from mtask.worker.state.timing import wake_or_wait
 
-#: The time between two rounds, in seconds. It varies at random by up to a half, so that workers do not begin together.
+#: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
+#: begin together.
 _INTERVAL = 60.0
 _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
 class Retention:
-    """Removes finished tasks, all but the newest, from this worker's queues that have a bound."""
+    """Removes the oldest finished tasks of a queue, if a control sets how many finished tasks the queue keeps."""
 
     def __init__(self, store: AsyncStore, controls: Controls) -> None:
         self._store = store
         self._controls = controls
         self._wake = asyncio.Event()
         self._is_stopping = False
-        #: Locked while a batch is removed.
+        #: The lock that is held while a batch is removed.
         self._removing = asyncio.Lock()
 
     def wake(self) -> None:
-        """Begin a round now: the number to keep has changed."""
+        """Begin a round of removals now. Call this when the number to keep has changed."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -54,7 +55,7 @@ class Retention:
             await wake_or_wait(self._wake, pause if self._controls.keeps else None)
 
     async def until_landed(self) -> None:
-        """Wait until the batch that is under way has ended. The next batch uses the controls as they are then."""
+        """Wait until the current batch is removed. The next batch uses the controls that are then in force."""
         async with self._removing:
             pass
 
@@ -70,10 +71,10 @@ class Retention:
                 found = await self._remove_batch(queue, statuses)
             if found < retention.BATCH:
                 return
-            await asyncio.sleep(monotonic() - begun)  # removal takes at most half of the time: others need the database
+            await asyncio.sleep(monotonic() - begun)  # remove only half of the time: others need the database
 
     async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
-        """Remove one batch; return the number of tasks found. The bound is read again, as it may have changed."""
+        """Remove one batch; return the number of tasks found. The number to keep is read again: it may have changed."""
         control = self._controls.keeps.get(queue)
         if control is None or self._controls.is_out_of_touch():
             return 0

@@ -1,8 +1,9 @@
-"""The scheduler: makes the firings that are due. Any number of processes may run one, and none of them leads.
+"""The scheduler: makes the firings that are due. Any number of processes may run a scheduler; none of them leads.
 
-Each scheduler reads the schedules that fire soon, waits for their times, and tries to advance them. For each firing
-only one process succeeds, and it publishes the task. The process that made the last firing of a schedule is the first
-to try at the next firing. The others try a moment later: they find that the firing is made, or they complete it.
+Each scheduler reads the schedules that fire soon, waits for their times, and tries to advance each schedule to its next
+firing. Only one process succeeds at each firing, and this process publishes the task. The process that made the last
+firing of a schedule tries first at the next firing. The other processes try a moment later. They find that the firing
+is made, or they make or complete it.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from mtask.worker.state.timing import wake_or_wait
 T = TypeVar("T")
 logger = logging.getLogger("mtask.scheduler")
 
-#: The time within which a schedule must fire to be read, and the longest time until the next read, in seconds.
+#: The first value: a read covers the schedules that fire within this time. The second value: the longest time until the
+#: next read. Both are in seconds.
 _HORIZON, _READ_AGAIN = 60.0, 30.0
 #: The number of schedules that one query reads.
 _PAGE = 200
-#: The most schedules that the query excludes because they are left alone. Further ones are read and skipped.
+#: The most schedules that the query excludes because they failed a short time ago. Further schedules of this kind are
+#: read and skipped.
 _MAX_LEFT_OUT = 10_000
-#: The most schedules of which the last firing by this process, or the last refusal, is remembered.
+#: The most schedules whose last firing by this process is remembered. The same limit holds for the schedules whose last
+#: refusal is remembered.
 _MAX_REMEMBERED = 10_000
-#: The most schedules that cannot be fired and that one round logs each by its id. The round logs the count of the rest.
+#: The most failed schedules that one round logs by their ids. Of the other failed schedules, only the number is logged.
 _MAX_LOGGED = 100
-#: The delay of the processes that did not make the last firing, and the bound of its random part, in seconds.
+#: The delay of a process that did not make the last firing, in seconds: the fixed part, and the longest random part.
 _BEHIND, _SPREAD = 0.15, 0.1
 #: The most schedules that are fired at the same time.
 _AT_ONCE = 16
@@ -58,7 +62,7 @@ class _Planned:
 
 
 class Scheduler:
-    """Makes the firings of schedules that clients have stored and of those that its app declares."""
+    """Makes the firings of two kinds of schedules: those that clients have stored, and those that the app declares."""
 
     def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
         self._store = store
@@ -66,27 +70,28 @@ class Scheduler:
         self._undeclared = set(self._declared)
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
-        #: The time of the last firing that this process made, by schedule.
+        #: The time of the last firing of each schedule, if this process made that firing. The key is the schedule's id.
         self._made: OrderedDict[str, datetime] = OrderedDict()
-        #: The schedules that are left alone because they could not be fired, and the end of their pause (monotonic
-        #: seconds).
+        #: The time until which a schedule that could not be fired is not tried again (monotonic seconds). The key is
+        #: the schedule's id.
         self._left_alone: dict[str, float] = {}
         self._unlogged_cnt = self._logged_cnt = 0
-        #: The revision of each schedule when it last could not be advanced.
+        #: The revision that each schedule had when this process last failed to advance it. The key is the schedule's
+        #: id.
         self._refused: OrderedDict[str, int] = OrderedDict()
         self.fired_cnt = 0
 
     def wake(self) -> None:
-        """Begin a round now: a schedule has changed."""
+        """Begin a round now. Call this when a schedule has changed."""
         self._wake.set()
 
     def declare_again(self) -> None:
-        """Store the declared schedules again: the database was dropped."""
+        """Store the declared schedules again. Call this when the database was dropped."""
         self._undeclared.update(self._declared)
         self._wake.set()
 
     def stop(self) -> None:
-        """Make no more firings. `run` returns when those under way are made."""
+        """Begin no more firings. `run` returns when the firings under way are made."""
         self._stopped.set()
         self._wake.set()
 
@@ -106,7 +111,7 @@ class Scheduler:
             self._wake.clear()
 
     async def _declare(self) -> None:
-        """Store the declared schedules. A refused one does not keep the others from being stored."""
+        """Store the declared schedules. If one of them is refused, the others are stored nevertheless."""
         for schedule_id in list(self._undeclared):
             try:
                 await self._store.run(scheduling.put(self._declared[schedule_id], "update", "app"))
@@ -135,7 +140,7 @@ class Scheduler:
             if now is None:
                 break
             due: list[Schedule] = []
-            # In a thread, so that the event loop is not blocked.
+            # The documents are parsed in a thread, so that the event loop is not blocked.
             for schedule in await asyncio.to_thread(self._parsed, coming.documents):
                 left = self._seconds_left(schedule, now)
                 if left > 0:
@@ -153,7 +158,7 @@ class Scheduler:
         return max(0.0, min([wake_at, *self._left_alone.values()]) - monotonic())
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> list[Schedule]:
-        """Return the schedules that can be read and are not left alone."""
+        """Return the readable schedules, without those that must not be tried now."""
         found = []
         now = monotonic()
         for document in documents:
@@ -166,13 +171,15 @@ class Scheduler:
         return found
 
     async def _fire_all(self, due: list[Schedule], now: datetime) -> None:
-        random.shuffle(due)  # if many are due at one time, the processes begin with different ones
-        # Lateness counts up to the read: a firing that is late only because many schedules fire at once was not missed.
+        random.shuffle(due)  # so the processes begin with different schedules if many are due
+        # The time of the read decides whether a firing was missed. If a firing is late only because many schedules fire
+        # at once, it was not missed.
         for start in range(0, len(due), _AT_ONCE):
             if self._stopped.is_set():
                 return
             batch = due[start : start + _AT_ONCE]
-            # In a thread: to compute the firings of years, or of a rare trigger, may take a second.
+            # The firings are computed in a thread, because this may take a second for a rare trigger or for the firings
+            # of years.
             planned = await asyncio.to_thread(self._planned_all, batch, now)
             await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True)))
 
@@ -180,11 +187,12 @@ class Scheduler:
         return [self._planned(schedule, now) for schedule in batch]
 
     def _planned(self, schedule: Schedule, now: datetime) -> _Planned | Exception:
-        """Compute the next step for a schedule, in any thread."""
+        """Compute the next step for a schedule. Any thread may call this."""
         try:
             left = [self._firing(schedule, pending) for pending in schedule.schedule_state.pending]
             if left:
-                # To complete these firings changes the schedule, so the next firings wait for the next read.
+                # Completing these firings changes the schedule. So its next firings wait until the schedule is read
+                # again.
                 return _Planned(left)
             made = plan(schedule, now)
             firings = made.firings if made is not None else ()
@@ -193,7 +201,7 @@ class Scheduler:
             return error
 
     def _seconds_left(self, schedule: Schedule, now: datetime) -> float:
-        """Return the seconds until the next step of this process for a schedule."""
+        """Return the seconds until this process should make or complete the next firing of a schedule."""
         state = schedule.schedule_state
         behind = 0.0
         if state.last_fire_time is not None and self._made.get(schedule.id) != state.last_fire_time:
@@ -204,7 +212,7 @@ class Scheduler:
         return min((moment - now).total_seconds() for moment in moments) + behind if moments else _READ_AGAIN
 
     async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> None:
-        """Complete firings that were begun, or make those that are due."""
+        """Complete the firings of a schedule that were begun, or make the firings that are due."""
         try:
             if isinstance(planned, Exception):
                 raise planned
@@ -224,9 +232,10 @@ class Scheduler:
             self._leave_alone(schedule.id, error)
 
     def _note_refusal(self, schedule: Schedule) -> None:
-        """Note that a schedule was not advanced. At its first refusal another process has probably made the firing.
+        """Note that the database has refused to advance a schedule.
 
-        If the schedule has not changed until its second refusal, no process can advance it, and it is left alone.
+        After the first refusal, another process has probably made the firing. If the schedule has not changed until the
+        second refusal, no process can advance it. Then this process does not try it for a while.
         """
         if self._refused.pop(schedule.id, None) == schedule.revision:
             self._leave_alone(schedule.id, "it cannot be advanced, and no other process advances it: add it again")
