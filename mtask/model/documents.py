@@ -48,7 +48,7 @@ Text = Annotated[str, Strict()]
 
 
 class Progress(BaseModel):
-    """The progress of a run, as its handler reported it last."""
+    """The progress that the handler of a run reported last."""
 
     model_config = _document
 

@@ -268,7 +268,7 @@ def last_firings(
 
 
 def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:
-    """Return the firing, delayed at random by up to `jitter_ms`."""
+    """Return the time of the firing plus a random delay of up to `jitter_ms`."""
     if isinstance(trigger, Once) or not jitter_ms:
         return firing
     computed: Any = _computed(trigger, anchor, jitter_ms)

@@ -59,7 +59,7 @@ _MAX_REFUSALS = 5
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """An outcome on its way to the database."""
+    """An outcome that is to be written to the database."""
 
     run: HeldRun
     outcome: Outcome
@@ -94,7 +94,7 @@ class Finisher:
     def __init__(
         self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
     ) -> None:
-        """`middleware` is composed around the writing of each outcome."""
+        """`middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._tempo = scope.tempo
         self._pinger = pinger

@@ -46,7 +46,7 @@ class ThreadCall:
         return taken
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the loop when the call has ended."""
+        """Call `callback` in the event loop when this call has ended."""
         self._on_end = callback
 
     def deliver(self) -> None:

@@ -33,7 +33,8 @@ class EndReason(Enum):
     NO_SLOT = "no slot became free for it"
 
 
-#: The reasons after which no outcome is written: the run belongs to another worker, or no longer exists.
+#: If a run ends for one of these reasons, no outcome is written: the run belongs to another worker, or no longer
+#: exists.
 SILENT = frozenset({EndReason.REMOVED, EndReason.LEASE_LOST})
 
 
@@ -119,7 +120,7 @@ class HeldRun:
 
     @property
     def is_simple(self) -> bool:
-        """Whether the task wants one worker and this is its first run, as far as this process knows."""
+        """Whether the task wants one worker and this run is the task's first, as far as this process knows."""
         state = self.task.task_state
         return (
             len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1

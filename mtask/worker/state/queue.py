@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def ready_at(self) -> float:
-        """The time at which this worker tries the task (monotonic seconds)."""
+        """The time at which this worker tries to claim the task (monotonic seconds)."""
         # A begun task gets no delay here, because `Inbox` has already delayed the lookup of the task by its rank.
         if self.is_begun or self.rank == 0:
             return self.due
@@ -115,7 +115,7 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
     ) -> None:
-        """Add a task that is due at `due` (monotonic seconds), or replace its entry."""
+        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task."""
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)

@@ -45,7 +45,7 @@ class Backoff:
 
 
 async def enduring(loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop to its end. If it raises, log the exception, pause and run it again."""
+    """Run a loop to its end. If the loop raises an exception, log the exception, pause and run the loop again."""
     pauses = Backoff(_PAUSE, _MAX_PAUSE)
     while True:
         began = monotonic()
