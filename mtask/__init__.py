@@ -1,4 +1,4 @@
-"""mtask: a task queue on MongoDB. Publish once, preempt by lease, finish exactly as recorded."""
+"""mtask: a task queue on MongoDB. This package offers the names that its users import."""
 
 from mtask.app.app import App
 from mtask.app.context import Context

@@ -3,8 +3,8 @@
 ```
 MtaskError
 ├── InvalidInput                 the caller's input cannot be used (also a ValueError)
-│   ├── InvalidName              a task name holds a letter that is not allowed
-│   ├── InvalidKey               a key that is empty, too long or not text
+│   ├── InvalidName              a task name is empty, too long or holds a wrong character
+│   ├── InvalidKey               a key is empty, too long or not text
 │   ├── InvalidOption            an option's value is out of range or of the wrong type
 │   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
@@ -20,12 +20,12 @@ MtaskError
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
 │   │   └── DatabaseTimeout      the database was reached, but did not answer in time
 │   ├── NotReplicaSet            the server is a standalone, which has no change streams
-│   ├── ServerTooOld             the server lacks what the engine needs
+│   ├── ServerTooOld             the server lacks features that mtask needs
 │   ├── AccessDenied             the database user is unknown, or lacks a right
-│   ├── SchemaMismatch           the collection holds foreign or newer documents
+│   ├── SchemaMismatch           the collection holds documents of another program or of a newer mtask
 │   └── OperationFailed          the server refused an operation for another reason
 │       ├── DocumentTooLarge     a document would exceed MongoDB's 16 MB
-│       ├── NotStorable          BSON cannot hold a value
+│       ├── NotStorable          a value cannot be stored as BSON
 │       ├── DuplicateKey         a document with this `_id` exists
 │       ├── NotInStableApi       the client is restricted to the Stable API, which lacks this command
 │       └── EventsLost           the oplog no longer holds the point where the events should begin
@@ -35,10 +35,10 @@ MtaskError
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
-│   ├── ControlUnconfirmed       a live worker has not yet applied a pause, a limit or retention
+│   ├── ControlUnconfirmed       a live worker has not yet confirmed a pause, a limit or retention
 │   ├── HandlerError             a handler cannot be registered
-│   └── AppNotFound              `package.module:app` names no App
-├── RunError                     about the run of a handler, which sees the error
+│   └── AppNotFound              no App exists at the path `package.module:app`
+├── RunError                     about one run; the handler of that run gets the error
 │   ├── LeaseLost                the run no longer holds its lease
 │   └── TransactionConflict      the transaction conflicted with another write and was rolled back
 ├── LocalError                   about the embedded mongod
@@ -46,10 +46,10 @@ MtaskError
 │   └── MongodFailed             mongod was found but did not start, serve or stop
 └── Verdict                      raised *by* a handler to end its run
     ├── Fail                     the task fails and is not tried again
-    └── Retry                    the task is tried again; this run does not count
+    └── Retry                    the task is tried again; this run does not count as a failure
 ```
 
-Each class keeps the details as attributes. The message is built from them and says what to do next.
+Each error keeps its details as attributes. The message is made from these details and says what to do next.
 No attribute holds a password.
 """
 
@@ -59,27 +59,27 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import ClassVar
 
-#: The longest delay before a task's start or its next attempt: ten years, as for every duration.
+#: The longest delay before a task's start, or before its next attempt: ten years. Every duration has this limit.
 MAX_DELAY = timedelta(days=3650)
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Return a value's `repr` on one line, abridged to `limit` characters. Never raises."""
+    """Return a value's `repr` on one line, shortened to `limit` characters. This function never raises an error."""
     try:
         text = repr(value)
-    except Exception:  # for example, the `repr` of an integer with many thousand digits
+    except Exception:  # for example, Python makes no `repr` of an integer with many thousand digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class MtaskError(Exception):
-    """The root of the tree."""
+    """The base class of all errors that mtask raises on purpose."""
 
-    #: Exit code of the command line for this kind of error.
+    #: The exit code of the `mtask` command if this kind of error ends it.
     exit_code: ClassVar[int] = 1
 
 
-# --- the caller's input -----------------------------------------------------------------------------------
+# --- errors in the caller's input -------------------------------------------------------------------------
 
 
 class InvalidInput(MtaskError, ValueError):
@@ -93,7 +93,7 @@ class InvalidInput(MtaskError, ValueError):
 
 
 class InvalidName(InvalidInput):
-    """A task name holds something other than letters, digits, `_`, `.`, `-` and `/`."""
+    """A task name is empty or too long, or holds a character other than letters, digits, `_`, `.`, `-` and `/`."""
 
     def __init__(self, name: object, reason: str) -> None:
         super().__init__(
@@ -158,11 +158,11 @@ class InvalidURI(InvalidInput):
         self.reason = reason
 
 
-# --- one task ---------------------------------------------------------------------------------------------
+# --- errors about one task --------------------------------------------------------------------------------
 
 
 class TaskError(MtaskError):
-    """The base of errors about one task."""
+    """The base class of errors about one task."""
 
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
@@ -170,7 +170,7 @@ class TaskError(MtaskError):
 
 
 class TaskExists(TaskError):
-    """publish(if_exists="reject") met a task with this name and key."""
+    """A task with this name and key exists, and the caller used publish(if_exists="reject")."""
 
     exit_code = 5
 
@@ -245,11 +245,11 @@ class WaitTimeout(TaskError, TimeoutError):
         self.timeout = timeout
 
 
-# --- a schedule -------------------------------------------------------------------------------------------
+# --- errors about a schedule ------------------------------------------------------------------------------
 
 
 class ScheduleError(MtaskError):
-    """The base of errors about one schedule."""
+    """The base class of errors about one schedule."""
 
     def __init__(self, schedule_id: str, message: str) -> None:
         super().__init__(message)
@@ -277,17 +277,20 @@ class ScheduleNotFound(ScheduleError):
         super().__init__(schedule_id, f"there is no schedule {schedule_id!r}. `mtask schedule list` shows all.")
 
 
-# --- the database -----------------------------------------------------------------------------------------
+# --- errors about the database ----------------------------------------------------------------------------
 
 
 class DatabaseError(MtaskError):
-    """The base of errors about the database."""
+    """The base class of errors about the database."""
 
     exit_code = 3
 
 
 class DatabaseUnavailable(DatabaseError):
-    """The database cannot be reached, or did not answer in time. The operation may have happened nevertheless."""
+    """The database cannot be reached, or did not answer in time.
+
+    The server may have carried out the operation nevertheless.
+    """
 
     def __init__(self, reason: str, *, address: str | None = None) -> None:
         where = f" at {address}" if address else ""
@@ -301,11 +304,11 @@ class DatabaseUnavailable(DatabaseError):
 
 
 class DatabaseTimeout(DatabaseUnavailable):
-    """A statement ran out of time: the server is busy, or another client's transaction locks a document."""
+    """A statement took too long: the server is busy, or another client's transaction locks a document."""
 
 
 class NotReplicaSet(DatabaseError):
-    """The server is a standalone: it has no change streams and no transactions."""
+    """The server is a standalone, so it has no change streams and no transactions. mtask needs both."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -317,7 +320,7 @@ class NotReplicaSet(DatabaseError):
 
 
 class ServerTooOld(DatabaseError):
-    """The server's release lacks features that the engine needs."""
+    """The server's release is too old: it lacks features that mtask needs."""
 
     def __init__(self, version: str, needed: str) -> None:
         super().__init__(f"MongoDB {version} is too old: mtask needs {needed} or later. Upgrade the server.")
@@ -380,7 +383,7 @@ class DocumentTooLarge(OperationFailed):
 
 
 class NotStorable(OperationFailed):
-    """BSON cannot hold a value."""
+    """A value cannot be stored as BSON."""
 
 
 class DuplicateKey(OperationFailed):
@@ -388,7 +391,7 @@ class DuplicateKey(OperationFailed):
 
 
 class NotInStableApi(OperationFailed):
-    """The client is restricted to the Stable API, which lacks the command that the operation needs."""
+    """The client may only use the Stable API, which lacks the command that the operation needs."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         command = reason.partition("the command ")[2].partition(" ")[0] or "something"
@@ -400,21 +403,21 @@ class NotInStableApi(OperationFailed):
 
 
 class EventsLost(OperationFailed):
-    """The oplog no longer holds the point where the events should begin, so some events are lost."""
+    """The events should begin at a point that the oplog no longer holds. So some events are lost."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the oplog no longer reaches back that far ({reason}). Begin anew, without after or since")
 
 
-# --- a worker ---------------------------------------------------------------------------------------------
+# --- errors about a worker --------------------------------------------------------------------------------
 
 
 class WorkerError(MtaskError):
-    """The base of errors about a worker process."""
+    """The base class of errors about a worker process."""
 
 
 class WorkerIdInUse(WorkerError):
-    """A live process has this worker_id."""
+    """Another live process uses this worker_id."""
 
     exit_code = 5
 
@@ -440,7 +443,7 @@ class WorkerNotFound(WorkerError):
 
 
 class ControlUnconfirmed(WorkerError):
-    """A pause, limit or retention is stored, but a live worker has not confirmed it in time."""
+    """A pause, a limit or retention is stored, but a live worker has not confirmed the change in time."""
 
     exit_code = 6
 
@@ -466,7 +469,7 @@ class HandlerError(WorkerError):
 
 
 class AppNotFound(WorkerError):
-    """`package.module:app` names no App."""
+    """No App exists at the path `package.module:app`."""
 
     exit_code = 2
 
@@ -479,11 +482,11 @@ class AppNotFound(WorkerError):
         self.reason = reason
 
 
-# --- inside a handler -------------------------------------------------------------------------------------
+# --- errors inside a handler ------------------------------------------------------------------------------
 
 
 class RunError(MtaskError):
-    """The base of errors about the run of a handler."""
+    """The base class of errors about one run of a handler."""
 
     def __init__(self, task_id: str, run_id: str, message: str) -> None:
         super().__init__(message)
@@ -504,9 +507,9 @@ class LeaseLost(RunError):
 
 
 class TransactionConflict(RunError):
-    """The transaction conflicted with another write and was rolled back. The task is tried again.
+    """The transaction conflicted with another write and was rolled back.
 
-    The run does not count.
+    The task is tried again, and this run does not count as a failure.
     """
 
     def __init__(self, task_id: str, run_id: str, reason: str) -> None:
@@ -519,11 +522,11 @@ class TransactionConflict(RunError):
         self.reason = reason
 
 
-# --- the embedded mongod ----------------------------------------------------------------------------------
+# --- errors about the embedded mongod ---------------------------------------------------------------------
 
 
 class LocalError(MtaskError):
-    """The base of errors about the embedded mongod."""
+    """The base class of errors about the embedded mongod."""
 
     exit_code = 3
 
@@ -541,7 +544,7 @@ class MongodNotFound(LocalError):
 
 
 class MongodFailed(LocalError):
-    """A mongod was found but did not start, answer or stop."""
+    """A mongod was found, but it did not start, answer or stop."""
 
     def __init__(
         self, path: str, reason: str, remedy: str, *, failed: str = "did not start", log_tail: str = ""
@@ -554,15 +557,15 @@ class MongodFailed(LocalError):
         self.log_tail = log_tail
 
 
-# --- raised by a handler ----------------------------------------------------------------------------------
+# --- exceptions that a handler raises ---------------------------------------------------------------------
 
 
 class Verdict(MtaskError):
-    """The base of the exceptions that a handler raises to end its run."""
+    """The base class of the exceptions that a handler raises to end its run."""
 
 
 class Fail(Verdict):
-    """End the run as a final failure. The task is not tried again."""
+    """Raise this in a handler to end its run as a final failure. The task is not tried again."""
 
     def __init__(self, reason: str = "failed") -> None:
         super().__init__(reason)
@@ -570,9 +573,10 @@ class Fail(Verdict):
 
 
 class Retry(Verdict):
-    """Raise it to end this run and have the task tried again after `delay`. The run does not count as a failure.
+    """Raise this in a handler to end its run. The task is tried again after `delay`.
 
-    `delay`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption for any other value.
+    The run does not count as a failure. `delay`: seconds or a timedelta, from 0 to ten years. Any other value raises
+    InvalidOption.
     """
 
     def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:

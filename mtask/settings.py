@@ -1,8 +1,8 @@
-"""Settings: the only reader of the environment.
+"""The settings of mtask. Only this module reads the environment.
 
-Precedence: the caller's arguments, then the environment (`MTASK_…`), then a `.env` file in the working folder.
-Another user may have written that `.env` file, so it cannot name a program to run: `MTASK_MONGOD` is read from the
-environment only.
+Values come from three sources, the most important first: the caller's arguments, the environment (`MTASK_…`), and a
+`.env` file in the working folder. Another user may have written the `.env` file, so this file cannot name a program to
+run: `MTASK_MONGOD` is read from the environment only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: The settings that name a program to run. A `.env` file cannot give them.
+#: The settings that name a program to run. They are ignored in a `.env` file.
 _NOT_FROM_FILE = frozenset({"mongod"})
 
 
 class Settings(BaseSettings):
-    """The settings of a process."""
+    """The settings of one process."""
 
     model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
@@ -49,28 +49,34 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values, the most important first. `.env` cannot name programs."""
+        """Return the sources of settings, the most important first.
+
+        The source for `.env` leaves out the settings that name a program to run.
+        """
         return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
 
 
 class _EnvFile(PydanticBaseSettingsSource):
-    """The values of `.env`, without the names of programs."""
+    """The settings in `.env`, without those that name a program to run."""
 
     def __init__(self, settings_cls: type[BaseSettings], read: PydanticBaseSettingsSource) -> None:
         super().__init__(settings_cls)
         self._read = read
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return one value. Only the sources of pydantic-settings call this."""
+        """Return one setting. Only pydantic-settings calls this method."""
         return self._read.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
-        """Return all values."""
+        """Return all settings of this source."""
         return {name: value for name, value in self._read().items() if name not in _NOT_FROM_FILE}
 
 
 def read_settings() -> Settings:
-    """Read the environment and `.env`; raise InvalidInput with the name of the wrong variable."""
+    """Return the settings from the environment and from `.env`.
+
+    Raises InvalidInput, which names the wrong variable or file.
+    """
     try:
         return Settings()
     except ValidationError as error:

@@ -1,1 +1,1 @@
-"""The model: documents, status, rules and backoff. Pure: no driver, no event loop, no clock."""
+"""The model: documents, status, rules and backoff. This package uses no database driver, no event loop and no clock."""

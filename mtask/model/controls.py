@@ -1,6 +1,6 @@
-"""Controls: the pause, the limits and the retention of a queue or a task name, for all workers.
+"""Controls: the pause, the limits and the retention of a queue or a task name. They apply to all workers.
 
-The control of one queue or one task name is a document in the collection `controls`.
+Each queue or task name with a control has one document in the collection `controls`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["queue", "name"]
 MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
-#: The remedy for a control that cannot be read.
+#: The advice about a control that cannot be read, for error messages.
 MENDING = (
     "set the malformed part again (mtask pause, resume, limit or keep), or mend the document by hand, or remove it: "
     "then no control applies"
@@ -27,7 +27,11 @@ MENDING = (
 
 
 class Limit(BaseModel):
-    """A limit over all workers: the most runs at once, and the most starts in any window of time. None: no limit."""
+    """A limit that counts the runs of all workers together.
+
+    `concurrency`: the most runs at once; None: no such limit. `starts`: the most starts in any window of `window_ms`;
+    None: no such limit.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -60,12 +64,12 @@ class Control(BaseModel):
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
     limit: Limit | None = None  #: for the whole queue
-    key_limit: Limit | None = None  #: for each limit_key in the queue
-    #: The number of its newest SUCCESS tasks that the queue keeps. None: all.
+    key_limit: Limit | None = None  #: for the tasks of each limit_key in the queue
+    #: The number of SUCCESS tasks that the queue keeps, the newest ones. None: the queue keeps all.
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
-    #: The same number for its FAIL and CANCELED tasks together.
+    #: The number of FAIL and CANCELED tasks together that the queue keeps, the newest ones. None: the queue keeps all.
     keep_fail: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
-    #: Each change adds 1. A worker reports the revision that it has applied.
+    #: The number of this version of the control: each change adds 1. A worker reports the revision that it has applied.
     revision: PositiveCount
     update_time: Instant
     schema_version: Literal[1]
@@ -81,11 +85,11 @@ class Control(BaseModel):
 
 
 class Start(BaseModel):
-    """A start that a window counts."""
+    """One start of a run that counts against a limit on starts."""
 
     task_id: Text
     token: Text  #: the token of the claim
-    time: Instant  #: the time of the claim; while that time is unknown, the latest possible one
+    time: Instant  #: the time of the claim; if it is not known yet: the latest possible time
 
 
 class Running(BaseModel):
@@ -101,7 +105,7 @@ class PermitPoolDocument(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: a JSON list of the queue, or of the queue and the limit_key
+    id: Annotated[Text, Field(alias="_id")]  #: a JSON list with the queue, or with the queue and the limit_key
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
     expire_time: Instant | None = None
@@ -114,7 +118,10 @@ def control_id(kind: Kind, target: str) -> str:
 
 
 def check_target(queue: object, name: object) -> tuple[Kind, str]:
-    """Return the kind and the name of the target; raise InvalidInput unless exactly one target is given."""
+    """Return the kind and the name of the target.
+
+    Raises InvalidInput unless exactly one of `queue` and `name` is given.
+    """
     if (queue is None) == (name is None):
         raise InvalidInput("say which: a queue, or the name of a task, and not both.", field="queue")
     return ("queue", check_text("queue", queue)) if name is None else ("name", check_name(name))

@@ -1,6 +1,6 @@
-"""The stored documents as pydantic models. The database's validators are made from these models.
+"""Pydantic models of the stored documents. The database's validators are made from these models.
 
-The pure rules read tasks as these models.
+The rules in `mtask.model.rules` take tasks in the form of these models.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
-#: The revision of the validators and indexes. Add 1 whenever one of them changes within a schema_version.
+#: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
 SCHEMA_REVISION = 4
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
 
-#: The marshal version that writes no references, so that equal values have equal bytes. The bytes of 1, 1.0 and True
-#: still differ.
+#: A version of the marshal format that writes no references. So equal values have equal bytes, but 1, 1.0 and True have
+#: different bytes.
 _MARSHAL_VERSION = 2
 _MAX_KNOWN_BYTES = 1_000
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
-#: A BSON date. Text that looks like a date is refused: the server would not compare it as one.
+#: A BSON date. Text that looks like a date is refused, because the server would not compare it as a date.
 Instant = Annotated[AwareDatetime, Strict()]
 #: A BSON string. Bytes are refused.
 Text = Annotated[str, Strict()]
 
 
 class Progress(BaseModel):
-    """The progress of a run, as its handler reported it last."""
+    """The progress that the handler of a run reported last."""
 
     model_config = _document
 
@@ -58,7 +58,7 @@ class Progress(BaseModel):
 
 
 class Run(BaseModel):
-    """One attempt of one worker at a task: an entry of `worker_states`. All instants are the server's, in UTC."""
+    """One attempt of one worker at a task: an entry of `worker_states`. All times are the server's, in UTC."""
 
     model_config = _document
 
@@ -67,7 +67,7 @@ class Run(BaseModel):
     attempt: PositiveCount
     status: RunStatus
     claim_time: Instant
-    ping_expire_time: Instant  #: the end of the lease; this field stays when the run is closed
+    ping_expire_time: Instant  #: the end of the lease; this time stays after the run is closed
     success_time: Instant | None = None
     fail_time: Instant | None = None
     fail_reason: str | None = None
@@ -75,7 +75,7 @@ class Run(BaseModel):
     progress: Progress | None = None
     #: The session of the run's latest transaction. The worker that rescues the task ends that session.
     session_id: Text | None = None
-    #: If the run failed or was handed back: the earliest time of the next attempt.
+    #: The earliest time of the next attempt, if the run failed or was handed back.
     retry_time: Instant | None = None
     #: Whether the run ended in a final failure.
     final: StrictBool = False
@@ -92,7 +92,7 @@ class Run(BaseModel):
 
     @property
     def end_time(self) -> datetime | None:
-        """The time at which the run was closed; None while it runs."""
+        """The time at which the run was closed; None: it is not closed."""
         return self.success_time or self.fail_time
 
 
@@ -108,11 +108,11 @@ class TaskState(BaseModel):
     next_preempt_time: Instant | None = None
     failed_cnt: Count
     cancel_requested: StrictBool = False
-    #: The number of publishes that dropped runs (clean_failed, clean_success). It distinguishes such a publish from a
-    #: claim.
+    #: The number of publishes that dropped runs (clean_failed, clean_success). A reader of changes tells by this number
+    #: whether a change was such a publish or a claim.
     clean_cnt: Count = 0
-    #: The time at which a publish moved the task to its present queue. Readers of events need this time and the former
-    #: queues to know in which queue the task was.
+    #: The time at which a publish moved the task to its present queue. With this time and the former queues, readers of
+    #: events find the queue that the task had at the time of an event.
     queue_time: Instant | None = None
     #: The former queues of the task, the newest first.
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
@@ -167,20 +167,21 @@ class Task(BaseModel):
 class StoredTask(Task):
     """A task's document as mtask accepts it from the database.
 
-    All options in `STORED_OPTIONS` must be present, because the rules that run on the server know no defaults. Unless
-    the status is final, next_preempt_time must be present, too.
+    All options in `STORED_OPTIONS` must be present, because the rules that run on the server know no defaults. If the
+    status is not final, next_preempt_time must be present, too.
     """
 
     @field_validator("task_option", mode="wrap")
     @classmethod
     def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
-        # Most tasks of one handler have the same options. So validated options are remembered, not validated again.
+        # Most tasks of one handler have the same options. So the options that passed the check are remembered, and
+        # equal options are not checked again.
         if type(option) is dict and option.get("specific_worker_ids") == []:
             try:
                 marshalled = marshal.dumps(option, _MARSHAL_VERSION)
                 if len(marshalled) <= _MAX_KNOWN_BYTES:
                     return _good_option(marshalled)
-            except ValueError:  # the options are invalid, or hold values that cannot be marshalled
+            except ValueError:  # marshal cannot hold the options, or they are invalid: check them below
                 pass
         return _complete_option(option, check)
 
@@ -192,9 +193,9 @@ class StoredTask(Task):
         return state
 
     def with_own_options(self) -> Self:
-        """Return the task with a copy of its options.
+        """Return a copy of the task with a copy of its options.
 
-        Tasks with equal options share one object, and the caller may want to change it.
+        Tasks with equal options share one options object. A caller that lets others change the options needs this copy.
         """
         option = self.task_option
         own = option.model_copy(update={"specific_worker_ids": [*option.specific_worker_ids]})
@@ -235,7 +236,7 @@ class WorkerDocument(BaseModel):
     model_config = _document
 
     id: Annotated[str, Field(alias="_id")]
-    incarnation: str  #: unique per process; so a process notices that another took over its worker_id
+    incarnation: str  #: unique for each process: by it, a process notices that another one took over its worker_id
     host: str
     pid: Count
     pid_scope: str | None = None  #: the boot id and the pid namespace, if the system has them
@@ -245,13 +246,14 @@ class WorkerDocument(BaseModel):
     heartbeat_expire_time: AwareDatetime
     queues: list[str]
     names: list[str]
-    unserved_names: list[str] = Field(default_factory=list)  #: names of tasks in its queues for which it has no handler
+    #: The names of tasks in the worker's queues for which the worker has no handler.
+    unserved_names: list[str] = Field(default_factory=list)
     concurrency: Count
     running_cnt: Count
     version: str
     #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
-    was_silent: bool = False  #: whether the registration had expired before the last heartbeat
+    was_silent: bool = False  #: whether the worker's registration had expired before its last heartbeat
     control: WorkerControl = Field(default_factory=WorkerControl)
 
     @property
@@ -265,7 +267,7 @@ class WorkerDocument(BaseModel):
 
 
 def describe_validation(error: ValidationError) -> str:
-    """Return one line that names the wrong fields, five at most."""
+    """Return one line that names the wrong fields, at most five."""
     found = [
         f"{'.'.join(str(part) for part in item['loc']) or 'document'}: {item['msg'].removeprefix('Value error, ')}"
         for item in error.errors(include_url=False, include_input=False, include_context=False)

@@ -1,4 +1,7 @@
-"""Handlers: the function that runs a task, its defaults, and the check of params against its type hints."""
+"""Handlers: a handler holds the function that runs tasks of one name, and the defaults of these tasks.
+
+A handler also checks params against the type hints of the function.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,16 @@ class Handler:
     is_async: bool
     context_parameter: str | None
     arguments: type[BaseModel]
-    #: The name of the only parameter, if the handler has just one. This parameter takes params that are not a mapping.
+    #: If the function has only one parameter: its name. Params that are not a mapping are the argument of this
+    #: parameter.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def bind(self, params: Any) -> dict[str, Any]:
-        """Return the params as keyword arguments; raise InvalidParams.
+        """Return the keyword arguments of the function for these params; raise InvalidParams.
 
-        A mapping gives arguments by name. Params that are None give no argument. Any other value is the handler's only
-        argument.
+        Params that are a mapping hold the arguments by name. None stands for no arguments. Any other value is the
+        argument of the only parameter.
         """
         if params is None and self.sole_parameter is None:
             params = {}
@@ -130,7 +134,7 @@ def make_handler(
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the callable that carries the type hints: the function in a partial, or an object's `__call__`."""
+    """Return the callable that has the type hints: the function inside a partial, or the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or inspect.isclass(function):
@@ -145,7 +149,10 @@ def _is_context(hint: Any) -> bool:
 
 
 def handler_of(task: object) -> Handler | None:
-    """Return the handler of a registered function, or a given Handler itself. For a name, return None."""
+    """Return the handler of a registered function, or a given Handler itself. For a name, return None.
+
+    Raises InvalidInput for any other object.
+    """
     if isinstance(task, str):
         return None
     found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)

@@ -1,4 +1,4 @@
-"""Names and keys, and the `_id` that is made of both."""
+"""The names and keys of tasks, and the `_id` of a task, which consists of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
 
 def is_text(text: str) -> bool:
-    """Whether UTF-8, and so BSON, can hold the text. They cannot hold lone surrogates, but Python strings can."""
+    """Whether UTF-8 can hold the text. BSON uses UTF-8.
+
+    Python strings can hold lone surrogates, but UTF-8 cannot.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -54,7 +57,10 @@ def check_key(key: object) -> str:
 
 
 def check_text(field: str, text: object) -> str:
-    """Return the queue or worker_id; raise InvalidInput unless it is 1 to 256 bytes of printable text."""
+    """Return the text, for example a queue or a worker_id. `field` is the name of the text in the error.
+
+    Raises InvalidInput unless the text is printable, holds no comma and has 1 to 256 bytes.
+    """
     if not isinstance(text, str) or not text.strip() or not text.isprintable():
         raise InvalidInput(f"{field} {shown(text)}: use non-empty printable text.", field=field)
     if "," in text:
@@ -78,10 +84,10 @@ def split_task_id(task_id: str) -> tuple[str, str]:
 
 
 def fresh_key(now: datetime) -> str:
-    """Return a new key: 48 bits of time in ms, then 80 random bits, as 32 hex digits that sort by time."""
+    """Return a new key of 32 hex digits: 48 bits of time in ms, then 80 random bits. The keys sort by time."""
     return f"{int(now.timestamp() * 1000):012x}{secrets.token_hex(10)}"
 
 
 def fresh_token() -> str:
-    """Return 96 random bits in hex, for the stem of run_ids or for a worker's incarnation."""
+    """Return 96 random bits in hex. They serve as the random part of run_ids, or as a worker's incarnation."""
     return secrets.token_hex(12)

@@ -1,8 +1,8 @@
-"""Run middleware, which are functions around a step. `mtask.app.middleware` explains how users write them.
+"""Runs middleware: functions around a step. `mtask.app.middleware` explains how users write middleware.
 
-A middleware is a generator function with one argument, the call. Before the step, the middleware runs up to its only
-`yield`. After the step, the `yield` returns the step's result or raises the step's exception. Then the middleware runs
-to its end. It cannot change the step's result or exception.
+A middleware is a generator function. Its only argument, the call, describes the step. Before the step, the middleware
+runs up to its only `yield`. After the step, the `yield` returns the step's result or raises the step's exception. Then
+the middleware runs to its end. A middleware cannot change the step's result or exception.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Around = Callable[[Call], Generator[None, Any, None]]
 def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
     """Run each middleware up to its yield, the outermost first; return the generators that wait for the step.
 
-    A middleware that returns before its yield is not interested in this call. If a middleware raises an error, the
-    error is given to the middleware that wait already, and is raised. Then the caller must not take the step.
+    A middleware that returns before its yield takes no part in this call.
+
+    If a middleware raises an error, each middleware that already waits gets the error at its yield. Then this function
+    raises the error, and the caller must not take the step.
     """
     begun: Begun = []
     try:
@@ -42,7 +44,7 @@ def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
 
 
 def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
-    """Do as `enter` does, for a step that is taken in any case. An error of a middleware is only logged."""
+    """Do the same as `enter`, but only log an error of a middleware: the step is taken in any case."""
     begun: Begun = []
     for around in middleware:
         try:
@@ -55,7 +57,7 @@ def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
 def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None:
     """Give the step's result or error to each waiting middleware, the innermost first.
 
-    An error that a middleware raises then is only logged, because the step is over.
+    If a middleware then raises an error of its own, the error is only logged, because the step is over.
     """
     for generator in reversed(begun):
         try:
@@ -74,10 +76,10 @@ def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None
 
 
 def tell_of_failure(middleware: object, error: BaseException) -> None:
-    """Log the error that a middleware raised after the step."""
+    """Log the error that a middleware raised after its yield."""
     logger.error("middleware failed after its yield", extra=fields(middleware=name_of(middleware)), exc_info=error)
 
 
 def name_of(middleware: object) -> str:
-    """Return a middleware's name for a message."""
+    """Return a middleware's name for a log message."""
     return getattr(middleware, "__qualname__", repr(middleware))

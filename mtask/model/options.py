@@ -1,4 +1,4 @@
-"""Task options: how a task is retried, leased, shared and kept.
+"""Task options: settings for the retries, the lease, the workers and the retention of a task.
 
 This module is the only source of the options' names, ranges and defaults.
 """
@@ -26,21 +26,23 @@ from mtask.model.identity import check_text
 
 #: The longest duration of an option: ten years, in ms.
 MAX_DURATION_MS = 315_360_000_000
-#: The shortest interval between two pings, in ms, because each ping is a write. A document may ask for a shorter
-#: interval, but then its runs are pinged at this one.
+#: The shortest interval between two pings, in ms: each ping is a write. If a document asks for a shorter interval, its
+#: runs are pinged at this interval.
 MIN_PING_INTERVAL_MS = 100
 MAX_WORKERS_PER_TASK = 1000
-#: The most closed runs that a document keeps, not counting successes. This bounds the size of the document.
+#: The most closed runs that a document keeps, not counting successes. This limit bounds the size of the document.
 MAX_COUNTED_RUNS = 1000
 MAX_LIMIT_KEY_BYTES = 200
-#: The options that a document holds only if they are set. Documents of earlier versions lack them.
+#: The options that a document holds only if they are set. Documents of earlier versions of mtask lack these options.
 _STORED_WHERE_SET = ("limit_key",)
-#: The largest count in a field. Some drivers write only doubles. A double is exact for whole numbers up to this one.
+#: The largest number that a count can have. Some drivers write all numbers as doubles, and a double is exact for whole
+#: numbers up to this limit.
 MAX_COUNT = 2**53
 
 
 def _as_integer(value: object) -> object:
-    # Drivers of other languages write large whole numbers as doubles. Text and booleans are mistakes.
+    # Drivers of other languages write large whole numbers as doubles, so such doubles are accepted. Text and booleans
+    # are refused as mistakes.
     if isinstance(value, bool | str | bytes):
         raise ValueError("use a whole number")
     if isinstance(value, float) and value.is_integer():
@@ -75,7 +77,8 @@ def _as_limit_key(key: str) -> str:
     return key
 
 
-# These validators must come last in Annotated. A range that follows them is checked but is missing in the JSON Schema.
+# In an Annotated type, these validators must come last. A range after them would be checked, but it would be missing in
+# the JSON Schema.
 WHOLE = BeforeValidator(_as_integer)
 _MILLISECONDS = BeforeValidator(_as_milliseconds)
 _NUMBER = BeforeValidator(_as_number)
@@ -87,7 +90,7 @@ RetryScope = Literal["task", "worker"]
 
 
 class TaskOption(BaseModel):
-    """The options of a task under their names in the document. Durations are whole milliseconds."""
+    """The options of a task, under the names that they have in its document. Durations are whole milliseconds."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -106,8 +109,8 @@ class TaskOption(BaseModel):
     run_timeout_ms: PositiveDuration | None = None
     retain_success_ms: Duration | None = None
     retain_fail_ms: Duration | None = None
-    #: The queue's key_limit counts the tasks of each limit_key separately. The document holds limit_key only if it is
-    #: set.
+    #: The key by which the queue's key_limit counts tasks: the tasks of each limit_key separately. If a task has no
+    #: limit_key, its document has no such field.
     limit_key: Annotated[str, Strict(), AfterValidator(_as_limit_key)] | None = None
 
     @model_validator(mode="after")
@@ -120,7 +123,10 @@ class TaskOption(BaseModel):
         return self
 
     def stored(self) -> dict[str, Any]:
-        """Return the options as they are stored. An option that a document may lack is left out if it is None."""
+        """Return the options in the form in which they are stored.
+
+        An option that may be missing in a document is left out if it is None.
+        """
         document = self.model_dump()
         for name in _STORED_WHERE_SET:
             if document[name] is None:
@@ -129,20 +135,20 @@ class TaskOption(BaseModel):
 
     @property
     def has_retry_limit(self) -> bool:
-        """Whether there is a limit of failed and timed-out runs."""
+        """Whether the number of failed and timed-out runs is limited."""
         return self.max_unexpected_retries >= 0
 
 
 def ping_seconds(interval_ms: float, lease_ms: float) -> float:
-    """Return a run's ping interval in seconds: the interval that its options ask for, or a longer one.
+    """Return a run's ping interval, in seconds: the interval that the task's options ask for, or a longer one.
 
-    The interval is at least MIN_PING_INTERVAL_MS, or at least a third of the lease if that is shorter.
+    The interval is at least MIN_PING_INTERVAL_MS or at least a third of the lease, whichever is shorter.
     """
     return max(interval_ms, min(MIN_PING_INTERVAL_MS, lease_ms / 3)) / 1000
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options as keyword arguments. A duration is in whole milliseconds or a timedelta."""
+    """The options of a task as keyword arguments. A duration is a whole number of milliseconds, or a timedelta."""
 
     priority: int
     concurrent_worker_cnt: int
@@ -161,13 +167,13 @@ class TaskOptions(TypedDict, total=False):
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)
-#: The options that every document must hold, because the server's rules know no defaults.
+#: The options that every document must hold, because the rules that run on the server know no defaults.
 STORED_OPTIONS: tuple[str, ...] = tuple(name for name in OPTION_NAMES if name not in _STORED_WHERE_SET)
 DEFAULT_OPTION = TaskOption()
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:
-    """Raise UnknownOption for the first name that is no option; the error suggests the nearest option."""
+    """Raise UnknownOption for the first name that is no option. The error suggests the option with the nearest name."""
     for name in options:
         if name not in TaskOption.model_fields:
             nearest = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
@@ -175,7 +181,10 @@ def check_option_names(options: Mapping[str, Any]) -> None:
 
 
 def build_option(*layers: Mapping[str, Any]) -> TaskOption:
-    """Return the options merged from the layers; raise UnknownOption or InvalidOption. A later layer wins."""
+    """Merge the layers and return the options. If two layers hold the same option, the later layer wins.
+
+    Raises UnknownOption or InvalidOption.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
         if layer:
@@ -192,8 +201,8 @@ def build_option(*layers: Mapping[str, Any]) -> TaskOption:
         if first["loc"]:
             reason += f" (got {shown(first['input'])})"
         raise InvalidOption(name, reason, first["input"]) from None
-    # Only the last layer is checked. An older version may have stored a shorter interval. That is no reason to refuse
-    # a change of another option.
+    # The lower bound is checked only for an interval in the last layer. Earlier layers may hold a shorter interval that
+    # an older version of mtask stored. That must not prevent a change of another option.
     if option.ping_interval_ms < MIN_PING_INTERVAL_MS and "ping_interval_ms" in layers[-1]:
         raise InvalidOption(
             "ping_interval_ms",

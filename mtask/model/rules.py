@@ -1,5 +1,7 @@
-"""The rules: pure functions of (task, worker_id, now). Each has a server-side twin of the same name in
-`mtask.store.statements.rules`. A property test checks that both give the same answers.
+"""The rules: pure functions of a task, a worker_id and the current time.
+
+For each rule there is an expression of the same name in `mtask.store.statements.rules`, which the server evaluates. A
+property test checks that both give the same answers.
 
 The docstrings use these letters for a task. The runs of earlier rounds (`past`) do not count.
 
@@ -18,9 +20,10 @@ from mtask.model.documents import Run, Task
 from mtask.model.options import MAX_COUNTED_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 
-#: The time that workers look ahead. They learn of every task that becomes due within this time.
+#: The time by which workers look ahead. Workers learn of every task that becomes due within this time.
 HORIZON = timedelta(seconds=10)
-#: The number of closed runs that a task without a retry limit keeps. Of earlier rounds, any task keeps the same number.
+#: The greatest number of failed runs of this round that a task without a retry limit keeps. For every task, the same
+#: bound applies to canceled runs of this round, and to runs of earlier rounds.
 KEPT_RUNS = 20
 
 _COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
@@ -54,7 +57,7 @@ def worker_failures(task: Task, worker_id: str, now: datetime) -> int:
 
 
 def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
-    """Whether this worker has used up its own limit or had a final failure (retry_scope "worker")."""
+    """Whether this worker has used up its own limit or had a final failure. Use this for retry_scope "worker"."""
     option = task.task_option
     if any(run.final and run.worker_id == worker_id for run in current_runs(task)):
         return True
@@ -62,10 +65,10 @@ def is_worker_exhausted(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def is_exhausted(task: Task, now: datetime) -> bool:
-    """Whether no new run may begin, because the limit is used up or a run ended in a final failure.
+    """Whether the limit is used up, or a run ended in a final failure. Then no new run may begin.
 
-    With retry_scope "worker" every worker in specific_worker_ids must have succeeded or used up its own limit. If
-    that list is empty, another worker may still come, so only a final failure ends the task.
+    With retry_scope "worker", the task is only exhausted when each worker in specific_worker_ids has succeeded or is
+    exhausted. If specific_worker_ids is empty, another worker may still come, so only a final failure ends the task.
     """
     option = task.task_option
     if option.retry_scope == "worker" and option.specific_worker_ids:
@@ -82,7 +85,7 @@ def is_exhausted(task: Task, now: datetime) -> bool:
 
 
 def status(task: Task, now: datetime) -> TaskStatus:
-    """Return the task's status at `now`. A final status stays."""
+    """Return the task's status at `now`. If the stored status is final, it does not change."""
     state = task.task_state
     if state.status.is_final:
         return state.status
@@ -115,12 +118,12 @@ def _latest(*instants: datetime | None) -> datetime | None:
 
 
 def due_time(task: Task) -> datetime:
-    """Return when the task is due for the first time: its start_time, else its create_time."""
+    """Return the time at which the task is first due: its start_time or, without a start_time, its create_time."""
     return task.task_state.start_time or task.task_state.create_time
 
 
 def retry_time(task: Task, worker_id: str) -> datetime | None:
-    """Return the end of the retry delay that applies to this worker, or None.
+    """Return the end of the retry delay that applies to this worker; None: no delay applies.
 
     With retry_scope "worker", each worker has a delay of its own.
     """
@@ -129,7 +132,7 @@ def retry_time(task: Task, worker_id: str) -> datetime | None:
 
 
 def is_candidate(task: Task, worker_id: str, now: datetime) -> bool:
-    """Whether this worker may take the task as soon as it is due and has a free seat."""
+    """Whether this worker may take the task as soon as the task is due and has a free seat."""
     if not is_admitted(task, worker_id) or worker_id in succeeded_workers(task):
         return False
     if any(run.worker_id == worker_id for run in live_runs(task, now)):
@@ -157,9 +160,10 @@ def next_preempt_time(task: Task, now: datetime) -> datetime | None:
 
 
 def free_seat_times(task: Task, now: datetime) -> list[datetime]:
-    """Return the times from which candidates could take a free seat.
+    """Return the earliest times at which workers could take a free seat.
 
-    There is one time for each candidate in specific_worker_ids. If that list is empty, there is one for all workers.
+    There is one time for each worker in specific_worker_ids that is a candidate. If specific_worker_ids is empty, there
+    is one time for all workers together.
     """
     option = task.task_option
     due = due_time(task)
@@ -167,12 +171,12 @@ def free_seat_times(task: Task, now: datetime) -> list[datetime]:
         candidates = [w for w in option.specific_worker_ids if is_candidate(task, w, now)]
         return [max(due, retry_time(task, w) or due) for w in candidates]
     if option.retry_scope == "worker":
-        return [due]  # a worker that has not tried the task could take it
+        return [due]  # a worker that has not tried the task yet has no retry delay
     return [max(due, retry_time(task, "") or due)]
 
 
 def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None:
-    """Return the earliest moment at which this worker's claim can succeed; None if the task must change first."""
+    """Return the earliest time at which this worker's claim can succeed; None: the task must change first."""
     thresholds = [now, due_time(task), *(run.ping_expire_time for run in live_runs(task, now))]
     delayed_until = retry_time(task, worker_id)
     if delayed_until is not None:
@@ -181,7 +185,7 @@ def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None
 
 
 def kept_runs(task: Task) -> int:
-    """Return how many closed runs of this round stay in the document, not counting successes."""
+    """Return how many failed and timed-out runs of this round may stay in the document."""
     option = task.task_option
     if not option.has_retry_limit:
         return KEPT_RUNS

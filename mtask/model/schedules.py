@@ -1,4 +1,4 @@
-"""Schedules: their documents, and the plan of firings that are due now. Pure: the server's time is an argument."""
+"""Schedules: their documents, and the plan of firings that are due now. The server's time is an argument."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.triggers import Once, Trigger
 
-#: The longest delay of a firing that is still on time. A later firing was missed, and catch_up decides whether it is
-#: made up for. With "none", a firing is also missed when the next one is due.
+#: The longest delay with which a firing is still on time. A firing with a longer delay is missed, and catch_up decides
+#: whether it is made nevertheless. With catch_up "none", a firing is also missed once the next firing is due.
 GRACE = timedelta(seconds=10)
 MAX_CATCH_UP = 1_000
 MAX_JITTER_MS = 86_400_000
 MAX_ID_BYTES = 200
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip"]
-#: The origin of a schedule: a handler's declaration in an app, or a client.
+#: The origin of a schedule. "app": a handler of an app declares the schedule. "client": a client made it.
 Source = Literal["app", "client"]
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
@@ -32,12 +32,12 @@ _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
 class Pending(BaseModel):
-    """A firing that was decided. Its task may not be published yet."""
+    """A firing that the schedule has recorded. The task of the firing may not be published yet."""
 
     model_config = _document
 
     fire_time: Instant
-    start_time: Instant  #: the task's start_time; with jitter, it is later than fire_time
+    start_time: Instant  #: the start_time of the task; jitter may make it later than fire_time
 
 
 class ScheduleState(BaseModel):
@@ -49,14 +49,14 @@ class ScheduleState(BaseModel):
     last_fire_time: Instant | None = None
     last_task_id: Text | None = None
     fired_cnt: Count = 0
-    skipped_cnt: Count = 0  #: firings skipped because the last firing's task had not finished
+    skipped_cnt: Count = 0  #: firings that were skipped because the task of the last firing had not finished
     pending: list[Pending] = Field(default_factory=list)
 
 
 class Schedule(BaseModel):
     """A schedule: one document in the collection `schedules`.
 
-    A field that the schedule gives to its tasks has the same name as in a task's document.
+    A field that the schedule passes on to its tasks has the same name as in a task's document.
     """
 
     model_config = _document
@@ -77,7 +77,7 @@ class Schedule(BaseModel):
     source: Source = "client"
     create_time: Instant
     update_time: Instant
-    revision: PositiveCount  #: each change adds 1, and so does each firing
+    revision: PositiveCount  #: each change adds 1; each firing adds 1, too
     schedule_state: ScheduleState
     schema_version: Literal[1]
 
@@ -89,11 +89,14 @@ class Schedule(BaseModel):
 
     @property
     def anchor(self) -> datetime:
-        """The time from which intervals count."""
+        """The time from which intervals are counted."""
         return self.start_time or self.create_time
 
     def next_firing(self, after: datetime) -> datetime | None:
-        """Return the first firing later than `after` and within start_time and end_time, or None."""
+        """Return the first firing that is later than `after`; None: the schedule does not fire again.
+
+        No firing lies before start_time or after end_time.
+        """
         earliest = after
         if self.start_time is not None and self.start_time > after:
             earliest = self.start_time - _MILLISECOND
@@ -101,23 +104,23 @@ class Schedule(BaseModel):
         return None if found is None or (self.end_time is not None and found > self.end_time) else found
 
     def next_firings(self, after: datetime, count: int) -> list[datetime]:
-        """Return the next `count` firings later than `after`, or fewer if the schedule ends before."""
+        """Return the next `count` firings later than `after`. Return fewer firings if the schedule ends earlier."""
         found: list[datetime] = []
         while len(found) < count and (firing := self.next_firing(found[-1] if found else after)) is not None:
             found.append(firing)
         return found
 
     def first_firing(self, now: datetime) -> datetime | None:
-        """Return the first firing of a schedule that is made, changed or resumed now.
+        """Return the first firing of a schedule that is created, changed or resumed at `now`.
 
-        The firing of a `Once` may be overdue.
+        The firing of a `Once` may lie before `now`.
         """
         if isinstance(self.trigger, Once) and self.schedule_state.last_fire_time != self.trigger.time:
             return self.trigger.time
         return self.next_firing(now)
 
     def key_of(self, firing: datetime) -> str:
-        """Return the key of the task that a firing publishes. It depends on the firing alone, not on the process."""
+        """Return the key of the task that a firing publishes. All processes compute the same key for a firing."""
         moment = firing.astimezone(UTC).replace(tzinfo=None)
         return f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
 
@@ -128,18 +131,19 @@ class Plan:
 
     firings: tuple[datetime, ...]  #: the oldest first
     next_fire_time: datetime | None
-    #: Whether catch_up left out some missed firings.
+    #: Whether some missed firings are not made, because catch_up leaves them out.
     has_missed: bool
 
 
 def plan(schedule: Schedule, now: datetime) -> Plan | None:
     """Return the firings to make now; None if the schedule is not due.
 
-    Firings that were due within GRACE are made. Earlier ones were missed, and catch_up decides about them:
+    Firings that became due within the last GRACE are made. Earlier firings are missed, and catch_up decides about them:
 
-    - "none" makes none of them. A firing is also missed if a later one is due. So the grace is one interval at most.
-    - "last" makes only the newest of all firings that are due.
-    - "all" makes the newest of them, at most catch_up_limit.
+    - "none": the missed firings are not made. A firing is also missed if a later firing is due. So the grace is at most
+      one interval.
+    - "last": of all firings that are due, only the newest is made.
+    - "all": the newest of the missed firings are made, at most catch_up_limit of them.
     """
     first = schedule.schedule_state.next_fire_time
     if schedule.paused or first is None or first > now:
@@ -159,7 +163,7 @@ def plan(schedule: Schedule, now: datetime) -> Plan | None:
 
 
 def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> list[datetime]:
-    """Return the newest firings from `start` on and before `end`, the earliest first.
+    """Return the newest firings at or after `start` and before `end`, at most `count`, the earliest first.
 
     The stored next_fire_time counts as a firing, too.
     """
@@ -168,5 +172,5 @@ def _between(schedule: Schedule, start: datetime, end: datetime, count: int) -> 
     first = schedule.schedule_state.next_fire_time
     found = triggers.last_firings(schedule.trigger, start, end, schedule.anchor, count) if start < end else []
     if first is not None and start <= first < end and len(found) < count and first not in found:
-        found.insert(0, first)  # this firing was requested by hand, or is left from a former trigger
+        found.insert(0, first)  # a user requested this firing, or it is left from a former trigger
     return found

@@ -10,13 +10,16 @@ class TaskStatus(StrEnum):
 
     INIT = "INIT"  #: no run holds the task, and a worker may still take it
     RUNNING = "RUNNING"  #: at least one run holds a live lease
-    SUCCESS = "SUCCESS"  #: enough workers succeeded
-    FAIL = "FAIL"  #: the limit is used up, or a run ended in a final failure
+    SUCCESS = "SUCCESS"  #: concurrent_worker_cnt workers have succeeded
+    FAIL = "FAIL"  #: the limit of failures is used up, or a run ended in a final failure
     CANCELED = "CANCELED"  #: a client canceled the task
 
     @property
     def is_final(self) -> bool:
-        """Whether the task can change only by a retry, a rerun, a publish that drops its runs, or a removal."""
+        """Whether the status is final.
+
+        A task with a final status changes only by a retry, a rerun, a publish that drops its runs, or a removal.
+        """
         return self in FINAL_STATUSES
 
 
@@ -28,15 +31,15 @@ class RunStatus(StrEnum):
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
-    FAIL = "FAIL"  #: the handler failed or ran too long; counts as a failure
-    TIMEOUT = "TIMEOUT"  #: the lease lapsed; counts as a failure
-    CANCELED = "CANCELED"  #: handed back, sent back by Retry, or canceled; does not count as a failure
+    FAIL = "FAIL"  #: the handler failed or ran too long; the run counts as a failure
+    TIMEOUT = "TIMEOUT"  #: the lease lapsed; the run counts as a failure
+    CANCELED = "CANCELED"  #: the run was handed back, ended by Retry, or canceled; it does not count as a failure
 
 
 class WorkerStatus(StrEnum):
     """The status of a worker process."""
 
-    READY = "ready"  #: registered, about to open its stream
-    RUNNING = "running"  #: claims and runs tasks
-    STOPPING = "stopping"  #: claims no more tasks and finishes its current runs
-    STOPPED = "stopped"  #: ended in good order
+    READY = "ready"  #: the worker is registered and has not opened its change stream yet
+    RUNNING = "running"  #: the worker claims and runs tasks
+    STOPPING = "stopping"  #: the worker claims no more tasks and finishes its current runs
+    STOPPED = "stopped"  #: the worker has ended normally

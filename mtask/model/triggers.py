@@ -1,4 +1,4 @@
-"""Triggers: when a schedule fires.
+"""Triggers: a trigger decides when a schedule fires.
 
 This module defines and checks the stored form of a trigger. APScheduler computes the times, with time zones and
 daylight saving. All computed times are in UTC and in whole milliseconds. The times of a cron are in whole seconds.
@@ -22,13 +22,12 @@ from mtask.model.documents import Instant, Text
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
-#: The most years that are searched for a cron's next firing. Every combination of leap year, weekday and week occurs
-#: within 40 years. Without this bound, the search for a cron that never fires would go through 8,000 years.
+#: The most years that the search for a cron's next firing covers. Every combination of leap year, weekday and week
+#: occurs within 40 years. Without this bound, the search for a cron that never fires would go through 8,000 years.
 _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: The number of firings beyond twice the wanted number that the search for the newest firings computes before it tries
-#: a shorter span.
+#: `last_firings` shortens a span of time that holds more firings than twice the wanted number plus this number.
 _SPARE = 8
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
@@ -36,17 +35,17 @@ _trigger = ConfigDict(frozen=True, extra="forbid")
 
 
 def _whole(moment: datetime) -> datetime:
-    """Return the moment in UTC, rounded to the milliseconds of BSON."""
+    """Return the moment in UTC, rounded to whole milliseconds, because BSON stores no finer times."""
     rounded = moment.astimezone(UTC) + timedelta(microseconds=500)
     return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000)
 
 
 class Cron(BaseModel):
-    """Fires at the wall-clock times of a time zone at which all of its fields match.
+    """Fires at each time that matches all fields. The fields describe the wall clock in one time zone.
 
-    A field that is left out matches any value, with one exception as in APScheduler: if a field of a longer unit is
-    given, the field that is left out matches only its first value. So `Cron(hour="3")` means 03:00:00. Weekdays are
-    names, or numbers where 0 is Monday.
+    A field that is left out matches any value. There is one exception, as in APScheduler: a field that is left out
+    matches only its first value if all given fields have longer units. So `Cron(hour="3")` means 03:00:00. The
+    exception does not apply to `week` and `day_of_week`. A weekday is a name, or a number where 0 is Monday.
 
     With daylight saving, the trigger does not fire at a time that the clocks skip. It fires twice at a time that occurs
     twice.
@@ -74,7 +73,10 @@ class Cron(BaseModel):
 
     @classmethod
     def parse(cls, expression: str, timezone: str = "UTC") -> Self:
-        """Return the trigger of a crontab's five fields; raise ValueError. Weekdays 0 and 7 are Sunday, as there."""
+        """Return the trigger for the five fields of a crontab; raise ValueError.
+
+        As in a crontab, the weekdays 0 and 7 are Sunday.
+        """
         parts = expression.split()
         if len(parts) != len(_CRONTAB):
             raise ValueError(
@@ -94,7 +96,7 @@ class Cron(BaseModel):
         return self.model_dump(exclude={"kind", "timezone"}, exclude_none=True)
 
     def computed(self, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
-        """Return APScheduler's trigger, which searches until the end of `last_year`; raise ValueError."""
+        """Return a trigger of APScheduler that searches until the end of `last_year`; raise ValueError."""
         try:
             return CronTrigger(
                 **self.fields(),
@@ -107,16 +109,18 @@ class Cron(BaseModel):
 
     def __str__(self) -> str:
         fields = self.fields()
-        # In a crontab, weekday numbers begin with another day than here. So `parse` turns them into names.
+        # Weekday 0 is Sunday in a crontab, but Monday in these fields. So fields with weekday numbers are not shown as
+        # a crontab.
         if fields.keys() == set(_CRONTAB) and not any(c.isdigit() for c in fields["day_of_week"]):
             return f"{' '.join(fields[name] for name in _CRONTAB)} {self.timezone}"
         return f"{' '.join(f'{name}={value}' for name, value in fields.items())} {self.timezone}"
 
 
 class Every(BaseModel):
-    """Fires again and again, one interval apart.
+    """Fires again and again, always after the same interval.
 
-    The first firing is at start_time. Without start_time, it is one interval after the schedule's creation.
+    The first firing is at start_time. Without a start_time, the first firing is one interval after the creation of the
+    schedule.
     """
 
     model_config = _trigger
@@ -125,7 +129,7 @@ class Every(BaseModel):
     interval_ms: Annotated[int, Field(ge=MIN_INTERVAL_MS, le=10 * 366 * 86_400_000)]
 
     def computed(self, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
-        """Return APScheduler's trigger, which counts from the anchor."""
+        """Return a trigger of APScheduler that counts intervals from `anchor`."""
         length = timedelta(milliseconds=self.interval_ms)
         return IntervalTrigger(
             seconds=length / timedelta(seconds=1), start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None
@@ -163,7 +167,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _named_weekdays(field: str) -> str:
-    """Return a crontab's weekday field with names in place of numbers. APScheduler counts weekdays from Monday."""
+    """Return a crontab's weekday field with names instead of numbers. APScheduler counts weekdays from Monday."""
     named = []
     for part in field.lower().split(","):
         span, slash, step = part.partition("/")
@@ -191,7 +195,7 @@ def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0, last_
 def _last_year(trigger: Cron | Every, after: datetime) -> int:
     """Return the last year of the search for a cron's next firing.
 
-    If the cron names years, the search starts at the first of them.
+    If the cron names years, the search is counted from the first named year that is not over.
     """
     if not isinstance(trigger, Cron):
         return _LAST_YEAR
@@ -200,12 +204,12 @@ def _last_year(trigger: Cron | Every, after: datetime) -> int:
         first: Any = _computed(Cron(year=trigger.year), _EPOCH)
         found = first.get_next_fire_time(None, datetime(max(1, begin - 1), 1, 1, tzinfo=UTC))
         begin = begin if found is None else max(begin, found.year)
-    # The year is rounded to ten years, so that one cached trigger serves all ten.
+    # The result is the same for all years of a decade, so that one cached trigger serves the whole decade.
     return min(begin // 10 * 10 + 10 + _YEARS_AHEAD, _LAST_YEAR)
 
 
 def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> datetime | None:
-    """Return the first firing later than `after`, or None. An interval counts from `anchor`."""
+    """Return the first firing later than `after`; None: there is none. Intervals count from `anchor`."""
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
     try:
@@ -219,13 +223,13 @@ def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> da
     while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
         firing = _whole(found)
         if isinstance(trigger, Every):
-            # APScheduler counts in fractions of seconds. So at the exact time of a firing it may skip one interval too
-            # many.
+            # APScheduler counts in inexact fractions of seconds. If the search begins exactly at a firing, APScheduler
+            # may skip that firing.
             before = firing - timedelta(milliseconds=trigger.interval_ms)
             return before if before > after and before >= anchor else firing
         if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
             return firing
-        after = firing  # the clocks skip this time
+        after = firing  # the clocks skip this time, so the trigger does not fire
     return None
 
 
@@ -239,19 +243,19 @@ def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> 
 def last_firings(
     trigger: Cron | Every | Once, start: datetime, end: datetime, anchor: datetime, count: int
 ) -> list[datetime]:
-    """Return the newest `count` firings from `start` on and before `end`, the earliest first.
+    """Return the newest `count` firings at or after `start` and before `end`, the earliest first.
 
-    A trigger computes firings only forwards, and its firings may be a second or years apart. So the search goes back in
-    spans of time. A span with many more firings than wanted is shortened and searched again. After a span with few
-    firings, the next span is longer.
+    A trigger can compute firings only forwards, and its firings may be a second or years apart. So this function
+    searches one span of time after the other, from `end` backwards. A span with many more firings than wanted is
+    shortened and searched again. If a span holds few firings, the next span is longer.
     """
     found: list[datetime] = []
     begin, span = end, timedelta(seconds=2 * count)
     while begin > start and len(found) < count:
         wanted = count - len(found)
         earlier = max(start, begin - span) if begin - start > span else start
-        # Two firings are at least a second apart. So a span that is shortened again and again holds few firings in the
-        # end.
+        # Two firings are at least a second apart. So if a span is shortened again and again, it holds few firings at
+        # last.
         most = 2 * wanted + _SPARE
         ahead = firings(trigger, earlier - _MILLISECOND, anchor)
         several = list(islice(takewhile(begin.__gt__, ahead), most + 1))
@@ -264,7 +268,7 @@ def last_firings(
 
 
 def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:
-    """Return the firing, delayed at random by up to `jitter_ms`."""
+    """Return the time of the firing plus a random delay of up to `jitter_ms`."""
     if isinstance(trigger, Once) or not jitter_ms:
         return firing
     computed: Any = _computed(trigger, anchor, jitter_ms)

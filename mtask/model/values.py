@@ -1,4 +1,4 @@
-"""Conversion of params and returns into values that BSON can hold."""
+"""Converts params and returns into values that BSON can hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-#: The types whose values are stored unchanged. Values of their subclasses may need conversion.
+#: The types whose values are stored unchanged. A value of a subclass may need conversion.
 _STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def storable(value: Any) -> Any:
-    """Return the value with its pydantic models, dataclasses, enums, tuples and sets converted for BSON."""
+    """Return the value in a form for BSON: pydantic models, dataclasses, enums, tuples and sets are converted."""
     if type(value) in _STORED_AS_IT_IS:
         return value
     if isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum):

@@ -34,7 +34,7 @@ class Caller:
         middleware: Sequence[Any],
         values: Mapping[Callable[..., Any], Any],
     ) -> None:
-        """`middleware` is composed around each call; `values` holds the values of the app's hooks."""
+        """`middleware` runs around each call. `values` holds the value of each of the app's hooks."""
         self._worker_id = worker_id
         self._transactions = transactions
         self._on_progress = on_progress
@@ -47,7 +47,7 @@ class Caller:
         self._threads.close()
 
     async def call(self, run: HeldRun, called: Called) -> None:
-        """Call the run's handler and store the result, or whatever it raises, in `called`."""
+        """Call the run's handler. Store its result or its exception in `called`."""
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -77,5 +77,5 @@ class Caller:
                 called.thread = self._threads.start(partial(handler.function, **arguments))
                 await called.thread.future
                 called.returned, called.raised = called.thread.take()
-        except BaseException as error:  # SystemExit of a handler must not end the worker
+        except BaseException as error:  # a SystemExit that a handler raises must not end the worker
             called.raised = error

@@ -1,7 +1,9 @@
-"""The finisher: writes the outcomes of runs, in groups. While groups are under way, outcomes gather for the next one.
+"""The finisher: writes the outcomes of runs to the database, in groups.
 
-A group that meets a locked document is given up soon, and each of its outcomes is sent alone. Then only the outcome of
-the locked document has to wait. Groups of other outcomes are sent at the same time.
+While a group is being sent, further outcomes gather for the next group.
+
+If a group meets a locked document, the finisher soon gives up the group and sends each of its outcomes alone. Then only
+the outcome of the locked document has to wait. Meanwhile the finisher sends groups of other outcomes.
 """
 
 from __future__ import annotations
@@ -38,31 +40,31 @@ from mtask.worker.state.timing import Backoff
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: The least number of outcomes with which a group begins while another one is under way.
+#: The fewest outcomes that a new group must have while another group is being sent.
 _MIN_FURTHER = 50
-#: The time after the beginning of the last group at which a smaller group begins, in seconds: a slow group must not
-#: hold it back for longer.
+#: The longest time that a smaller group waits, counted from the beginning of the last group, in seconds. So a slow
+#: group does not hold back the next group for longer.
 _MAX_GATHER = 0.2
-#: The bounds of the time limit of a finish that may meet a locked document, in seconds.
+#: The shortest and the longest time limit of a finish that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
-#: The most outcomes that are sent at the same time, each alone; and the most of those whose documents turned out to be
-#: locked.
+#: `_MAX_APART`: the most outcomes that are sent alone at the same time. `_MAX_LOCKED`: the same for outcomes whose
+#: documents are known to be locked.
 _MAX_APART, _MAX_LOCKED = 16, 2
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
 _PAUSE, _MAX_PAUSE = 0.05, 1.0
-#: The most errors other than an outage after which a group is sent again. At the next such error, the finisher assumes
-#: that the server refuses an outcome itself.
+#: The most errors after which a group is sent again, not counting an unavailable database. At the next error, the
+#: finisher assumes that the server refuses one of the outcomes.
 _MAX_REFUSALS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """An outcome on its way to the database."""
+    """An outcome that is to be written to the database."""
 
     run: HeldRun
     outcome: Outcome
     size: int
-    #: The middleware around the writing of the outcome.
+    #: The middleware that waits for the writing of the outcome.
     watched: Begun = field(default_factory=list)
 
     @property
@@ -73,7 +75,7 @@ class Ending:
 
 @dataclass(slots=True)
 class _Lane:
-    """The outcomes that may share a group, and their groups under way."""
+    """Outcomes that may be sent in the same group, and the groups that are being sent."""
 
     waiting: deque[Ending] = field(default_factory=deque)
     in_flight: set[asyncio.Task[None]] = field(default_factory=set)
@@ -84,12 +86,15 @@ class _Lane:
 
 
 class Finisher:
-    """Takes outcomes and tries to write each until it is written or its lease is lost."""
+    """Takes the outcomes of runs and writes them.
+
+    Each outcome is sent until it is written or its run has lost the lease.
+    """
 
     def __init__(
         self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
     ) -> None:
-        """`middleware` is composed around the writing of each outcome."""
+        """`middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._tempo = scope.tempo
         self._pinger = pinger
@@ -99,7 +104,7 @@ class Finisher:
         # Two lanes: failures and hand-backs must not wait behind many successes.
         self._successes, self._others = _Lane(), _Lane()
         self._lanes = (self._others, self._successes)
-        #: The asyncio tasks that send outcomes alone. The groups do not wait for them.
+        #: The asyncio tasks that send outcomes alone. Groups do not wait for these asyncio tasks.
         self._apart: set[asyncio.Task[None]] = set()
         self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
         self._locked_semaphore = asyncio.Semaphore(_MAX_LOCKED)
@@ -115,7 +120,10 @@ class Finisher:
         return self._pending
 
     def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
-        """Write this outcome soon. The run's lease is kept until then. `size`: the bytes of the stored value."""
+        """Write this outcome soon, and keep the lease of its run until then.
+
+        `size`: the size of the stored value in bytes.
+        """
         run.is_finishing = True
         if run.progress is not None:
             outcome = replace(outcome, progress=run.progress)
@@ -131,7 +139,7 @@ class Finisher:
         return watch(self._middleware, call)
 
     async def drain(self) -> None:
-        """Wait until every outcome is written, or its lease is lost."""
+        """Wait until each outcome is written or its run has lost the lease."""
         await self._idle.wait()
 
     def _launch(self) -> None:
@@ -140,7 +148,8 @@ class Finisher:
                 if lane.in_flight and len(lane.waiting) < _MIN_FURTHER and self._is_to_gather(lane):
                     break
                 lane.launched_at = monotonic()
-                # The asyncio task starts in the next turn of the loop, so outcomes of this turn still join the group.
+                # The asyncio task starts in the next turn of the event loop, so outcomes of this turn still join the
+                # group.
                 task = asyncio.get_running_loop().create_task(self._flush_next(lane))
                 lane.in_flight.add(task)
                 task.add_done_callback(partial(self._landed, lane))
@@ -148,7 +157,7 @@ class Finisher:
                     break
 
     def _is_to_gather(self, lane: _Lane) -> bool:
-        """Whether the next group waits for the one under way. If the wait is long, a timer begins the next group."""
+        """Whether the next group should wait for more outcomes. If it should, a timer ends the wait."""
         left = lane.launched_at + _MAX_GATHER - monotonic()
         if left > 0 and lane.impatience is None:
             lane.impatience = asyncio.get_running_loop().call_later(left, self._lose_patience, lane)
@@ -182,7 +191,10 @@ class Finisher:
         return list(group.values())
 
     async def _flush(self, group: list[Ending], *, is_apart: bool = False) -> None:
-        """Write these outcomes together. If a document is locked, or an outcome refused, send each of them alone."""
+        """Write these outcomes together.
+
+        If a document is locked, or the server refuses an outcome, send each outcome alone.
+        """
         pauses, refusals = Backoff(_PAUSE, _MAX_PAUSE), 0
         semaphore: AbstractAsyncContextManager[None] = self._apart_semaphore if is_apart else nullcontext()
         while group:
@@ -193,7 +205,7 @@ class Finisher:
                 if _is_about_value(error) or refusals >= _MAX_REFUSALS:
                     await self._refused(group, error)
                     return
-                # An outcome that was written stays written: the next try finds it by its run_id.
+                # The failed try may have written some outcomes. The next try finds such an outcome by its run_id.
                 refusals += not isinstance(error, DatabaseUnavailable)
                 logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
                 group = self._drop_expired(group)
@@ -210,7 +222,7 @@ class Finisher:
                 return
 
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
-        """Send these outcomes in one statement; return the run_ids of those that are written."""
+        """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
         timeout = timedelta(seconds=self._wait)
@@ -220,10 +232,11 @@ class Finisher:
         return accepted
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
-        """Whether the group was probably held up by a locked document.
+        """Whether a locked document probably held up the group.
 
-        To find out, read the documents: a read waits for no lock, so a quick answer shows that the database works. If
-        the read shows that an outcome is already written, the outcome is resolved and leaves the group.
+        To find out, this method reads the documents. A read waits for no lock, so a quick answer shows that the
+        database works. If the read shows that an outcome is already written, the outcome is resolved and removed from
+        `group`.
         """
         wait, asked = self._wait, monotonic()
         try:
@@ -247,7 +260,7 @@ class Finisher:
         return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
 
     def _send_apart(self, group: list[Ending], *, was_held_up: bool = False) -> None:
-        """From now on, send each of these outcomes alone. Groups of other outcomes are sent at the same time."""
+        """Send each of these outcomes alone from now on. Meanwhile the finisher sends groups of other outcomes."""
         if not group:
             return
         task = asyncio.get_running_loop().create_task(self._flush_each(group, was_held_up=was_held_up))
@@ -315,7 +328,7 @@ class Finisher:
 
 
 def _is_about_value(error: MtaskError) -> bool:
-    """Whether the server or the driver refuses the value of the outcome, and would refuse it again."""
+    """Whether the error is about the value of the outcome. The server or the driver would refuse such a value again."""
     is_invalid = isinstance(error, OperationFailed) and error.code == VALIDATION
     return is_invalid or isinstance(error, NotStorable | DocumentTooLarge)
 

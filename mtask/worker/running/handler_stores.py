@@ -1,4 +1,4 @@
-"""Handler stores: the connections for transactions of handlers. The worker's own statements have other connections."""
+"""Handler stores: the database connections for the transactions of handlers. The worker itself uses others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mtask.store.driver.stores import AsyncStore, SyncStore
 class HandlerStores:
     """Two stores, one for async and one for sync handlers. The first transaction of each kind opens its store.
 
-    The statements of a handler in its transaction may take long. They have a connection pool of their own, so they take
-    no connection from claims, pings and finishes. The worker's time limits do not apply to them.
+    The statements in a handler's transaction may take long. They use a connection pool of their own, so they take no
+    connection away from claims, pings and finishes. The worker's time limits do not apply to these statements.
     """
 
     def __init__(self, uri: str, database: str, app_name: str) -> None:
@@ -39,7 +39,7 @@ class HandlerStores:
             return self._sync
 
     async def close(self) -> None:
-        """Close the open stores, and open no more: a sync handler may outlive its worker."""
+        """Close the open stores. No store is opened after that, because a sync handler may outlive its worker."""
         with self._lock:
             self._is_closed = True
             made_async, self._async = self._async, None

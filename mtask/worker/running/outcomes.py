@@ -1,6 +1,6 @@
-"""Outcomes: turns the end of a run into the outcome that is written.
+"""Outcomes: makes the outcome that is written at the end of a run.
 
-A run ends with a result, with an exception, or because something outside its handler ended it.
+A run ends because its handler returned, because its handler raised an exception, or because the worker ended the run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
-#: The bound of the random delay after a first write conflict, in ms; the bound grows with each conflict. And the number
-#: of conflicts after which further ones count as failures, because their cause may be in the handler itself.
+#: `_CONFLICT_DELAY_MS`: the longest random delay after a first write conflict, in ms. The longest delay grows with each
+#: conflict. `_FREE_CONFLICTS`: the number of conflicts that do not count as failures. Further conflicts count, because
+#: their cause may be in the handler itself.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
 
 
 def checked(returned: Any) -> tuple[Any, int, str | None]:
-    """Return the value as it is stored, its size in bytes, and the reason if it cannot be stored.
+    """Return the value in its stored form, its size in bytes, and an error text.
 
-    The reason is None if the value can be stored.
+    The error text tells why the value cannot be stored. It is None if the value can be stored.
     """
     if returned is None:
         return None, 0, None
@@ -56,7 +57,7 @@ def checked(returned: Any) -> tuple[Any, int, str | None]:
 
 
 def ended(run: HeldRun, reason: EndReason) -> Outcome:
-    """Return the outcome of a run that was ended from outside its handler."""
+    """Return the outcome of a run that was ended for this reason, not by its handler."""
     if reason is EndReason.RUN_TIMEOUT:
         limit = run.task.task_option.run_timeout_ms
         return _outcome(run, RunStatus.FAIL, f"the run took longer than run_timeout_ms ({limit} ms)")
@@ -94,7 +95,7 @@ def _is_conflict(run: Run) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception as a reason: its type, its text and the line that raised it."""
+    """Return a text that describes an exception: its type, its message and the line that raised it."""
     try:
         text = str(error)
     except Exception:

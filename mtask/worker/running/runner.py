@@ -1,4 +1,4 @@
-"""The runner: takes a run from its claim to its outcome, step by step, and ends it early if necessary."""
+"""The runner: takes a run from its claim to its outcome, step by step. If necessary, it ends the run early."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mtask.worker.running.outcomes import checked, ended, failed
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
-#: The time that a cancelled handler has to end, in seconds. Then the end of its run is written, even if the handler
-#: continues.
+#: The time that a cancelled handler gets to end, in seconds. After this time the outcome of its run is written, even if
+#: the handler continues.
 _CANCEL_GRACE = 2.0
 
 
 class Runner:
-    """Runs handlers under held leases."""
+    """Runs handlers while the worker holds the leases of their runs."""
 
     def __init__(self, scope: Scope, pinger: Pinger, limits: Limits, finisher: Finisher, caller: Caller) -> None:
         self._scope = scope
@@ -53,7 +53,7 @@ class Runner:
         self._pinger.hold(run)
 
     def start(self, run: HeldRun) -> None:
-        """Run the handler of a run that is held."""
+        """Start the handler of a run that is already held."""
         self._ledger.running[run.run_id] = run
         self._empty.clear()
         run.begins()
@@ -64,11 +64,12 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if run.end_reason is not None:
-            # The run was ended before `on_end` was set. The asyncio task must have begun before it is cancelled.
+            # The run was ended before `on_end` was set. `_on_end` is called in the next turn of the loop, because the
+            # asyncio task must have begun before it is cancelled.
             loop.call_soon(self._on_end, run, run.end_reason)
 
     async def _live(self, run: HeldRun) -> None:
-        """Take a run from its slot to its end: call the handler, make the outcome, have it written, free the slot."""
+        """Take a run to its end: call the handler, make the outcome, submit it to the finisher and free the slot."""
         called, timer = Called(), self._timer_of(run)
         await self._caller.call(run, called)
         if timer is not None:
@@ -76,7 +77,7 @@ class Runner:
         try:
             outcome, size = self._judged(run, called)
             if outcome is not None:
-                self._finisher.submit(run, outcome, size)  # written in a group; the lease is kept until that write
+                self._finisher.submit(run, outcome, size)  # keeps the lease until the outcome is written
             elif run.is_finishing:
                 pass  # the run was handed back already
             elif run.succeeded_in_transaction:
@@ -87,12 +88,13 @@ class Runner:
             logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
             self._pinger.release(run)
         finally:
-            called.raised = None  # its traceback refers to this frame: a cycle that only the cycle collector would free
+            # The traceback of the exception refers to this frame. Only the cycle collector would free such a cycle.
+            called.raised = None
             self._leave(run, called)
 
     @staticmethod
     def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:
-        """Start a timer that ends the run when its run_timeout_ms is over; None: the run has no limit."""
+        """Start a timer that ends the run when its run_timeout_ms is over. Return None if the run has no such limit."""
         if run.deadline == inf:
             return None
         loop = asyncio.get_running_loop()
@@ -100,7 +102,10 @@ class Runner:
 
     @staticmethod
     def _judged(run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
-        """Return the outcome to be written, and the size of its value in bytes; None: there is nothing to write."""
+        """Return the outcome to write, and the size of its value in bytes.
+
+        The outcome is None if there is nothing to write.
+        """
         if run.is_finishing or run.succeeded_in_transaction:
             return None, 0  # the run was handed back already, or its transaction wrote its SUCCESS
         reason = run.end_reason
@@ -120,7 +125,10 @@ class Runner:
         return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value), size
 
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
-        """Conclude a run whose transaction wrote its SUCCESS: store the value that the handler returned afterwards."""
+        """Conclude a run whose transaction has written the SUCCESS.
+
+        Store the value that the handler returned after the commit.
+        """
         run.is_finishing = True
         self._release(run, is_closed=True)
         if called.raised is not None:
@@ -143,9 +151,10 @@ class Runner:
             logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
 
     def _release(self, run: HeldRun, *, is_closed: bool | None = None) -> None:
-        """Release a run that has no outcome.
+        """Release a run that has no outcome to write.
 
-        `is_closed`: the document shows the run as closed, or the document is gone; None: `end_reason` tells.
+        `is_closed`: whether the task's document shows the run as closed, or the document is gone. If it is None, the
+        run's `end_reason` decides.
         """
         self._pinger.release(run)
         closed = run.end_reason is EndReason.REMOVED if is_closed is None else is_closed
@@ -161,7 +170,7 @@ class Runner:
         if called.thread is None or called.thread.is_over:
             self._scope.signals.slot_freed.send()
             return
-        # A thread cannot be ended from outside: the slot stays taken until the thread ends by itself.
+        # Nobody can end a thread. So the slot stays taken until the thread ends by itself.
         logger.warning("sync handler goes on after its run ended", extra=fields(task=run.task_id, run=run.run_id))
         self._busy_threads += 1
         called.thread.when_over(self._thread_ended)
@@ -178,10 +187,10 @@ class Runner:
         else:
             self._release(run)
 
-    # --- ends from outside ----------------------------------------------------------------------------------
+    # --- runs that end early, and the stop ------------------------------------------------------------------
 
     async def wait_empty(self, timeout: float | None) -> bool:
-        """Wait until no handler is under way; return False if `timeout` seconds pass before."""
+        """Wait until no handler is under way. Return False if a handler is still under way after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
@@ -194,9 +203,9 @@ class Runner:
         self._caller.close()
 
     def _on_end(self, run: HeldRun, reason: EndReason) -> None:
-        """Cancel an async handler whose run was ended from outside its handler.
+        """Cancel the asyncio task of a run that was ended before its handler ended. Call this in the event loop.
 
-        Called in the event loop. A sync handler reads `is_cancelled` itself.
+        A sync handler cannot be cancelled: it must read `is_cancelled` itself.
         """
         task = run.asyncio_task
         if task is None or task.done() or run.is_finishing or run.succeeded_in_transaction:
@@ -209,6 +218,6 @@ class Runner:
                 asyncio.get_running_loop().call_later(_CANCEL_GRACE, self._give_up, run)
 
     def _give_up(self, run: HeldRun) -> None:
-        """Write the end of a run whose handler continues although it was cancelled. Its slot stays taken."""
+        """Write the outcome of a run whose handler continues although it was cancelled. The slot stays taken."""
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))

@@ -1,4 +1,4 @@
-"""Threads for sync handlers. Calls that end at about the same time reach the event loop in one wake-up."""
+"""Threads for sync handlers. If several calls end at about the same time, they wake the event loop only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 class ThreadCall:
-    """A call in a thread, seen from the event loop."""
+    """A call of a function in a thread. In the event loop, `future` tells when the call has ended."""
 
     __slots__ = ("_call", "_context", "_error", "_on_end", "_returned", "future", "is_over")
 
@@ -25,13 +25,13 @@ class ThreadCall:
         self._call = call
         self._context = contextvars.copy_context()
         self._on_end: Callable[[], None] | None = None
-        self.future = future  #: done when the end was delivered to the loop
-        self.is_over = False  #: the end was delivered to the loop
+        self.future = future  #: done when the event loop knows that the call has ended
+        self.is_over = False  #: whether the event loop knows that the call has ended
         self._returned: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call, in the thread, unless it was cancelled; keep any exception, even `SystemExit`."""
+        """Make the call, in the thread, unless the call was cancelled. Keep any exception, even `SystemExit`."""
         if self.future.cancelled():
             return
         try:
@@ -40,20 +40,20 @@ class ThreadCall:
             self._error = error
 
     def take(self) -> tuple[Any, BaseException | None]:
-        """Return the result and the exception, and keep neither: an exception keeps its frames in memory."""
+        """Return the result and the exception, and forget both. An exception would keep its frames in memory."""
         taken = self._returned, self._error
         self._returned = self._error = None
         return taken
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the loop when the call has ended."""
+        """Call `callback` in the event loop when this call has ended."""
         self._on_end = callback
 
     def deliver(self) -> None:
-        """Deliver the end of the call, in the loop."""
+        """Mark the call as ended, and wake the code that waits for the call. Call this in the event loop."""
         self.is_over = True
         if self.future.done():
-            self.take()  # it was cancelled, so nobody else takes the result
+            self.take()  # the future was cancelled, so nobody else takes the result
         else:
             self.future.set_result(None)
         if self._on_end is not None:
@@ -61,7 +61,7 @@ class ThreadCall:
 
 
 class Threads:
-    """A pool with as many threads as calls are under way. Idle threads are reused."""
+    """A pool of threads. It starts a new thread only if a call finds no idle thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,12 +70,15 @@ class Threads:
         self._is_delivery_due = False
         self._is_closed = False
         self._is_short = False
-        #: The number of calls whose end was not delivered to the loop yet.
+        #: The number of calls that have not ended, as far as the event loop knows.
         self._busy = 0
         self._threads = 0
 
     def start(self, call: Call) -> ThreadCall:
-        """Start a call in a thread, from the loop. Raises RuntimeError if no thread exists and none can start."""
+        """Start a call in a thread. Call this in the event loop.
+
+        Raises RuntimeError if the pool has no thread and cannot start one.
+        """
         loop = asyncio.get_running_loop()
         made = ThreadCall(call, loop.create_future())
         while self._busy - len(self._ended) >= self._threads and self._add_thread(loop):
@@ -91,9 +94,9 @@ class Threads:
             self._calls.put(None)
 
     def _add_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Start one more thread; return whether it started. If it did not, calls wait for another thread.
+        """Start one more thread; return whether it started. If it did not, calls wait until another thread is idle.
 
-        Raises RuntimeError if there is no other thread.
+        Raises RuntimeError if the pool has no other thread.
         """
         name = f"{self._name}-{self._threads}"
         thread = threading.Thread(target=self._work, args=(loop,), name=name)
@@ -122,7 +125,7 @@ class Threads:
                     loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # The flag is cleared first: a call that is added from now on causes another delivery.
+        # The flag is cleared first, so a call that ends from now on causes another delivery.
         self._is_delivery_due = False
         while self._ended:
             self._busy -= 1

@@ -1,8 +1,8 @@
 """Begins and ends the transactions of handlers.
 
-`begin` renews the lease and pauses the pings, and `end` commits the SUCCESS with the handler's writes. The renewal
-stores the id of the session in the document, so that a worker that rescues the task can end the session
-(see `mtask.store.tasks.sessions`).
+`begin` renews the lease and pauses the pings. `end` commits the SUCCESS together with the handler's writes. The renewal
+stores the id of the session in the task's document. So a worker that rescues the task can end the session (see
+`mtask.store.tasks.sessions`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from mtask.worker.state.held_run import HeldRun
 Documents = list[dict[str, object]]
 
 _MIN_CALL = timedelta(milliseconds=200)
-#: The number of spent sessions that are ended together. The server would drop each of them after half an hour.
+#: The number of spent sessions that are ended on the server together. The server itself would drop a session after half
+#: an hour.
 _MAX_SPENT = 100
 
 
@@ -38,13 +39,13 @@ class RunTransactions:
         self._stores = stores
         self._pinger = pinger
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
-        #: The spent sessions that the server still keeps.
+        #: The sessions that will not be used again and that the server still keeps.
         self._spent: list[UUID] = []
 
     async def begin(self, run: HeldRun) -> AsyncSession:
         """Renew the lease, suspend pings and start a transaction.
 
-        Raises LeaseLost or DatabaseError, and RuntimeError for a second transaction of the run.
+        Raises LeaseLost or DatabaseError. Raises RuntimeError if the run is in a transaction already.
         """
         suspending = asyncio.ensure_future(asyncio.to_thread(self._suspend, run))
         try:
@@ -66,7 +67,7 @@ class RunTransactions:
             raise
 
     async def end(self, run: HeldRun, session: AsyncSession, error: BaseException | None) -> None:
-        """Write the SUCCESS and commit; with an error, abort.
+        """Write the SUCCESS and commit the transaction. If `error` is given, abort the transaction.
 
         Raises LeaseLost, TransactionConflict or DatabaseError.
         """
@@ -128,9 +129,9 @@ class RunTransactions:
                     self._abandon_sync(store, session)
             self._resume(run)
 
-    # If a run's document still names a session, the session must not serve another run: a worker that rescues the first
-    # task would end the transaction of the second. So such a session is spent: it does not go back to the driver's
-    # pool.
+    # A task's document may still name the session of an earlier run. Such a session must not serve another run: a
+    # worker that rescues the first task would end the session, and with it the transaction of the other run. So the
+    # session is spent: it does not go back to the driver's pool of sessions.
 
     async def _abandon(self, store: AsyncStore | None, session: AsyncSession) -> None:
         if session.in_transaction:
@@ -147,7 +148,7 @@ class RunTransactions:
             store.run(sessions.end(spent))
 
     def _spend(self, session: SyncSession | AsyncSession) -> list[UUID]:
-        """Add a spent session; return the sessions to be ended on the server now."""
+        """Note that this session is spent; return the sessions that should now be ended on the server."""
         self._spent.append(transactions.id_of(session))
         if len(self._spent) < _MAX_SPENT:
             return []
@@ -155,7 +156,7 @@ class RunTransactions:
         return spent
 
     def _succeeded(self, run: HeldRun) -> None:
-        # This happens before the pings resume. The task has succeeded, and there is no lease to lose any more.
+        # This happens before the pings resume: the task has succeeded, so the run needs its lease no more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
 
@@ -188,7 +189,10 @@ def _commit(run: HeldRun) -> Operation[None]:
 
 
 def _time_left(run: HeldRun) -> timedelta:
-    """Return the time limit of a statement that the worker sends: the rest of the lease, at most the usual limit."""
+    """Return the time limit of a statement that the worker sends in a transaction or just before it.
+
+    The limit is the time left of the lease, but at most the usual limit.
+    """
     left = timedelta(seconds=run.trusted_until - monotonic())
     return max(_MIN_CALL, min(OPERATION_TIMEOUT, left))
 

@@ -1,1 +1,1 @@
-"""State: the data that the parts of a worker share. It is passive and imports no other part of the worker."""
+"""State: the data that the parts of a worker share. It imports no other part of the worker."""

@@ -1,4 +1,4 @@
-"""Estimates the server's clock. The estimate only suggests when to try; the server decides."""
+"""Estimates the time of the server's clock. The estimate only suggests when to try a claim. The server decides."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from datetime import UTC, datetime
 
 
 class ServerClock:
-    """Maps the server's instants to this process's monotonic clock.
+    """Converts times of the server's clock into times of this process's monotonic clock.
 
-    The wall clock of this machine is never read: it may be wrong by minutes. A reading of the server's clock was
-    taken at an unknown time between `sent` and `received` (monotonic seconds). So it gives two bounds of the estimate.
+    The wall clock of this machine is never read, because it may be wrong by minutes. The server reads its clock at an
+    unknown time between `sent` and `received` (monotonic seconds). So each reading gives two bounds of the estimate.
     """
 
     def __init__(self, server_time: datetime, sent: float, received: float) -> None:
-        # The first estimate assumes that the server's clock was read when the reply arrived. So the estimate lags by at
-        # most a round trip: attempts come late by that time, never early.
+        # The first estimate assumes that the server read its clock just when the reply arrived. So the estimate lags
+        # behind the server's clock by at most a round trip. Attempts may come late by that time, but never early.
         self._offset = server_time.timestamp() - received
         self.observe(server_time, sent, received)
 
     def observe(self, server_time: datetime, sent: float, received: float) -> None:
-        """Keep the estimate if it lies within the bounds of this reading; else move it to the nearer bound.
+        """Keep the estimate if it lies within the bounds of this reading. If not, move it to the nearer bound.
 
-        So a slow reply does not spoil the estimate from a quick reply, and the estimate follows a drift or a step of
-        either clock. `sent` and `received` are monotonic seconds.
+        So a slow reply does not spoil an estimate from a quick reply. And the estimate follows if either clock drifts
+        or is set. `sent` and `received` are monotonic seconds.
         """
         shown = server_time.timestamp()
         self._offset = min(max(self._offset, shown - received), shown - sent)

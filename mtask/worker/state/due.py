@@ -1,6 +1,6 @@
-"""Due lookups: the tasks to read when they become due.
+"""Due lookups: a list of the tasks that this worker will read from the database when they become due.
 
-Most of them are running on other workers, and finish long before their leases would lapse.
+Most of these tasks run on other workers, and finish long before their leases would lapse.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import heapq
 
 
 class DueLookups:
-    """A bounded list of tasks, ordered by the instant (monotonic seconds) at which each may be due.
+    """A bounded list of tasks, ordered by the instant (monotonic seconds) at which each task may be due.
 
-    The entries are hints: they know only the time. If an entry is lost, a scan finds its task.
+    The entries are hints. If an entry is lost, a scan finds its task.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        #: Entries were dropped beyond the capacity: only a scan finds those tasks.
+        #: Whether entries beyond the capacity were dropped. Only a scan finds the tasks of the dropped entries.
         self.was_cut = False
         self._times: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
@@ -25,7 +25,7 @@ class DueLookups:
         return len(self._times)
 
     def put(self, task_id: str, when: float) -> None:
-        """Add an entry: this task is to be read at `when` (monotonic seconds). It replaces the task's earlier entry."""
+        """Add an entry: read this task at `when` (monotonic seconds). The entry replaces an earlier one of the task."""
         if self._times.get(task_id) == when:
             return
         self._times[task_id] = when
@@ -56,7 +56,7 @@ class DueLookups:
         return taken
 
     def _shrink(self) -> None:
-        """Drop superseded heap items and, beyond the capacity, the tasks that become due last."""
+        """Remove replaced items from the heap. Beyond the capacity, also remove the tasks that become due last."""
         self._heap = sorted((when, task_id) for task_id, when in self._times.items())
         for _, task_id in self._heap[self.capacity :]:
             del self._times[task_id]

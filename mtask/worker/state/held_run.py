@@ -1,4 +1,4 @@
-"""A run that this process holds: its lease, the time until which the lease is trusted, and the reason for its end."""
+"""A run that this process holds, with its lease and the time until which the lease is trusted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from mtask.model.documents import Run, StoredTask
 from mtask.model.handlers import Handler
 from mtask.model.options import ping_seconds
 
-#: The last part of a lease, which is not trusted: its fraction of the lease, and its longest duration in seconds.
+#: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
+#: `_MAX_MARGIN`: the greatest length of that part, in seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
 
 
 class EndReason(Enum):
-    """The reasons for which a run is ended from outside its handler."""
+    """The reasons for which a run is ended by something other than its own handler."""
 
     CANCELED = "cancel requested"
     EXCLUDED = "specific_worker_ids no longer admits this worker"
@@ -32,7 +33,8 @@ class EndReason(Enum):
     NO_SLOT = "no slot became free for it"
 
 
-#: The reasons after which no outcome is written: the run belongs to another worker, or no longer exists.
+#: If a run ends for one of these reasons, no outcome is written: the run belongs to another worker, or no longer
+#: exists.
 SILENT = frozenset({EndReason.REMOVED, EndReason.LEASE_LOST})
 
 
@@ -77,10 +79,10 @@ class HeldRun:
         self.run_id = own.run_id
         self.attempt = own.attempt
         self.handler = handler
-        # The claim wrote these times. The options that were read back may be newer than the claim.
+        # The claim wrote the times in `own`. The options in `task` were read after the claim, and may be newer.
         self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
         self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
-        #: The monotonic instant (seconds) at which run_timeout_ms is over; set when the handler begins.
+        #: The monotonic instant (seconds) at which run_timeout_ms is over. It is set when the handler begins.
         self.deadline = inf
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
@@ -88,19 +90,20 @@ class HeldRun:
         self.progress: Mapping[str, Any] | None = None
         #: The time at which a ping last carried progress (monotonic seconds).
         self.progress_at = -inf
-        #: The number of reasons for which no ping is sent now.
+        #: The number of open blocks of `Pinger.suspended` for this run. While a block is open, no ping is sent.
         self.suspended = 0
-        #: A ping of this run alone is under way or queued.
+        #: Whether a ping that is sent for this run alone is under way or queued.
         self.is_pinged_apart = False
-        #: The last ping of this run alone timed out: usually an open transaction has locked the document.
+        #: Whether the last ping that was sent for this run alone has timed out. The usual cause: an open transaction
+        #: has locked the document.
         self.is_locked = False
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: Called with the run and the reason for its end. A function that is bound to the run would make a reference
-        #: cycle, which keeps the task in memory until the cycle collector runs.
+        #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
+        #: refer to the run: such a reference cycle would keep the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         self._end_lock = threading.Lock()
 
@@ -110,14 +113,14 @@ class HeldRun:
         return self.task.id
 
     def begins(self) -> None:
-        """Count run_timeout_ms from now on. The time for which the run waited for a slot does not count."""
+        """Start to count run_timeout_ms. The time for which the run waited for a slot does not count."""
         limit_ms = self.task.task_option.run_timeout_ms
         if limit_ms is not None:
             self.deadline = monotonic() + limit_ms / 1000
 
     @property
     def is_simple(self) -> bool:
-        """Whether the task wants one worker and this is its first run, as far as this process knows."""
+        """Whether the task wants one worker and this run is the task's first, as far as this process knows."""
         state = self.task.task_state
         return (
             len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
@@ -125,17 +128,20 @@ class HeldRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether this worker no longer needs the lease: it is lost, or a transaction has committed the SUCCESS."""
+        """Whether this worker no longer needs the lease.
+
+        That is so if the lease is lost, the task is removed, or a transaction has committed the SUCCESS.
+        """
         return self.end_reason in SILENT or self.succeeded_in_transaction
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease may still be trusted, by the monotonic deadline of this process."""
+        """Whether this worker may still trust the lease, by the monotonic clock of this process."""
         return self.end_reason not in SILENT and monotonic() < self.trusted_until
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end. A lost lease is no reason once its transaction has committed."""
+        """Whether the handler should end. Once its transaction has committed, a lost lease is no reason to end."""
         return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
 
     def report(self, progress: Mapping[str, Any]) -> None:
@@ -144,14 +150,18 @@ class HeldRun:
             self.progress = progress
 
     def was_written(self, progress: Mapping[str, Any]) -> bool:
-        """Note that this progress is written; return whether no newer progress waits."""
+        """Note that this progress is written; return whether no newer progress waits to be written."""
         with self._end_lock:
             if self.progress is progress:
                 self.progress = None
             return self.progress is None
 
     def end(self, reason: EndReason) -> None:
-        """End the run for this reason, from any thread. Only a reason of `SILENT` replaces an earlier reason."""
+        """End the run for this reason. Any thread may call this.
+
+        If the run was ended before, the earlier reason stays. But a reason in `SILENT` replaces a reason that is not in
+        `SILENT`.
+        """
         with self._end_lock:
             if self.succeeded_in_transaction:
                 return

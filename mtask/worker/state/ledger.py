@@ -1,4 +1,7 @@
-"""The ledger: the tasks that this worker claims, holds and runs, and the time of its latest news of each."""
+"""The ledger: the tasks that this worker claims, holds and runs.
+
+For each task, the ledger also knows the time of this worker's latest news about it.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ from time import monotonic
 
 from mtask.worker.state.held_run import HeldRun
 
-#: The age after which claims are forgotten, in seconds, and the number of claimed tasks up to which none is forgotten.
+#: The ledger forgets claims that are older than `_RECENT`, in seconds. It never forgets the newest `_MIN_CLAIMED`
+#: claims.
 _RECENT, _MIN_CLAIMED = 60.0, 4000
-#: The age after which events of the stream are forgotten, in seconds, and the number of tasks up to which none is
-#: forgotten. No read takes longer than this age, so a read can be compared with the events that came during it.
+#: The ledger forgets events of the stream that are older than `_NEWS`, in seconds. It forgets none while it knows at
+#: most `_MIN_HEARD` tasks. No read takes longer than `_NEWS`, so each read can be compared with the events that came
+#: during the read.
 _NEWS, _MIN_HEARD = 20.0, 2000
 
 
 class Ledger:
-    """The knowledge about tasks that the parts of a worker share. The ledger decides nothing and wakes no part."""
+    """The knowledge about tasks that all parts of a worker share. The ledger decides nothing and wakes no part."""
 
     def __init__(self) -> None:
-        #: Tasks whose claim is under way.
+        #: The ids of the tasks whose claim is under way.
         self.claiming: set[str] = set()
         #: The runs whose handlers are under way, by run_id.
         self.running: dict[str, HeldRun] = {}
-        #: The names of tasks that wait in this worker's queues and have no handler here.
+        #: The names of tasks that wait in this worker's queues and for which this worker has no handler.
         self.unserved_names: set[str] = set()
         self._held: dict[str, HeldRun] = {}
-        #: The time of each task's last claim by this worker (monotonic seconds), the oldest first.
+        #: The time of this worker's last claim of each task (monotonic seconds), the oldest claim first.
         self._claimed: OrderedDict[str, float] = OrderedDict()
-        #: The time of each task's last event from the stream (monotonic seconds).
+        #: The time of the last event that the stream brought for each task (monotonic seconds).
         self._heard: dict[str, float] = {}
         self._heard_limit = _MIN_HEARD
 
@@ -37,7 +42,7 @@ class Ledger:
         return list(self.running.values())
 
     def held_run(self, task_id: str) -> HeldRun | None:
-        """Return the run of this task that this worker holds, started or not."""
+        """Return the run of this task that this worker holds, or None. The run may not have started yet."""
         return self._held.get(task_id)
 
     def hold(self, run: HeldRun) -> None:
@@ -45,12 +50,12 @@ class Ledger:
         self._held[run.task_id] = run
 
     def forget(self, run: HeldRun) -> None:
-        """Remove a run. A newer run of the same task stays."""
+        """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""
         if self._held.get(run.task_id) is run:
             del self._held[run.task_id]
 
     def claimed(self, task_id: str, now: float) -> None:
-        """Note that this worker claimed the task, at a monotonic instant (seconds)."""
+        """Note that this worker claimed the task at `now` (monotonic seconds)."""
         self._claimed[task_id] = now
         self._claimed.move_to_end(task_id)
 
@@ -59,7 +64,7 @@ class Ledger:
         return task_id in self._claimed
 
     def forget_old_claims(self, now: float) -> None:
-        """Forget claims that are more than a minute old, if there are many."""
+        """Forget claims that are more than a minute old, if the ledger holds many claims."""
         while len(self._claimed) > _MIN_CLAIMED:
             task_id, when = self._claimed.popitem(last=False)
             if when > now - _RECENT:
@@ -76,7 +81,7 @@ class Ledger:
             self._heard_limit = max(_MIN_HEARD, 2 * len(self._heard))
 
     def is_old_news(self, task_id: str, sent: float) -> bool:
-        """Whether a read is older than the last claim of the task by this worker, or than the task's last event.
+        """Whether a read was sent before the task's last event, or before this worker's last claim of the task.
 
         `sent`: the time at which the read was sent (monotonic seconds).
         """

@@ -1,4 +1,4 @@
-"""The peers: ranks the live workers for each task, so that not all workers that see a task try to claim it at once."""
+"""The peers: ranks the live workers for each task. So not all workers that see a task try to claim it at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT, bucket_of
 
-#: The least rank that `Peers.last` returns if there are other workers. So this worker waits longest, even among
-#: few workers: see `mtask.worker.state.queue.MAX_STAGGER`.
+#: The smallest number that `Peers.last` returns if there are other workers. A worker with this rank waits longest, even
+#: if there are few workers: see `mtask.worker.state.queue.MAX_STAGGER`.
 _BEHIND = 3
 #: The array type code of a score: an unsigned integer of four bytes.
 _SCORE = "I"
-#: Long numbers hold one score in each 64-bit lane. `_ONES` has a 1 in each lane, `_ABOVE` has the top bit of each lane,
-#: and `_SCORES` is the mask of the scores.
+#: A long integer consists of lanes of 64 bits, each with one score. `_ONES` has the value 1 in each lane. `_ABOVE` has
+#: only the top bit of each lane set. `_SCORES` is the mask of the scores.
 _ONES = int.from_bytes(b"\1\0\0\0\0\0\0\0" * (BUCKET_CNT // 2), "little")
 _ABOVE, _SCORES = _ONES << 63, _ONES * 0xFFFFFFFF
-#: The number of bits below a score that hold the worker's index.
+#: The number of bits below a score. These bits hold the index of the worker.
 _INDEX_BITS = 20
 _MAX_INDEX = 2**_INDEX_BITS - 1
 #: The largest rank: a rank is stored in one byte.
@@ -29,37 +29,46 @@ _LAST = 255
 
 
 class Peers:
-    """The live workers, by the task names that they serve. All workers compute the same ranks for each bucket."""
+    """The live workers, by the task names that they serve.
+
+    For each bucket, all workers compute the same order of the workers.
+    """
 
     def __init__(self, worker_id: str, queues: Iterable[str] | None = None) -> None:
         """`queues`: the queues that this worker serves; None: all workers serve the same queues."""
         self._worker_id = worker_id
         self._queues = None if queues is None else set(queues)
         self._others: dict[str, tuple[str, ...]] = {}
-        #: The names that some worker serves in other queues than this worker does. The buckets of these names cannot be
-        #: divided evenly.
+        #: The task names that another worker serves in other queues than this worker does. The buckets of these names
+        #: cannot be divided evenly.
         self._unshared: set[str] = set()
-        #: This worker's rank for each bucket, by the ids of the other workers.
+        #: The ranks of this worker, one byte for each bucket. The key is the ids of the other workers.
         self._ranks: dict[tuple[str, ...], bytes] = {}
         #: The scores of each worker.
         self._digests: dict[str, bytes] = {}
 
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
-        """Compute the ranks that `update` needs for these workers. Any thread may call this: many workers take long."""
+        """Compute the ranks that `update` will need for these workers.
+
+        Any thread may call this. The computation takes long if there are many workers.
+        """
         others, _ = self._serving(workers)
         for ids in {others[name] for name in names if name in others}:
             if ids not in self._ranks:
                 self._ranks[ids] = self._ranks_of(ids)
 
     def update(self, workers: Iterable[Mapping[str, Any]]) -> None:
-        """Use the documents of the live workers from now on. Paused and stopping workers do not count."""
+        """Use these documents of the live workers from now on. Workers that stop or have concurrency 0 do not count."""
         self._others, self._unshared = self._serving(workers)
         self._ranks = {ids: self._ranks[ids] for ids in self._others.values() if ids in self._ranks}
         live = {self._worker_id}.union(*self._others.values())
         self._digests = {worker: digest for worker, digest in self._digests.items() if worker in live}
 
     def _serving(self, workers: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-        """Return the other workers that serve each name, and the names that some worker serves in other queues."""
+        """Return the other workers that serve each name, and a set of names.
+
+        The set holds the names that another worker serves in other queues than this worker does.
+        """
         others: dict[str, set[str]] = {}
         unshared: set[str] = set()
         for worker in workers:
@@ -75,21 +84,26 @@ class Peers:
         return {name: tuple(sorted(ids)) for name, ids in others.items()}, unshared
 
     def rank(self, task_id: str, name: str) -> int:
-        """Return this worker's rank: the number of live workers that serve the name and go before it for the task."""
+        """Return this worker's rank for a task.
+
+        The rank is the number of live workers that serve the name and come before this worker.
+        """
         others = self._others.get(name)
         return self._ranks_among(others)[bucket_of(task_id)] if others else 0
 
     def last(self, name: str) -> int:
-        """Return the rank behind all other live workers that serve this name; 0 if there are none."""
+        """Return the rank behind all other live workers that serve this name. Return 0 if no other worker serves it."""
         others = len(self._others.get(name, ()))
         return others and max(others, _BEHIND)
 
     def shares(self, names: Iterable[str]) -> list[tuple[list[str], str]]:
         """Return the buckets for which this worker ranks first.
 
-        Each entry holds names and a text with one character for each bucket: "1" if the worker ranks first, else "0".
-        The list is empty if all buckets of all names belong to this worker. Then other workers
-        serve none of the names, or they serve them in other queues.
+        Each entry holds some names and a text. The text has one character for each bucket: "1" if this worker ranks
+        first for the bucket, and "0" if it does not.
+
+        The list is empty if this worker ranks first for all buckets of all names. In that case other workers serve none
+        of the names, or they serve the names in other queues.
         """
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in names:
@@ -121,11 +135,11 @@ def _are(found: Any, queues: set[str]) -> bool:
 
 
 def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) -> bytes:
-    """Return for each bucket how many of the other workers go before this one.
+    """Return this worker's rank for each bucket: the number of other workers that rank before this worker.
 
-    The worker with the highest score goes first, unless it already has its equal share of the buckets: with equal
-    shares, all workers finish their shares of a backlog at about the same time. When a worker comes or goes, the others
-    keep nearly all of their buckets.
+    The worker with the highest score ranks first, unless it already ranks first for its equal share of the buckets.
+    With equal shares, all workers finish their parts of a backlog at about the same time. When a worker comes or goes,
+    the others keep nearly all of their buckets.
     """
     workers = sorted([worker_id, *others])
     me, room = workers.index(worker_id), [-(-BUCKET_CNT // len(workers))] * len(workers)
@@ -138,7 +152,7 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
         if not room[first]:
             scores = table[bucket::BUCKET_CNT].tolist()
             chosen = scores.index(max(compress(scores, room)))
-            if not room[chosen]:  # a worker with the same score has its share already
+            if not room[chosen]:  # several workers have that score, and the first of them has its share already
                 chosen = max((index for index, left in enumerate(room) if left), key=scores.__getitem__)
         room[chosen] -= 1
         is_passed_over = chosen != first and table[chosen * BUCKET_CNT + bucket] <= table[me * BUCKET_CNT + bucket]
@@ -147,11 +161,13 @@ def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) 
 
 
 def _firsts(workers: Sequence[str], me: int, digests: Mapping[str, bytes]) -> Iterable[tuple[int, int]]:
-    """Return for each bucket the index of the worker with the highest score, and the count of scores above `me`'s.
+    """Return for each bucket the index of the worker with the highest score, and the number of scores above `me`'s.
 
-    All buckets are compared at once. A number holds 64 bits for each bucket: the score, and below it a tiebreaker that
-    is larger for a smaller index, so that no two values are equal. The top bit is set before a subtraction. It stays
-    set where the subtracted value is not larger, and it keeps a borrow from reaching the next bucket.
+    All buckets are compared at once, in long integers. Such an integer has 64 bits for each bucket: the score and,
+    below the score, a tiebreaker. The tiebreaker is larger for a smaller index, so no two values are equal.
+
+    For each bucket, the top bit is set before a subtraction. The top bit stays set if the subtracted value is not
+    larger. It also keeps a borrow from reaching the next bucket.
     """
     mine = [half | _ABOVE for half in _halves(digests[workers[me]], me)]
     counts, best = [0, 0], [0, 0]
@@ -167,7 +183,7 @@ def _firsts(workers: Sequence[str], me: int, digests: Mapping[str, bytes]) -> It
 
 
 def _halves(digest: bytes, index: int) -> tuple[int, int]:
-    """Return the scores of the even buckets and those of the odd ones, each in 64 bits of one number."""
+    """Return two long integers: the scores of the even buckets, and those of the odd ones. Each score has 64 bits."""
     number, figures = int.from_bytes(digest, "little"), (_MAX_INDEX - index) * _ONES
     even, odd = number & _SCORES, (number >> 32) & _SCORES
     return (even << _INDEX_BITS) | figures, (odd << _INDEX_BITS) | figures
@@ -178,5 +194,5 @@ def _lanes(number: int) -> tuple[int, ...]:
 
 
 def _digest(worker_id: str) -> bytes:
-    """Return a score of four bytes for each bucket. It looks random and is the same in every process."""
+    """Return a worker's scores, four bytes for each bucket. They look random and are the same in every process."""
     return hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(4 * BUCKET_CNT)

@@ -1,4 +1,4 @@
-"""The preemption queue: orders the tasks that this worker may try.
+"""The preemption queue: orders the tasks that this worker may try to claim.
 
 The entries are hints. If an entry is lost, a scan finds its task.
 """
@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-#: The delay of the worker that ranks second for a task, and the delay of the workers that rank lower, in seconds. The
-#: first worker that claims gets the task, and the change stream tells the others.
+#: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
+#: rank lower. The first worker that claims gets the task. The change stream tells the other workers.
 STAGGER = 0.02
 MAX_STAGGER = 0.06
-#: The head start of tasks for which this worker ranks first, in seconds. It is bounded, so that older tasks are not
-#: left behind if the worker that ranks first for them is full.
+#: A task for which another worker ranks first is sorted as if it became due later by this time, in seconds. So such a
+#: task still gets its turn if the other worker is full.
 PREFERENCE = 2.0
-#: The least difference between two times that counts, in seconds: each reading of the server's clock moves times a
+#: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
-#: The heaps may hold twice as many items as there are tasks, plus this number. Beyond that, dropped items are removed
-#: from the heaps.
+#: If the heaps hold more items than twice the number of tasks plus this number, dropped items are removed from the
+#: heaps.
 _MAX_DROPPED = 1_000
 
 
@@ -37,27 +37,28 @@ class Entry:
     priority: int
     due: float
     rank: int
-    #: A worker has begun the task: the lease has lapsed, or the task wants further workers.
+    #: Whether a worker has begun the task. When such a task is due, a lease has lapsed, or the task wants further
+    #: workers.
     is_begun: bool = False
-    #: The task wants one worker, names no worker and was never begun, as far as is known.
+    #: Whether the task wants one worker, names no worker and was never begun, as far as this worker knows.
     is_simple: bool = False
     queue: str | None = None  #: None: unknown
-    is_ready: bool = False  #: its time has come, and `_ready_cnt` counts this entry
+    is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
     @property
     def ready_at(self) -> float:
-        """The time at which this worker tries the task (monotonic seconds)."""
-        # A begun task gets no delay here: `Inbox` has already delayed its lookup by the rank.
+        """The time at which this worker tries to claim the task (monotonic seconds)."""
+        # A begun task gets no delay here, because `Inbox` has already delayed the lookup of the task by its rank.
         if self.is_begun or self.rank == 0:
             return self.due
         return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
 
     @property
     def order(self) -> tuple[int, bool, float]:
-        """The sort key: the highest priority first, then begun tasks before new ones, then the longest due.
+        """The sort key: the highest priority first, then begun tasks, then the task that has been due longest.
 
-        Begun tasks go first, so that the tasks of a dead worker are rescued before new ones start.
+        Begun tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
         """
         return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
@@ -67,7 +68,7 @@ def _is_never_limited(_: str | None) -> bool:
 
 
 class PreemptionQueue:
-    """A bounded priority queue of preemption times. Beyond its capacity it drops the tasks that are due last."""
+    """A priority queue of tasks. Its length is bounded: beyond the capacity, it drops the tasks that are due last."""
 
     def __init__(
         self,
@@ -76,18 +77,19 @@ class PreemptionQueue:
         *,
         is_limited: Callable[[str | None], bool] = _is_never_limited,
     ) -> None:
-        """`is_limited` returns whether a task of this queue may need a permit; None stands for an unknown queue."""
+        """`is_limited` tells whether a task of a queue may need a permit. Its argument is None for an unknown queue."""
         self.capacity = capacity
         self._clock = clock
         self._is_limited = is_limited
-        #: Tasks were dropped, or a scan was cut short: scan again once this queue has drained.
+        #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        #: The ready tasks for which this worker ranks first, and the others. A group holds tasks of only one kind.
+        #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. `take` returns tasks
+        #: from only one of the two heaps.
         self._ready: tuple[_Ready, _Ready] = ([], [])
         self._sequence = 0
-        #: The number of ready tasks for which this worker ranks first, and of the others.
+        #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks.
         self._ready_cnt = [0, 0]
 
     def __len__(self) -> int:
@@ -113,7 +115,7 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
     ) -> None:
-        """Add a task that is due at `due` (monotonic seconds), or replace its entry."""
+        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task."""
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
@@ -130,7 +132,10 @@ class PreemptionQueue:
             self._clear_dropped()
 
     def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
-        """Change the due time of a task (monotonic seconds) and, if given, `is_begun`; return whether it was queued."""
+        """Change the due time of a task to `due` (monotonic seconds). If `is_begun` is given, change it, too.
+
+        Return whether the queue holds the task.
+        """
         entry = self._entries.get(task_id)
         if entry is None:
             return False
@@ -169,7 +174,7 @@ class PreemptionQueue:
         return taken
 
     def next_ready(self, now: float) -> float | None:
-        """Return the seconds until a task is ready: 0 if one is, None if the queue is empty."""
+        """Return the seconds until the next task is ready; 0: a task is ready now; None: the queue is empty."""
         self._promote(now)
         if _head(self._by_head()[0]) is not None:
             return 0.0
@@ -179,13 +184,13 @@ class PreemptionQueue:
 
     @property
     def is_limited_next(self) -> bool:
-        """Whether the queue of the next task is limited. Valid right after `next_ready` has returned 0."""
+        """Whether the queue of the next task is limited. Read this only right after `next_ready` has returned 0."""
         entry = _head(self._by_head()[0])
         return entry is not None and self._is_limited(entry.queue)
 
     @property
     def is_rescue_next(self) -> bool:
-        """Whether the next task was begun by a worker. Valid right after `next_ready` has returned 0."""
+        """Whether the next task was begun by a worker. Read this only right after `next_ready` has returned 0."""
         entry = _head(self._by_head()[0])
         return entry is not None and entry.is_begun
 
@@ -218,7 +223,7 @@ class PreemptionQueue:
                 heapq.heappush(self._ready[entry.rank > 0], (entry.order, sequence, entry))
 
     def _by_head(self) -> tuple[_Ready, _Ready]:
-        """Return the two heaps of ready tasks. The one with the next task comes first."""
+        """Return the two heaps of ready tasks. The heap that holds the next task comes first."""
         own, rest = self._ready
         is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
         return (rest, own) if is_rest_first else (own, rest)
@@ -230,7 +235,7 @@ class PreemptionQueue:
 
     def _shrink(self) -> None:
         self._promote(self._clock())
-        # Ready tasks are kept first, by their order. Then come the others, the soonest due first.
+        # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
         ready = [item[2] for item in sorted([*self._ready[0], *self._ready[1]]) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         for entry in [*ready, *waiting][self.capacity :]:
@@ -250,7 +255,7 @@ class PreemptionQueue:
 
 
 def _head(heap: _Ready) -> Entry | None:
-    """Return the first task of a heap, after removing dropped items before it."""
+    """Return the first task of a heap, or None. Dropped items before it are removed."""
     while heap and heap[0][2].is_dropped:
         heapq.heappop(heap)
     return heap[0][2] if heap else None

@@ -26,7 +26,7 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The worker's id, its queues and names, and the state that its parts share."""
+    """The worker's id, the queues and task names that it serves, and the state that all its parts share."""
 
     store: AsyncStore
     worker_id: str

@@ -1,7 +1,7 @@
-"""Signals: named wake-ups between parts of a worker that do not know each other.
+"""Signals: named wake-ups. By a signal, one part of a worker wakes parts that it does not know.
 
-`mtask.worker.assembly` connects each signal to its listeners. A signal calls them at once, in the order in which they
-were connected. All signals are sent in the event loop.
+`mtask.worker.assembly` connects each signal to its listeners. A signal calls its listeners at once, in the order in
+which they were connected. All signals are sent in the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Signal(Generic[P]):
 
 
 class Barrier:
-    """Waits for the work of several parts: for all work that is under way at the time of the call."""
+    """Waits until several parts have ended the work that was under way when the wait began."""
 
     __slots__ = ("_waits",)
 
@@ -39,11 +39,11 @@ class Barrier:
         self._waits: list[Callable[[], Awaitable[None]]] = []
 
     def connect(self, *waits: Callable[[], Awaitable[None]]) -> None:
-        """Add functions that wait for the work of one part."""
+        """Add functions. Each function waits for the work of one part."""
         self._waits += waits
 
     async def wait(self) -> None:
-        """Wait for each part, one after the other."""
+        """Wait for the work of each part, one part after the other."""
         for wait in self._waits:
             await wait()
 
@@ -52,24 +52,24 @@ class Signals:
     """All signals of a worker."""
 
     def __init__(self) -> None:
-        #: A task was queued, and its time may have come.
+        #: A task was put into the preemption queue, and the task may be due.
         self.task_queued: Signal[[]] = Signal()
-        #: A handler has ended, and its thread, too: the slot is free.
+        #: A slot is free: a handler has ended and, if it ran in a thread, the thread, too.
         self.slot_freed: Signal[[]] = Signal()
-        #: The claim of these tasks is over.
+        #: The claim of the given tasks is over.
         self.claim_landed: Signal[[Iterable[str]]] = Signal()
         #: Slots may be free.
         self.room_made: Signal[[]] = Signal()
-        #: The knowledge of these tasks may be wrong: read them again.
+        #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
-        #: Permits are free, and more tasks may wait for them than this worker knows: scan for due tasks.
+        #: Permits are free. More tasks may wait for permits than this worker knows, so a scan for due tasks is needed.
         self.permits_freed: Signal[[]] = Signal()
-        #: A queue or name was resumed: scan for all waiting tasks.
+        #: A queue or task name was resumed, so a scan for all waiting tasks is needed.
         self.controls_resumed: Signal[[]] = Signal()
         #: Pauses, limits or retention have changed.
         self.controls_changed: Signal[[]] = Signal()
-        #: The claims and removals that began before controls changed: they must end before the worker confirms the
-        #: change.
+        #: Waits for the claims and removals that began before a control changed. They must end before the worker
+        #: confirms the change.
         self.under_way = Barrier()
         #: Schedules have changed.
         self.schedules_changed: Signal[[]] = Signal()

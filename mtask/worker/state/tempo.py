@@ -1,4 +1,4 @@
-"""The tempo of the database: the usual duration of statements, and the time limit that follows from it.
+"""The tempo of the database: the usual duration of statements, and a time limit that is computed from it.
 
 The time limit is for statements that may meet a locked document.
 """
@@ -7,26 +7,31 @@ from __future__ import annotations
 
 #: The time after which a document counts as locked, as a multiple of the usual duration of a statement.
 _TIMES = 3.0
-#: The fraction of the difference by which a shorter statement reduces the usual duration.
+#: If a statement takes less than the usual duration, the usual duration shrinks by this fraction of the difference.
 _DECAY = 0.1
 
 
 class Tempo:
-    """The usual duration of statements on tasks. All parts of a worker share it, from several threads.
+    """The usual duration of statements on tasks. All parts of a worker share this object, and several threads use it.
 
-    A statement on a document that an open transaction has written waits for the end of the transaction, for minutes in
-    the worst case, and so do all other tasks of its group. But a statement on a busy server also takes long. So the
-    time limit of a statement follows the slowest of the recent statements.
+    An open transaction locks each document that it has written. A statement on a locked document waits for the end of
+    the transaction, in the worst case for minutes. All other tasks in the same statement wait, too.
+
+    But a statement also takes long if the server is busy. So the time limit of a statement follows the slowest of the
+    recent statements.
     """
 
     def __init__(self, usual: float) -> None:
-        """`usual`: the duration of a first statement, in seconds."""
+        """`usual`: the duration of a first statement, in seconds. It is the first value of the usual duration."""
         self._usual = usual
 
     def took(self, seconds: float) -> None:
-        """Note the duration of a statement that was answered, or given up because the server is busy, in seconds."""
+        """Note the duration of a statement, in seconds.
+
+        The statement was answered, or it was given up because the server is busy.
+        """
         self._usual = max(seconds, self._usual + _DECAY * (seconds - self._usual))
 
     def limit(self, least: float, most: float) -> float:
-        """Return the time limit of a statement that may meet a locked document: `least` to `most`, all in seconds."""
+        """Return the time limit of a statement that may meet a locked document: `least` to `most`, in seconds."""
         return min(most, max(least, _TIMES * self._usual))
