@@ -144,7 +144,10 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
-    """Return the live workers, each with the server's time as `now`. With `queues`, return only the workers of these queues."""
+    """Return the live workers, each with the server's time as `now`.
+
+    With `queues`, return only the workers of these queues.
+    """
     matched: dict[str, Any] = {
         "status": {"$ne": _STOPPED},
         "heartbeat_expire_time": {"$type": "date"},

@@ -45,7 +45,7 @@ def stored_size(value: Any) -> int:
 
 
 def is_code(value: Any) -> bool:
-    """Whether the value is JavaScript code. Its class is a subclass of `str`, but BSON does not store it as a string."""
+    """Whether the value is JavaScript code. Its class is a subclass of `str`, but BSON stores no string for it."""
     return isinstance(value, Code)
 
 

@@ -22,7 +22,7 @@ Pipeline = list[Stage]
 
 #: A temporary field. It carries values to the last stage of a pipeline. The last stage removes the field.
 _DERIVED = "_derived"
-#: A next_preempt_time is near if it lies at most so far in the future, in ms. This is twice the horizon of workers,
+#: A next_preempt_time is near if it lies at most NEAR_MS in the future. NEAR_MS is twice the horizon of workers,
 #: because an update that had to wait still has the `$$NOW` of its start.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
