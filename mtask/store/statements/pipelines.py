@@ -58,7 +58,7 @@ def new_run(
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
-    """Return an expression for a task's run_id. It joins the claim's random token and the task's index in `task_ids`."""
+    """Return an expression for a task's run_id. It joins the claim's random token and the index in `task_ids`."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
     return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}

@@ -217,7 +217,10 @@ def _is_claim(index: int, run: Document, updated: Document) -> bool:
 
 
 def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:
-    """Whether the claim at this instant closed this run. A run that its worker closed in the same ms still had its lease."""
+    """Whether the claim at this instant closed this run.
+
+    A run that its worker closed in the same ms still had its lease.
+    """
     fail_time, lease = run.get("fail_time"), run.get("ping_expire_time")
     if not isinstance(fail_time, datetime) or fail_time != claim_time or run.get("status", _TIMEOUT) != _TIMEOUT:
         return False

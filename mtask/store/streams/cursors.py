@@ -38,13 +38,13 @@ class _Cursor:
 
     @property
     def token(self) -> str | None:
-        """The text of the resume token. A stream that starts with this token continues after all changes read so far."""
+        """The text of the resume token. A stream that starts with it continues after all changes read so far."""
         token = self._stream.resume_token
         return None if token is None else str(token["_data"])
 
 
 class SyncCursor(_Cursor):
-    """An open change stream of tasks. After any error, the caller must close the stream and open another."""
+    """An open change stream of tasks. After any error, the caller must close it and open another."""
 
     @classmethod
     def open(cls, store: SyncStore, opening: Opening) -> Self:
@@ -76,7 +76,7 @@ class SyncCursor(_Cursor):
 
 
 class AsyncCursor(_Cursor):
-    """An open change stream of tasks, for asyncio. After any error, the caller must close the stream and open another."""
+    """An open change stream of tasks, for asyncio. After any error, the caller must close it and open another."""
 
     @classmethod
     async def open(cls, store: AsyncStore | SyncStore, opening: Opening) -> Self:

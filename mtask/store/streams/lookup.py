@@ -51,7 +51,10 @@ def _is_before(document: Document, instant: datetime) -> bool:
 
 
 def _is_same(described: Document, document: Document) -> bool:
-    """Whether the document still contains an instant that the change wrote. If it does, both belong to the same task."""
+    """Whether the document still contains an instant that the change wrote.
+
+    If so, the document and the change belong to the same task.
+    """
     updated, state = updated_fields(described), document.get("task_state")
     if _has_instant(updated, "quiet_time", document):
         return True

@@ -44,7 +44,7 @@ _VIEW = (
 
 
 class Detail(IntEnum):
-    """The amount of detail in the changes that the server sends. A change must not exceed the size limit of a document."""
+    """The detail of the changes that the server sends. A change must not exceed MongoDB's limit for a document."""
 
     FULL = 0
     WITHOUT_DOCUMENT = 1  #: only the changed fields; the document is read separately
