@@ -199,11 +199,14 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that the handlers name, and "default". A worker serves these unless its options name others."""
+        """The queues that the handlers name, and "default".
+
+        A worker serves these queues unless its options name other queues.
+        """
         return sorted({"default", *(handler.queue for handler in self._handlers.values())})
 
     def include(self, other: App) -> None:
-        """Add everything that another app has registered; raise HandlerError if both apps register a task name."""
+        """Add everything that another app has registered; raise HandlerError if both apps have a task of one name."""
         for name, handler in other._handlers.items():
             if self._handlers.get(name, handler) is not handler:
                 raise HandlerError(name, "both apps register this name")

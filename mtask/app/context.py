@@ -1,4 +1,4 @@
-"""The context of a handler: it describes the run, and opens a transaction in which the writes happen exactly once."""
+"""The context of a handler: it describes the run, and opens a transaction for writes that happen exactly once."""
 
 from __future__ import annotations
 
@@ -167,7 +167,10 @@ class Context:
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease still holds. The worker uses its own deadline, which is never later than the server's."""
+        """Whether the lease still holds.
+
+        The worker decides this by its own deadline, which is never later than the server's.
+        """
         return self._run.is_lease_valid
 
     @overload

@@ -17,10 +17,10 @@ returned. For "finish", it is True if the outcome was written, and False if the 
 `publish` raised an exception, the `yield` raises the same exception. A middleware can observe the result but not change
 it. If a middleware raises an exception of its own after the `yield`, the exception is logged.
 
-If a middleware raises an exception before the `yield`, the exception counts as one of the step. For "run", the handler
-is not called, and `Retry` and `Fail` work as in a handler. For "publish", nothing is published. But for "finish", the
-exception is only logged, and the outcome is still written. A middleware may return without a `yield`. Then it does
-nothing after the step.
+If a middleware raises an exception before the `yield`, the exception counts as an exception of the step. For "run", the
+handler is not called, and `Retry` and `Fail` work as in a handler. For "publish", nothing is published. But for
+"finish", the exception is only logged, and the outcome is still written. A middleware may return without a `yield`.
+Then it does nothing after the step.
 
 The middleware that was registered first is the outermost. Without middleware, the steps cost nothing extra.
 """
@@ -98,7 +98,7 @@ class Middleware:
 
     @property
     def publish(self) -> Sequence[Around[TaskSpec]]:
-        """The middleware around each publish. Only clients that get this list call it."""
+        """The middleware around each publish. A client calls it only if this list is passed to the client."""
         return self._by_kind["publish"]
 
     @property

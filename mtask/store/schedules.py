@@ -1,6 +1,6 @@
 """Operations on schedules: store, change, find and fire them.
 
-To fire a schedule takes two steps. First, one guarded update sets the next time of the schedule and lists its firings
+To fire a schedule takes two steps. First, one guarded update sets the schedule's next_fire_time and lists its firings
 as pending. Second, the tasks of these firings are published, and the firings are removed from the list. The key of each
 task is made from the time of its firing.
 
@@ -29,8 +29,8 @@ Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
-#: The most tries to change a schedule. Each try reads the schedule, then writes it. A try fails if another process has
-#: changed the schedule in between.
+#: The number of tries to change a schedule. Each try reads the schedule, then writes it. A try fails if another process
+#: has changed the schedule in between.
 _RACES = 20
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
@@ -218,7 +218,7 @@ class Firing:
 
 
 def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operation[list[Firing] | None]:
-    """Set the next time of a schedule and list firings as pending. Return these firings.
+    """Set a schedule's next_fire_time and list firings as pending. Return these firings.
 
     Return None if the schedule has changed meanwhile.
 

@@ -32,11 +32,11 @@ class Call:
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    #: Time limit of the call. If it is None, the usual limit of an operation applies.
+    #: Time limit of the call. None means the usual time limit.
     timeout: timedelta | None = None
 
     def within(self, timeout: timedelta | None) -> Call:
-        """Return the same call with this time limit. If it is None, the usual limit of an operation applies."""
+        """Return the same call with this time limit. If `timeout` is None, the usual limit of an operation applies."""
         return replace(self, timeout=timeout)
 
 

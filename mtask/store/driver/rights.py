@@ -66,7 +66,7 @@ _METHODS: Mapping[str, Actions] = {
     "create_indexes": ("createIndex",),
     "watch": ("find", "changeStream"),
 }
-#: The action of each command that has another name than its action. Below: the commands that concern no collection.
+#: Maps a command to its action, if the two have different names. Below: the commands that concern no collection.
 _COMMANDS = {"create": "createCollection"}
 _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 

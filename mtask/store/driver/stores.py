@@ -65,7 +65,8 @@ CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
-    # A date that Python cannot hold, or broken text, makes one task malformed. The read of a whole batch must not fail.
+    # A reply may contain a date that Python cannot hold, or broken text. Then one task is malformed, but the read of
+    # the whole batch must not fail.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
     type_registry=TypeRegistry([_ReferenceAsWritten()]),
@@ -127,7 +128,7 @@ def _arguments(call: Call, session: Any) -> dict[str, Any]:
 
 
 def _read_anew(call: Call) -> Call:
-    """Return a call that reads again the data that the driver could not decode; raise InvalidBSON if no call can.
+    """Return a call that reads undecodable data again, in a readable form; raise InvalidBSON if no call can do this.
 
     If the failed call changed a document, the change is not repeated. The new call only reads the document as it is
     now.

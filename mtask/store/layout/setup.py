@@ -179,7 +179,7 @@ def _set_validator(collection: str, validator: dict[str, Any], *, exists: bool) 
         try:
             yield command("create", collection, **settings)
         except OperationFailed as error:
-            if error.code != _NAMESPACE_EXISTS:  # this code: another process made it first
+            if error.code != _NAMESPACE_EXISTS:  # this code means that another process made the collection
                 raise
         else:
             return

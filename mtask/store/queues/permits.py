@@ -5,8 +5,7 @@ claim, the worker takes a permit with one update, and the server counts the perm
 valid until `claim_by`. So no run is live without its permit, even if messages are lost.
 
 A worker that closes a run in the task's document then gives back the run's permit for concurrency. If that worker dies
-before, another worker reclaims the permit. It does so when it finds no free permit. The lease alone decides which runs
-are live.
+first, another worker reclaims the permit when no permit is free. The lease alone decides which runs are live.
 
 A permit for a start counts from the time of the claim. Until that time is known, the permit counts from `claim_by`, the
 latest possible time of the claim.

@@ -5,7 +5,8 @@ the property test that compares the server's rules with Python's, it is a fixed 
 
 The server parses an expression with each update and evaluates it for each document. So both the size of an expression
 and its evaluation cost time. `_bound` computes two values once for all expressions inside it: the workers that
-succeeded (S, `$$succeeded`) and the live runs (R, `$$live`). Cheap conditions that often decide come first.
+succeeded (S, `$$succeeded`) and the live runs (R, `$$live`). Conditions that are cheap and often decide the result come
+first.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def status(now: Expression) -> Expression:
 
 
 def next_preempt_time(now: Expression) -> Expression:
-    """Return the earliest moment at which some worker could take or settle the task; null if it is final."""
+    """Return the earliest moment at which some worker could take or settle the task; null if the status is final."""
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
 
 

@@ -1,4 +1,6 @@
-"""Short statements for simple tasks. A simple task needs one worker, admits any, and has no earlier run in this round.
+"""Short statements for simple tasks.
+
+A simple task needs one worker, admits any worker, and has no earlier run in this round.
 
 The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
 is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
@@ -57,7 +59,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Claim a task that matches `unbegun`. It makes the same change as `pipelines.claim`."""
+    """Claim a task that matches `unbegun`, with the same change as `pipelines.claim`."""
     lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
     is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
     changed = {

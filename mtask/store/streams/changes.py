@@ -155,7 +155,7 @@ def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
 def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Document:
     """Return the run that the change touched, or an empty one if the document no longer has the run.
 
-    The document may be newer than the change, so another run may be at the index.
+    The document may be newer than the change, so another run may now be at the run's former index.
     """
     if "run_id" in fields:
         return fields
@@ -195,7 +195,7 @@ def _just_claimed(
     def known(run: Document) -> Document:
         return {**next(iter(runs.having({"run_id": run["run_id"]})), {}), **run}
 
-    if _FAILED_CNT in updated:  # else no lease had lapsed
+    if _FAILED_CNT in updated:  # at least one lease had lapsed
         closed = [run for run in named.values() if _is_closed_at(newest.get("claim_time"), run)]
         for run in closed:
             yield known(run), {"status": _TIMEOUT}

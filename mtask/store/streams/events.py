@@ -31,7 +31,7 @@ class EventKind(StrEnum):
     PROGRESS = "progress"
     SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
     FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run
-    TIMED_OUT = "timed_out"  #: a run's lease lapsed
+    TIMED_OUT = "timed_out"  #: the lease of a run lapsed
     CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
     REOPENED = "reopened"  #: a finished task was opened again: by retry, by rerun, or by a publish that dropped runs
     REMOVED = "removed"
@@ -57,7 +57,7 @@ class TaskEvent:
 
     kind: EventKind
     task_id: str
-    time: datetime  #: by the server's clock
+    time: datetime  #: the time of the event, by the server's clock
     #: The task's queue at the time of the event. It is None if the queue is not certain any more, for example because
     #: the task was removed or published anew before the event was read.
     queue: str | None = None
@@ -68,7 +68,7 @@ class TaskEvent:
     #: The new status of the task, or None if the event did not change the status. With a final status, the task has
     #: ended.
     task_status: TaskStatus | None = None
-    reason: str | None = None  #: why a run did not succeed
+    reason: str | None = None  #: the reason why the run did not succeed
     #: The reported progress, from 0 to 1, and its message. A report may change only one of the two. The other one is
     #: then None if a newer report has replaced this report.
     progress: float | None = None
@@ -147,7 +147,7 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if type(status) is str and status in _OF_RUN:  # BSON code is a subclass of str that has no hash
+        if type(status) is str and status in _OF_RUN:  # BSON code is a subclass of str that cannot be hashed
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 

@@ -1,4 +1,4 @@
-"""The requests that a reader of events sends. They open a stream of changes, and read a document as of a change."""
+"""The requests that a reader of events sends. They open a change stream, and read a document as it was at a change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The settings of a change stream: the tasks that it follows, the detail of the changes, and the beginning."""
+    """The settings of a change stream: the tasks to follow, the detail of the changes, and where the stream begins."""
 
     wanted: Wanted
     detail: Detail = Detail.FULL

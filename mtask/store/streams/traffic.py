@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-#: Rates of writes per second, by all clients. From DENSE_FROM on, traffic becomes dense. It stays dense until the rate
-#: falls below DENSE_UNTIL.
+#: Rates of writes per second, by all clients. Traffic becomes dense when the rate reaches DENSE_FROM. It stays dense
+#: until the rate falls below DENSE_UNTIL.
 DENSE_FROM, DENSE_UNTIL = 1_000.0, 500.0
 #: The lowest rate at which traffic counts as `SOME`, in writes per second.
 SOME_FROM = 50.0
@@ -33,7 +33,7 @@ class Traffic:
     """Estimates the density of writes on a server. The estimate begins with `SOME`.
 
     MongoDB numbers the writes within each second. So the numbers in two replies tell how many writes came in between.
-    If a new second has begun in between, the second number is a lower bound.
+    If a new second has begun in between, the number in the later reply is a lower bound.
     """
 
     def __init__(self, now: float) -> None:

@@ -120,7 +120,7 @@ def finish(
 
 
 def finished(outcomes: Sequence[Outcome], timeout: timedelta | None = None) -> Operation[set[str]]:
-    """Return the run_ids of the runs whose stored status is that of their outcome.
+    """Return the run_ids of the runs that are stored with the status of their outcome.
 
     Use this to read the result of `finish` back, if a run did not match the update or if a reply was lost.
     """
@@ -177,7 +177,7 @@ def ping(
     timeout: timedelta | None = None,
     session_id: str | None = None,
 ) -> Operation[list[Document]]:
-    """Extend the leases of these runs. Return the tasks of the runs, as they are then.
+    """Extend the leases of these runs. Return the tasks of these runs as they are afterwards.
 
     `runs` maps each run_id to its task_id. `lease_ms` is one length for all leases, or the length of each lease by
     run_id. `progress` is the reported progress of some runs, by run_id. If `timeout` is None, the usual limit of an
@@ -218,7 +218,7 @@ def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operati
 
 
 def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
-    """Settle tasks with a run that lapsed at least `grace_ms` ago, at most `limit`. Return the number of changed tasks.
+    """Settle up to `limit` tasks with a run that lapsed at least `grace_ms` ago. Return the number of changed tasks.
 
     No worker has preempted these tasks since the run lapsed, because a preemption would have closed the run.
     """

@@ -98,7 +98,10 @@ def scan_begun(
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
-    """Scan only RUNNING tasks. The longest due task comes first. If the backlog is long, `scan` may not reach them."""
+    """Scan only RUNNING tasks. The longest due task comes first.
+
+    If the backlog is long, `scan` may not reach the RUNNING tasks.
+    """
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
     begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))

@@ -1,6 +1,6 @@
 """Publishes tasks. A task is inserted only once, even if it is published several times.
 
-A policy decides whether a publish changes a task that exists already.
+A policy sets the effect of a publish on a task that exists already.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ends sessions that dead workers left open. The transaction of an open session locks documents.
 
 Before a run's transaction begins, the worker writes the transaction's session into the task's document. So a worker
-that rescues the task can tell the server to end the session at once. Without this, the server ends it only after a
-time.
+that rescues the task can tell the server to end the session at once. Without this command, the server ends the session
+only later.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _TIMEOUT, _LONG_TIMEOUT = timedelta(seconds=30), timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Examples of data in a database other than workers and the tasks of some names."""
+    """Examples of data in a database that are neither workers nor tasks of the given names."""
 
     #: The first collection that does not belong to mtask.
     collection: str | None
@@ -30,7 +30,7 @@ class Others:
 
 
 def others(tasks: SyncCollection, names: Sequence[str]) -> Others:
-    """Look in the collection's database for data other than workers and the tasks of these names."""
+    """Look in the collection's database for data that are neither workers nor tasks of these names."""
     database = tasks.database
     with bounded(_TIMEOUT):
         foreign = set(database.list_collection_names()) - set(COLLECTIONS)
