@@ -40,9 +40,8 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Options of a client that always has a request open. Its requests show that a server is lost, so rare heartbeats are
-#: enough. The monitors stream, so they report elections. A frozen primary reports nothing, so the socket timeout ends
-#: requests to it.
+#: Options of a client whose connection is always in use. Such a client notices a lost server even with rare heartbeats.
+#: Its monitors stream, so they report elections. A frozen primary would report nothing.
 QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
 
 
