@@ -1,1 +1,1 @@
-"""The interface for users: registers handlers, schedules, middleware and hooks, and gives handlers their context."""
+"""The interface for users. An App registers handlers, schedules, middleware and hooks. A handler gets a Context."""

@@ -1,4 +1,4 @@
-"""The app: registers handlers under their names, with their schedules, middleware and hooks."""
+"""The App class. An app registers handlers by name, and also schedules, middleware and hooks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class App:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
-        #: The middleware around publishing, running and finishing.
+        #: The middleware of this app, for the steps publish, run and finish.
         self.around = Middleware()
-        #: The functions that a worker calls before its first run and after its last.
+        #: The functions that a worker calls before its first run and after its last run.
         self.hooks = Hooks()
 
     @overload
@@ -53,10 +53,10 @@ class App:
         on_exception: OnException = "retry",
         **options: Unpack[TaskOptions],
     ) -> Any:
-        """Register a function, async or sync, as the handler of a task. The function itself stays callable.
+        """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
 
-        `name` defaults to the function's name. `queue` and the options are the defaults when tasks of this name are
-        published. on_exception="fail" makes every exception final.
+        `name` defaults to the function's name. `queue` and the options are defaults for publishing tasks of this name.
+        With on_exception="fail", every exception of the handler is final: no retry follows.
 
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
@@ -66,7 +66,7 @@ class App:
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")
             self._handlers[handler.name] = handler
-            with suppress(AttributeError):  # a bound method or builtin: publish it by name
+            with suppress(AttributeError):  # a bound method or builtin takes no attribute: publish it by name
                 setattr(target, HANDLER_ATTRIBUTE, handler)
             return target
 
@@ -91,16 +91,19 @@ class App:
     ) -> Callable[[Function], Function]:
         """Publish the task of this handler on a schedule.
 
-        Use this decorator above or below `task`. A handler may have several schedules.
+        Put this decorator above or below `@app.task`. A handler may have several schedules.
 
-        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`), a timedelta, an aware datetime, or Cron(...).
-        `id` defaults to the task's name. Each firing publishes one task, under the key `id/instant`, however many
-        processes run. `catch_up` chooses among the firings that were missed because no process ran: "none", the "last",
-        or "all". "all" makes at most the newest `catch_up_limit` firings. With overlap="skip" a firing is left out if
-        the task of the previous firing has not finished. `jitter` is the longest random delay of each start, as a
-        timedelta or in seconds.
+        `when` is a timedelta, an aware datetime, a Cron(...), or the five fields of a crontab line. An example is
+        "*/5 * * * *". `timezone` applies to these fields. `id` defaults to the task's name. Each firing publishes one
+        task, under the key `id/instant`, however many processes run.
 
-        Raises InvalidInput. Errors of the handler are raised when a worker starts.
+        Firings are missed while no process runs. `catch_up` says which missed firings are made later: "none", the
+        "last", or "all". With "all", at most the newest `catch_up_limit` firings are made.
+
+        With overlap="skip", a firing is left out if the task of the previous firing has not finished. Each task starts
+        after a random delay. `jitter` is the longest delay, as a timedelta or in seconds.
+
+        Raises InvalidInput. Errors that concern the handler are raised later, when a worker starts.
         """
         trigger = trigger_of(when, timezone)
 
@@ -136,9 +139,9 @@ class App:
     def middleware(self, step: Kind, /) -> Callable[[Function], Function]: ...
 
     def middleware(self, step: Any, /) -> Any:
-        """Compose a generator function around a step: "run", which is the default, "publish" or "finish".
+        """Compose a generator function around a step: "run" (the default), "publish" or "finish".
 
-        See `mtask.app.middleware`. A client uses the functions around "publish" only if it was given them:
+        See `mtask.app.middleware`. A client calls the functions around "publish" only if they are passed to it:
         `Client(uri, middleware=app.around.publish)`.
 
         Raises HandlerError.
@@ -154,11 +157,14 @@ class App:
         return register
 
     def on_start(self, function: Function, /) -> Function:
-        """Call this function in each worker process before its first run.
+        """Register a function that each worker process calls before its first run.
 
-        Handlers get the function's value from `context.value(function)`. The function takes no arguments. It may be
-        async. It may also be a generator function with one `yield`: the yielded object is the value, and the rest runs
-        when the worker stops. An exception ends the worker.
+        The function takes no arguments. It may be async. Handlers get its return value from `context.value(function)`.
+
+        The function may also be a generator function with one `yield`. Then handlers get the yielded object, and the
+        code after the `yield` runs when the worker stops.
+
+        An exception before the first run ends the worker.
 
         Raises HandlerError.
         """
@@ -166,7 +172,9 @@ class App:
         return function
 
     def on_stop(self, function: Function, /) -> Function:
-        """Call this function in each worker process after its last run. It takes no arguments. An exception is logged.
+        """Register a function that each worker process calls after its last run.
+
+        The function takes no arguments. If it raises an exception, the exception is logged.
 
         Raises HandlerError.
         """
@@ -175,7 +183,7 @@ class App:
 
     @property
     def schedules(self) -> list[Definition]:
-        """The schedules that the handlers declare; raises HandlerError or InvalidInput."""
+        """The schedules that are declared for handlers. Raises HandlerError or InvalidInput."""
         made: dict[str, Definition] = {}
         for spec in self._schedules:
             definition = spec().prepare()
@@ -191,11 +199,14 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that the handlers name, and "default". A worker serves these unless its options name others."""
+        """The queues that the handlers name, and "default".
+
+        A worker serves these queues unless its options name other queues.
+        """
         return sorted({"default", *(handler.queue for handler in self._handlers.values())})
 
     def include(self, other: App) -> None:
-        """Add everything that is registered with another app; raise HandlerError if a task name is taken."""
+        """Add everything that another app has registered; raise HandlerError if both apps have a task of one name."""
         for name, handler in other._handlers.items():
             if self._handlers.get(name, handler) is not handler:
                 raise HandlerError(name, "both apps register this name")

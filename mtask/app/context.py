@@ -1,4 +1,4 @@
-"""The context: tells a handler about its run, and opens the transaction in which its writes happen exactly once."""
+"""The context of a handler: it describes the run, and opens a transaction for writes that happen exactly once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncSession, SyncSession
 
 
-#: The most characters of a progress message that are kept.
+#: The length to which a progress message is cut, in characters.
 MAX_MESSAGE = 500
 
 
 class ActiveRun(Protocol):
-    """The run that the worker holds, as far as a context uses it."""
+    """The part of a worker's held run that a context uses."""
 
     @property
     def task(self) -> StoredTask:
-        """The task as it was when this run claimed it."""
+        """The task as it was at the claim of this run."""
 
     @property
     def task_id(self) -> str:
@@ -37,18 +37,18 @@ class ActiveRun(Protocol):
 
     @property
     def attempt(self) -> int:
-        """The number of this try at the task, from 1."""
+        """The number of this try at the task. The first try has number 1."""
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end."""
+        """Whether the worker has asked the handler to end."""
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease may still be trusted."""
+        """Whether the lease still holds, as far as this process knows."""
 
     def report(self, progress: Mapping[str, Any]) -> None:
-        """Keep this progress until it is written."""
+        """Keep this progress until the worker writes it."""
 
 
 Value = TypeVar("Value")
@@ -57,26 +57,30 @@ _RunT = TypeVar("_RunT", bound=ActiveRun, contravariant=True)
 
 
 class Transactions(Protocol[_RunT]):
-    """The functions of the worker that begin and end a handler's transaction."""
+    """The worker's functions that begin and end a handler's transaction."""
 
     async def begin(self, run: _RunT) -> AsyncSession:
         """Renew the lease, suspend pings and start a transaction; raise LeaseLost."""
 
     async def end(self, run: _RunT, session: AsyncSession, error: BaseException | None) -> None:
-        """Write the SUCCESS and commit; with an error, abort. Raises LeaseLost or TransactionConflict."""
+        """Write the SUCCESS and commit the transaction. If `error` is given, abort the transaction instead.
+
+        Raises LeaseLost or TransactionConflict.
+        """
 
     def begin_sync(self, run: _RunT) -> SyncSession:
-        """Do the same as `begin`, in a handler's thread."""
+        """Do the same as `begin`, for a sync handler in its thread."""
 
     def end_sync(self, run: _RunT, session: SyncSession, error: BaseException | None) -> None:
-        """Do the same as `end`, in a handler's thread."""
+        """Do the same as `end`, for a sync handler in its thread."""
 
 
 class Transaction:
-    """The transaction of a run: use `async with` in an async handler, `with` in a sync one.
+    """The transaction of a run. Use `async with` in an async handler, and `with` in a sync handler.
 
-    The block gets the session for the handler's own writes. The end of the block writes the run's SUCCESS in the same
-    transaction, if the lease still holds, and commits both. After LeaseLost or TransactionConflict nothing is written.
+    The `with` statement provides a session for the handler's own writes. At the end of the block, the worker checks the
+    lease, writes the run's SUCCESS in the same transaction, and commits. After LeaseLost or TransactionConflict,
+    nothing is written: neither the handler's writes nor the SUCCESS.
     """
 
     def __init__(self, run: RunT, transactions: Transactions[RunT]) -> None:
@@ -91,7 +95,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A cancellation must not come between the SUCCESS and its commit.
+        # Without the shield, a cancellation could come between the write of the SUCCESS and the commit.
         await asyncio.shield(self._transactions.end(self._run, self._session, error))
 
     def __enter__(self) -> SyncSession:
@@ -105,7 +109,7 @@ class Transaction:
 
 
 class Context:
-    """The run of a handler. A handler gets it through a parameter annotated `Context`."""
+    """A handler's view of its run. The handler gets it through a parameter annotated `Context`."""
 
     __mtask_context__ = True
 
@@ -126,19 +130,22 @@ class Context:
 
     @property
     def task(self) -> Task:
-        """The task as it was when this run claimed it."""
+        """The task as it was at the claim of this run."""
         if self._task is None:
             self._task = self._run.task.with_own_options()
         return self._task
 
     @property
     def run_id(self) -> str:
-        """The run's id. It is unique for each try, so it can serve as a fencing token in systems outside of MongoDB."""
+        """The run's id. Each try has another id, so systems outside of MongoDB can use it as a fencing token."""
         return self._run.run_id
 
     @property
     def attempt(self) -> int:
-        """The number of this try at the task, from 1. With retry_scope "worker" only tries of this worker count."""
+        """The number of this try at the task. The first try has number 1.
+
+        With retry_scope "worker", only the tries by this worker are counted.
+        """
         return self._run.attempt
 
     @property
@@ -148,16 +155,22 @@ class Context:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the handler is asked to end: the task was canceled or removed, its specific_worker_ids now exclude
-        this worker, the worker stops, run_timeout_ms is over, or the lease is lost.
+        """Whether the worker has asked the handler to end.
 
-        An async handler is also cancelled. A sync handler must check this property and return.
+        A worker asks for this if the task was canceled or removed, if the task's specific_worker_ids now exclude the
+        worker, if the worker stops, if run_timeout_ms is over, or if the lease is lost.
+
+        The worker also cancels the asyncio task of an async handler. A sync handler must check this property and
+        return.
         """
         return self._run.is_cancelled
 
     @property
     def is_lease_valid(self) -> bool:
-        """Whether the lease still holds, by a deadline of this process that is never later than the server's."""
+        """Whether the lease still holds.
+
+        The worker decides this by its own deadline, which is never later than the server's.
+        """
         return self._run.is_lease_valid
 
     @overload
@@ -179,9 +192,9 @@ class Context:
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Report the progress of the run: a fraction from 0 to 1, a message, or both.
 
-        The run stores the report in `progress`, and `client.events` tells of it. A report costs little: a ping carries
-        it, at most once per second, or the write of the outcome does. Only the latest report is written. A message is
-        cut to 500 characters.
+        The report is stored in the run's `progress`, and readers of `client.events` see it. A report costs little: it
+        is written with a ping, at most once per second, or with the outcome. If several reports wait, only the latest
+        one is written. A message is cut to 500 characters.
 
         Raises ValueError.
         """
@@ -198,9 +211,10 @@ class Context:
     def transaction(self) -> Transaction:
         """Return the transaction in which the handler's own writes and the SUCCESS commit together.
 
-        Use the transaction once, as the handler's last step: `async with context.transaction() as session`, then write
-        with `session.client[...]` and `session=session`. The transaction must end within the lease (worker_timeout_ms),
-        because no pings are sent meanwhile. The value that the handler returns afterwards is added to the run.
+        Use the transaction once, as the handler's last step. Enter it with
+        `async with context.transaction() as session`. In the block, write through `session.client[...]` and pass
+        `session=session`. The block must end within the lease (worker_timeout_ms), because the worker sends no pings
+        during the block. After the block, the handler can still return a value, which is added to the run.
 
         Raises LeaseLost.
         """

@@ -1,4 +1,4 @@
-"""Hooks: the functions that an app calls in each worker process before the first run and after the last."""
+"""Hooks: functions of an app that each worker process calls before its first run and after its last run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Hooks:
         self._stop: list[Hook] = []
 
     def add_start(self, function: Hook) -> None:
-        """Add a hook for the start; raise HandlerError if it needs arguments."""
+        """Add a hook to call at the start; raise HandlerError if the hook needs arguments."""
         self._start.append(_checked(function))
 
     def add_stop(self, function: Hook) -> None:
-        """Add a hook for the stop; raise HandlerError if it needs arguments or is a generator function."""
+        """Add a hook to call at the stop; raise HandlerError if the hook needs arguments or is a generator function."""
         if _is_generator(function):
             raise HandlerError(name_of(function), "on_stop takes a function: yield only in a hook of on_start")
         self._stop.append(_checked(function))
@@ -40,12 +40,12 @@ class Hooks:
         self._stop += [hook for hook in other._stop if hook not in self._stop]
 
     def begin(self) -> Started:
-        """Return the hooks for one worker process. None of them is called yet."""
+        """Return the hooks for one worker process. No hook has been called yet."""
         return Started(list(self._start), list(self._stop))
 
 
 class Started:
-    """The hooks of one worker process, and the values that they give to its handlers."""
+    """The hooks of one worker process, and the values that the hooks give to the handlers."""
 
     def __init__(self, start: list[Hook], stop: list[Hook]) -> None:
         self._start = start
@@ -55,11 +55,11 @@ class Started:
 
     @property
     def values(self) -> Mapping[Hook, Any]:
-        """The value of each start hook that has been called."""
+        """The values of the start hooks that have been called, by hook."""
         return self._values
 
     async def start(self) -> None:
-        """Call the start hooks in order, sync ones in a thread; raise HandlerError if one fails."""
+        """Call the start hooks in order; raise HandlerError if a hook fails. Sync hooks run in a thread."""
         for hook in self._start:
             try:
                 self._values[hook] = await self._started(hook)
@@ -79,7 +79,7 @@ class Started:
         return value
 
     async def stop(self) -> None:
-        """Run what follows the `yield` in start hooks, the last hook first; then call the stop hooks."""
+        """Run the code after the `yield` of each start hook, the last hook first. Then call the stop hooks."""
         while self._open:
             opened = self._open.pop()
             try:
@@ -132,7 +132,7 @@ def _checked(function: Hook) -> Hook:
             and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         ]
     except (TypeError, ValueError):
-        return function  # the parameters of a builtin may be unknown
+        return function  # Python may not know the parameters of a builtin
     if needed:
         raise HandlerError(name_of(function), f"a hook takes no arguments, but this one needs {', '.join(needed)}")
     return function

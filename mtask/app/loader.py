@@ -1,4 +1,4 @@
-"""Loads the App that `package.module:app` names."""
+"""Finds an App by its path, such as `package.module:app`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Middleware: your functions, composed around publishing, running and finishing.
+"""Middleware: functions of yours that run around a publish, a run or a finish.
 
-A middleware is a generator function. Its code before the `yield` runs before the step, the rest after it:
+A middleware is a generator function. Its code before the `yield` runs before the step. Its code after the `yield` runs
+after the step:
 
     @app.middleware
     def warn_of_slow(run: RunCall):
@@ -11,13 +12,15 @@ A middleware is a generator function. Its code before the `yield` runs before th
             if time.monotonic() - began > 5:
                 log.warning("%s took long", run.task.id)
 
-The `yield` returns the result of the step: the value that the handler or `publish` returned, or for "finish" whether
-the outcome was written. If the handler or `publish` raised an exception, the `yield` raises it. A middleware can
-observe the result but not change it. An exception of its own after the `yield` is logged.
+The `yield` returns the result of the step. For "run" and "publish", this is the value that the handler or `publish`
+returned. For "finish", it is True if the outcome was written, and False if the lease was lost. If the handler or
+`publish` raised an exception, the `yield` raises the same exception. A middleware can observe the result but not change
+it. If a middleware raises an exception of its own after the `yield`, the exception is logged.
 
-An exception before the `yield` counts as the exception of the step. For "run", the handler is not called, and `Retry`
-and `Fail` work as in a handler. For "publish", nothing is published. A middleware that returns without a `yield` takes
-no part in this call.
+If a middleware raises an exception before the `yield`, the exception counts as an exception of the step. For "run", the
+handler is not called, and `Retry` and `Fail` work as in a handler. For "publish", nothing is published. But for
+"finish", the exception is only logged, and the outcome is still written. A middleware may return without a `yield`.
+Then it does nothing after the step.
 
 The middleware that was registered first is the outermost. Without middleware, the steps cost nothing extra.
 """
@@ -38,7 +41,7 @@ from mtask.model.status import RunStatus
 if TYPE_CHECKING:
     from mtask.app.context import Context
 
-#: The step that a middleware is composed around: "publish" in clients, "run" and "finish" in workers.
+#: The steps around which middleware can run. Clients take the step "publish", workers take "run" and "finish".
 Kind = Literal["publish", "run", "finish"]
 KINDS: tuple[Kind, ...] = ("publish", "run", "finish")
 
@@ -47,13 +50,13 @@ AsyncAround = Callable[["RunCall"], AsyncGenerator[None, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """A handler that is about to be called. `task.params` is still as stored: the type hints are applied later."""
+    """The coming call of a handler. `task.params` holds the stored values. Type hints are applied to them later."""
 
     context: Context
 
     @property
     def task(self) -> Task:
-        """The task as it was when this run claimed it, with name, key, queue, params and task_option."""
+        """The task as it was at the claim of this run. Its fields include name, key, queue, params and task_option."""
         return self.context.task
 
     @property
@@ -63,7 +66,7 @@ class RunCall:
 
     @property
     def attempt(self) -> int:
-        """The number of this try at the task, from 1."""
+        """The number of this try at the task. The first try has number 1."""
         return self.context.attempt
 
 
@@ -71,7 +74,7 @@ class RunCall:
 class FinishCall:
     """An outcome that is about to be written.
 
-    The `yield` returns whether the outcome was written: False if the lease was lost.
+    The `yield` returns True if the outcome was written, and False if the lease was lost.
     """
 
     task: Task
@@ -88,14 +91,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Middleware:
-    """The middleware of an app for each step, the outermost first."""
+    """The middleware functions of an app, by step. In each list, the outermost function comes first."""
 
     def __init__(self) -> None:
         self._by_kind: dict[Kind, list[Any]] = {kind: [] for kind in KINDS}
 
     @property
     def publish(self) -> Sequence[Around[TaskSpec]]:
-        """The middleware around each publish, for clients that are given it."""
+        """The middleware around each publish. A client calls it only if this list is passed to the client."""
         return self._by_kind["publish"]
 
     @property
@@ -111,7 +114,8 @@ class Middleware:
     def add(self, function: Callable[..., Any], kind: Kind) -> None:
         """Add a middleware.
 
-        Raises HandlerError if the function is no generator function, or is async and is for "publish" or "finish".
+        Raises HandlerError if the function is no generator function. Around "publish" and "finish", it must be a sync
+        generator function.
         """
         if kind not in KINDS:
             raise HandlerError(
@@ -135,7 +139,7 @@ class Middleware:
 
 
 class Entered:
-    """The generators of the middleware around one run, each stopped at its `yield`. Some may be async."""
+    """The generators of the middleware around one run. Each waits at its `yield`. Some may be async."""
 
     __slots__ = ("_begun",)
 
@@ -143,7 +147,10 @@ class Entered:
         self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
 
     async def enter(self, middleware: Sequence[Around[RunCall] | AsyncAround], call: RunCall) -> None:
-        """Run each middleware up to its `yield`, the outermost first. The caller must always call `leave` next."""
+        """Run each middleware up to its `yield`, the outermost first.
+
+        The caller must always call `leave` afterwards, even if `enter` raises an exception.
+        """
         for around in middleware:
             begun = around(call)
             try:

@@ -1,1 +1,1 @@
-"""The store: everything that talks to MongoDB. No other package builds a filter, an update or a pipeline."""
+"""The store: all code that talks to MongoDB. No other package builds a filter, an update or a pipeline."""

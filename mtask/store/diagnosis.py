@@ -1,4 +1,4 @@
-"""Operations for `mtask show` and `mtask doctor`: reads, and one write that matches nothing."""
+"""Operations for `mtask show` and `mtask doctor`. They only read, except for one write that matches no document."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Document = dict[str, Any]
 #: Time limit of a query that examines every document, in ms.
 SCAN_MS = 5_000
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
-#: The room that a document needs for a claim and the end of its run, with a reason of some length, in bytes.
+#: The room, in bytes, that a document needs for one more run with a short reason of its end.
 LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
 
 
 def server_time() -> Operation[datetime]:
-    """Return the server's clock."""
+    """Return the server's time."""
     hello = yield from greeting()
     now: datetime = hello["localTime"]
     return now
@@ -48,7 +48,7 @@ def greeting() -> Operation[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A task's stored document, the workers on record, and the server's time."""
+    """A task's stored document, the documents of all workers, and the server's time."""
 
     document: Document
     workers: list[Document]
@@ -56,7 +56,10 @@ class Inspection:
 
 
 def inspect(task_id: str) -> Operation[Inspection]:
-    """Return the data that explains what a task waits for; raise TaskNotFound. An ObjectId may be given as text."""
+    """Return the data that explains why a task waits; raise TaskNotFound.
+
+    `task_id` may also be the text of an ObjectId.
+    """
     wanted: list[Any] = [task_id, ObjectId(task_id)] if ObjectId.is_valid(task_id) else [task_id]
     document = yield tasks("find_one", {"_id": {"$in": wanted}})
     if document is None:
@@ -104,7 +107,7 @@ def _instant(timestamp: Any) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The rights that the user lacks for each of mtask's roles, such as "insert on tasks".
+    """The rights that the user lacks, by role of mtask. A right is a text such as "insert on tasks".
 
     `user` is None if the server does not control access.
     """
@@ -114,12 +117,12 @@ class Rights:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles of which the user has all rights, however the rights were granted."""
+        """The roles for which the user has every right, no matter how the rights were granted."""
         return [role for role, missing in self.lacking.items() if not missing]
 
 
 def rights(database: str) -> Operation[Rights]:
-    """Return the rights on the database's collections that the user lacks."""
+    """Return the rights on this database that the user lacks."""
     status = yield command("connectionStatus", showPrivileges=True)
     users = status["authInfo"].get("authenticatedUsers", [])
     if not users:
@@ -130,32 +133,32 @@ def rights(database: str) -> Operation[Rights]:
 
 
 def try_read_and_write() -> Operation[None]:
-    """Try a read, and a write that matches nothing; raise AccessDenied."""
+    """Try one read and one write; raise AccessDenied. Neither matches a document."""
     yield tasks("find_one", {"_id": {"$in": []}})
     yield tasks("update_one", {"_id": {"$in": []}}, {"$set": {"queue": "default"}})
 
 
 def collection_options() -> Operation[dict[str, Document]]:
-    """Return the options of those of mtask's collections that exist."""
+    """Return the options of each existing collection of mtask, by name."""
     listed = yield command("listCollections", filter={"name": {"$in": list(LAYOUTS)}})
     return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
 
 
 def wanted_validators() -> dict[Collection, Document]:
-    """Return the validators of this version."""
+    """Return the validators that this version of mtask sets, by collection."""
     return {name: layout.validator() for name, layout in LAYOUTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """The names of mtask's indexes that are missing, and of its indexes that have other keys or options."""
+    """The names of mtask's missing indexes, and of its indexes with wrong keys or options."""
 
     missing: list[str]
     differing: list[str]
 
 
 def index_state(collection: Collection) -> Operation[IndexState]:
-    """Compare a collection's indexes with those of this version."""
+    """Compare a collection's indexes with the indexes that this version of mtask makes."""
     wanted = [index.document for index in LAYOUTS[collection].indexes()]
     try:
         listed = yield command("listIndexes", collection)
@@ -184,12 +187,12 @@ class Misfit:
 
     document_id: Any
     schema_version: Any
-    #: Whether the document is already marked FAIL, so that no worker finds it any more.
+    #: Whether the document is already marked FAIL. Workers no longer find such a document.
     is_marked: bool
 
 
 def misfits(limit: int) -> Operation[list[Misfit]]:
-    """Return documents in `tasks` that cannot be read as tasks; those that are not marked FAIL come first.
+    """Return documents in `tasks` that cannot be read as tasks. Documents that are not marked FAIL come first.
 
     Raises DatabaseUnavailable if the search takes too long.
     """
@@ -206,7 +209,7 @@ def misfits(limit: int) -> Operation[list[Misfit]]:
 
 
 def oversized(limit: int) -> Operation[list[Document]]:
-    """Return tasks, each with its `status`, that are so large that no worker could write the end of a run."""
+    """Return tasks that are too large for a worker to write the end of a run. Each comes with its `status`."""
     matched = {"$expr": {"$gt": [{"$bsonSize": "$$ROOT"}, MAX_DOCUMENT_BYTES - LEAST_ROOM_BYTES]}}
     kept = {"status": "$task_state.status"}
     found: list[Document] = yield tasks("find", matched, kept, limit=limit, max_time_ms=SCAN_MS)
@@ -214,13 +217,13 @@ def oversized(limit: int) -> Operation[list[Document]]:
 
 
 def is_newer(misfit: Misfit) -> bool:
-    """Whether a newer mtask wrote the document."""
+    """Whether a newer version of mtask wrote the document."""
     version_found = misfit.schema_version
     return isinstance(version_found, int | float) and SCHEMA_VERSION < version_found < math.inf
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:
-    """Return the number of due tasks without a run, by queue, name and specific_worker_ids."""
+    """Count the due tasks in status INIT, by queue, name and specific_worker_ids. The longest due group comes first."""
     due = {
         "task_state.status": "INIT",
         filters.NEXT: {"$exists": True},
@@ -238,13 +241,13 @@ def due_groups(limit: int) -> Operation[list[Document]]:
 
 
 def lapsed_tasks(grace_ms: int, limit: int) -> Operation[list[Document]]:
-    """Return tasks with a run that lapsed at least `grace_ms` ago, if they have not been preempted or settled since."""
+    """Return tasks with a run that lapsed at least `grace_ms` ago and that nobody has closed since."""
     found: list[Document] = yield tasks("find", filters.lapsed(grace_ms), {"name": 1}, limit=limit, max_time_ms=SCAN_MS)
     return found
 
 
 def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
-    """Return the number of tasks that each of these workers holds with an unfinished run."""
+    """Return the number of RUNNING runs of each of these workers, by worker_id."""
     held = {"worker_id": {"$in": list(worker_ids)}, "status": "RUNNING"}
     stages = [
         {"$match": {"task_state.status": "RUNNING", filters.RUNS: {"$elemMatch": held}}},
@@ -257,7 +260,7 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
 
 
 def overdue_expiry(grace_ms: int) -> Operation[int]:
-    """Return the number of tasks that retention should have removed `grace_ms` ago; 1000 means 1000 or more."""
+    """Count the tasks that retention should have removed more than `grace_ms` ago. The count stops at 1000."""
     late = {
         "expire_time": {"$exists": True},
         "$expr": {"$lt": ["$expire_time", {"$subtract": [x.NOW, grace_ms]}]},

@@ -1,10 +1,11 @@
 """Operations on schedules: store, change, find and fire them.
 
-A firing has two steps. First, one guarded update advances the schedule and lists its firings as pending. Then the tasks
-of the firings are published, under keys made from the times of the firings, and the firings are crossed off the list.
+To fire a schedule takes two steps. First, one guarded update sets the schedule's next_fire_time and lists its firings
+as pending. Second, the tasks of these firings are published, and the firings are removed from the list. The key of each
+task is made from the time of its firing.
 
-If several processes try the update, only one of them succeeds. If that process dies before the second step, any other
-process does the second step. The keys make sure that each firing still makes only one task.
+If several processes try the update, only one of them succeeds. If this process dies before the second step, another
+process takes the second step. Because of the keys, each firing still publishes only one task.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ Document = dict[str, Any]
 _STATE = "schedule_state"
 _NEXT = f"{_STATE}.next_fire_time"
 _PENDING = f"{_STATE}.pending"
-#: How often a change of a schedule is tried at most. A try reads the schedule, then writes it. It fails if another
-#: process has changed the schedule in between.
+#: The number of tries to change a schedule. Each try reads the schedule, then writes it. A try fails if another process
+#: has changed the schedule in between.
 _RACES = 20
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
 
-#: Computes the document to store from the server's time and the stored document. It returns None if nothing changes.
+#: A function of the server's time and the stored document. It returns the document to store, or None if nothing
+#: changes.
 Changed = Callable[[datetime, Document | None], Document | None]
 ChangedExisting = Callable[[datetime, Document], Document | None]
 
@@ -77,7 +79,7 @@ def _insert(document: Document) -> Operation[bool]:
 
 
 def _replace(former: Document, document: Document) -> Operation[bool]:
-    """Replace the former document; return False if it has changed or been removed meanwhile."""
+    """Replace the former document; return False if another process has changed or removed it meanwhile."""
     revision = former.get("revision")
     document["revision"] = revision + 1 if isinstance(revision, int) and 0 < revision < MAX_COUNT else 1
     result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
@@ -85,7 +87,7 @@ def _replace(former: Document, document: Document) -> Operation[bool]:
 
 
 def server_time() -> Operation[datetime]:
-    """Return the server's clock."""
+    """Return the server's time."""
     now: datetime = (yield command("hello"))["localTime"]
     return now
 
@@ -105,27 +107,27 @@ def every() -> Operation[list[Document]]:
 
 
 def remove(schedule_id: str) -> Operation[bool]:
-    """Remove a schedule; return whether it existed. Its published tasks stay."""
+    """Remove a schedule; return whether it existed. The tasks that it published stay."""
     result = yield schedules("delete_one", {"_id": schedule_id})
     return bool(result.deleted_count)
 
 
 @dataclass(frozen=True, slots=True)
 class PageEnd:
-    """The end of one page of coming schedules, after which the next page begins.
+    """The position at which one page of coming schedules ends and the next page begins.
 
     A field is None if there are no more schedules of its kind.
     """
 
-    #: The next_fire_time and the id of the page's last schedule that a client stored.
+    #: The next_fire_time and the id of the last schedule on the page among those stored by clients.
     fires: tuple[datetime, str] | None
-    #: The id of the page's last schedule with pending firings.
+    #: The id of the last schedule on the page among those with pending firings.
     begun: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """One page of the schedules that fire soon, and the server's time if there are any."""
+    """One page of the schedules that fire soon. The server's time is None if the page is empty."""
 
     documents: list[Document]
     server_time: datetime | None
@@ -142,9 +144,9 @@ def coming(
 ) -> Operation[Coming]:
     """Return a page of the schedules that fire within the horizon or have pending firings.
 
-    There are two kinds of schedules: clients store schedules, and apps declare schedules. The stored ones come in pages
-    of at most `limit`, the earliest first. `after` is the end of the former page. Of the declared ones, only those with
-    an id in `declared` are returned. They all come with the first page. `left_out` holds ids to exclude.
+    Clients store some schedules, and apps declare others. The schedules of clients come in pages of at most `limit`,
+    the earliest first. `after` is the end of the former page. The schedules of apps all come with the first page, but
+    only those with an id in `declared`. `left_out` holds ids to exclude.
     """
     kinds: dict[str, list[Document]] = {}
     if after is None or after.fires is not None:
@@ -171,15 +173,14 @@ def coming(
 
 def _is_soon(horizon_ms: int) -> Document:
     until = {"$expr": {"$lte": [f"${_NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
-    # The value None matches a schedule without this field: services in other languages may leave it out.
+    # None matches a schedule without `paused`. Services in other languages may leave this field out.
     return {"paused": {"$in": [False, None]}, _NEXT: {"$type": "date"}, **until}
 
 
 def _fires(horizon_ms: int, limit: int, left_out: Sequence[str], after: tuple[datetime, str] | None) -> list[Document]:
-    """Return the stages that find the schedules stored by clients.
+    """Return the pipeline stages that find the schedules stored by clients.
 
-    The schedules declared by an app are found by their ids instead. So a schedule that no app declares any more costs
-    nothing.
+    Another stage finds the schedules of apps by their ids. So a schedule that no app declares any more costs nothing.
     """
     wanted: Document = {"source": {"$in": ["client", None]}, **_is_soon(horizon_ms), "_id": _other_ids(left_out)}
     if after is not None:
@@ -196,13 +197,13 @@ def _begun(limit: int, declared: Sequence[str], left_out: Sequence[str], after: 
 
 
 def _other_ids(left_out: Sequence[str], after: str | None = None) -> Document:
-    """Match the ids of all schedules except those left out. With `after`, match only ids beyond it. Ids are strings."""
+    """Match all ids except those in `left_out`. With `after`, match only greater ids. An id must be a string."""
     beyond = {"$gt": after} if after is not None else {}
     return {"$type": "string", "$nin": list(left_out), **beyond}
 
 
 def is_finished(task_id: str) -> Operation[bool]:
-    """Whether a task is final or no longer exists."""
+    """Whether a task has a final status or no longer exists."""
     final = [status.value for status in FINAL_STATUSES]
     found = yield tasks("find_one", {"_id": task_id, "task_state.status": {"$nin": final}}, {"_id": 1})
     return found is None
@@ -217,9 +218,12 @@ class Firing:
 
 
 def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operation[list[Firing] | None]:
-    """Advance a schedule and list firings as pending; return these firings, or None if the schedule has changed.
+    """Set a schedule's next_fire_time and list firings as pending. Return these firings.
 
-    With overlap "skip", only the newest firing is made, and none before the task of the last firing has finished.
+    Return None if the schedule has changed meanwhile.
+
+    With overlap "skip", at most the newest firing is listed. If the task of the last firing has not finished, no firing
+    is listed.
     """
     state = schedule.schedule_state
     made = list(firings)
@@ -247,15 +251,15 @@ def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operat
 
 
 def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
-    """Publish the tasks of these firings if the firings are still pending, and cross the firings off.
+    """Publish the tasks of those firings that are still pending, and remove the firings from the list.
 
-    The server checks whether a firing is pending while it inserts the task. This matters if the process was frozen:
-    another process may have published the task, and the task may have been finished and removed since. Then the task
-    is not published again.
+    The server checks that a firing is pending while it inserts the task. This matters if this process was frozen:
+    another process may have published the task, and the task may have been finished and removed since. Because of the
+    check, the task is not published again.
     """
     for start in range(0, len(firings), _AT_ONCE):
         group = firings[start : start + _AT_ONCE]
-        # Read concern "local" reads the newest state: another process may just have crossed firings off.
+        # Read concern "local" reads the newest state. Another process may just have removed firings from the list.
         yield command(
             "aggregate",
             "schedules",
@@ -270,16 +274,16 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
 
 
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
-    """Return the pipeline that inserts the tasks of these firings if the schedule lists the firings as pending."""
+    """Return the pipeline that inserts the tasks of those firings that the schedule lists as pending."""
     times = [firing.pending.fire_time for firing in firings]
     asked = [
         {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
         for f in firings
     ]
-    common = firings[0].task.fixed()  # these fields are the same for all firings, except for id and key
+    common = firings[0].task.fixed()  # all firings share these fields, except for `_id` and key
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
     made: list[x.Expression] = [
-        # The fields have the same order as in every task.
+        # The fields come in the same order as in every other task.
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
@@ -291,6 +295,6 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"$project": {"firing": {"$filter": {"input": x.literal(asked), "cond": is_pending}}}},
         {"$unwind": "$firing"},
         {"$replaceWith": {"$mergeObjects": made}},
-        # "keepExisting" would insert the same fields in another order.
+        # The option "keepExisting" would insert the same fields in another order.
         {"$merge": {"into": "tasks", "on": "_id", "whenMatched": [{"$replaceWith": "$$ROOT"}]}},
     ]

@@ -21,7 +21,7 @@ _STOPPED = WorkerStatus.STOPPED.value
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The part of a worker's document that does not change."""
+    """The data with which a worker registers."""
 
     worker_id: str
     incarnation: str
@@ -40,9 +40,10 @@ def _expiry(timeout: timedelta) -> x.Expression:
 
 
 def register(me: Registration, dead_incarnation: str | None = None) -> Operation[Document]:
-    """Register this worker under its worker_id; raise WorkerIdInUse while another live process has the worker_id.
+    """Register this worker under its worker_id; raise WorkerIdInUse if another live process has this worker_id.
 
-    `dead_incarnation` is an incarnation whose process has certainly ended. Its document is taken over at once.
+    `dead_incarnation` is an incarnation that has certainly ended. If the document still names it, this worker takes
+    over the document at once.
     """
     fresh = {
         "_id": x.literal(me.worker_id),
@@ -117,9 +118,10 @@ class Heartbeat:
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
-    """Extend this worker's registration; return its `control` and times, or None if the registration is gone.
+    """Extend this worker's registration; return its `control` and times, or None if there is no registration.
 
-    In the answer, `was_silent` says that the registration had expired, so other workers took this worker for dead.
+    In the answer, `was_silent` says that the registration had expired before this heartbeat. Other workers then took
+    this worker for dead.
     """
     change = {
         "heartbeat_time": x.NOW,
@@ -142,7 +144,10 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
 
 
 def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
-    """Return the live workers, each with the server's time as `now`. With `queues`, return only their workers."""
+    """Return the live workers, each with the server's time as `now`.
+
+    With `queues`, return only the workers of these queues.
+    """
     matched: dict[str, Any] = {
         "status": {"$ne": _STOPPED},
         "heartbeat_expire_time": {"$type": "date"},

@@ -1,6 +1,6 @@
 """Builds stores on MongoDB clients.
 
-A client is made from a URI, with the options that the engine needs, or is given by the caller.
+The client is either made here from a URI, with the options that mtask needs, or passed by the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _APP_NAME_BYTES = 128
 
 
 def _bounded(app_name: str) -> str:
-    """Return the name, cut to the length that the server accepts, but not in the middle of a character."""
+    """Return the name, cut to the greatest length that the server accepts. No character is cut in two."""
     return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
 
 
@@ -40,19 +40,22 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Options of a client whose connection is always in use. Such a client notices a lost server without frequent
-#: heartbeats. Its streaming monitors report elections. A frozen primary would report nothing.
+#: Options of a client whose connection is always in use. Such a client notices a lost server even with rare heartbeats.
+#: Its monitors stream, so they report elections. A frozen primary would report nothing.
 QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
 
 
 def database_of(uri: str, database: str | None, default: str) -> str:
-    """Return the database name: the given one, else the URI's, else the default. Raises InvalidURI or InvalidInput."""
+    """Return the first name that is set: `database`, the database in the URI, or `default`.
+
+    Raises InvalidURI or InvalidInput.
+    """
     if not isinstance(uri, str) or not uri.strip():
         raise InvalidURI("it is empty")
     if database is not None:
         check_database(default if database == "" else database)
     try:
-        # Parsing an SRV address takes a DNS query, so such a URI is only parsed if no database is given.
+        # To parse an SRV URI, the driver sends a DNS query. So such a URI is only parsed if `database` is not given.
         in_uri = None if database and uri.startswith("mongodb+srv://") else parse_uri(uri)["database"]
         named = database or in_uri or default
     except MtaskError:
@@ -98,10 +101,10 @@ def _unusable(error: Exception) -> Exception:
 def store_for(client: Any, database: str | None, default: str) -> SyncStore | AsyncStore:
     """Return a store on the caller's client: a MongoClient, an AsyncMongoClient or a Motor client.
 
-    A Motor client runs a MongoClient in threads. The store uses that MongoClient, and the caller of the store provides
-    the threads. Raises InvalidInput for any other object.
+    A Motor client runs a MongoClient in threads. The store uses that MongoClient, and the caller must run the store's
+    operations in threads. Raises InvalidInput if `client` is any other object.
     """
-    inner = client.delegate if is_motor(client) else client  # PyMongo's clients answer any attribute with a database
+    inner = client.delegate if is_motor(client) else client  # on a PyMongo client, `delegate` would be a database
     if isinstance(inner, AsyncMongoClient):
         return AsyncStore(inner, check_database(database or inner.get_default_database(default).name))
     if isinstance(inner, MongoClient):
@@ -119,12 +122,12 @@ def is_motor(client: object) -> bool:
 
 
 def inner_session(session: Any) -> Any:
-    """Return the driver's session inside a Motor session; other sessions come back unchanged."""
+    """Return the driver's session inside a Motor session. Return any other session unchanged."""
     return session.delegate if is_motor(session) else session
 
 
 def motor_collection(client: Any, own: SyncCollection) -> Any:
-    """Return one of mtask's collections as a collection of the Motor client, with the same guarantees."""
+    """Return one of mtask's collections as a collection of the Motor client, with the same options."""
     return client[own.database.name].get_collection(
         own.name,
         codec_options=own.codec_options,

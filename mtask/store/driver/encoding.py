@@ -13,18 +13,19 @@ from mtask.errors import DocumentTooLarge, NotStorable
 from mtask.store.driver.stores import CODEC
 from mtask.store.driver.translate import first_line
 
-#: The largest size of a value, in bytes: MongoDB's limit of a document, minus room for the other fields of a task.
+#: The largest size of a value, in bytes. It is MongoDB's limit for a document, minus room for the other fields of a
+#: task.
 MAX_VALUE_BYTES = 15 * 1024 * 1024
-#: The deepest nesting of a value, in levels. MongoDB stores 180 levels, but the expressions around a value in an update
-#: count, too.
+#: The deepest nesting of a value, in levels. MongoDB allows 180 levels, but an update wraps the value in expressions,
+#: and their levels count, too.
 MAX_NESTING = 100
-#: The size, in bytes, up to which a value cannot have more than MAX_NESTING levels.
+#: A size in bytes. A value up to this size cannot have more than MAX_NESTING levels, so its depth is not checked.
 _SHALLOW_BYTES = 5 * MAX_NESTING
 _SMALL = (type(None), bool, float)
 
 
 def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the document in encoded form, so that a document that is sent often is encoded only once."""
+    """Return the document in encoded form. A document that is sent often is then encoded only once."""
     return RawBSONDocument(bson.encode(document))
 
 
@@ -44,7 +45,7 @@ def stored_size(value: Any) -> int:
 
 
 def is_code(value: Any) -> bool:
-    """Whether the value is JavaScript code. Its class is a subclass of `str`, but in BSON it is no string."""
+    """Whether the value is JavaScript code. Its class is a subclass of `str`, but BSON stores no string for it."""
     return isinstance(value, Code)
 
 

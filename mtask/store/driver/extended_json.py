@@ -1,4 +1,4 @@
-"""MongoDB's relaxed extended JSON: BSON values as text, and back."""
+"""Converts BSON values to MongoDB's relaxed extended JSON, and back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OPTIONS: JSONOptions = JSONOptions(
 
 
 def parse_extended(text: str, field: str) -> Any:
-    """Return the value of the text; raise InvalidInput with the position of the mistake."""
+    """Return the value that the text describes; raise InvalidInput with the position of the mistake."""
     try:
-        json.loads(text)  # parse first without the driver, for errors that name line and column
+        json.loads(text)  # Python's parser comes first: its errors name line and column
         return loads(text, json_options=_OPTIONS)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
@@ -37,5 +37,5 @@ def parse_extended(text: str, field: str) -> Any:
 
 
 def extended(value: Any) -> Any:
-    """Return the value in JSON types, with BSON's own types as extended JSON."""
+    """Return the value in JSON types. Types that only BSON has become extended JSON."""
     return json.loads(dumps(value, json_options=_OPTIONS))

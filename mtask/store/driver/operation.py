@@ -20,28 +20,28 @@ Operation = Generator["Call", Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a driver's method. Four methods are not the driver's, but the stores' own:
+    """One call of a driver's method. The driver lacks these four methods; the stores provide them:
 
     - `find` returns a list;
-    - `rows` aggregates and returns a list;
-    - `insert_new` inserts many documents and returns the positions of those whose `_id` existed already, as a set;
-    - `upserted` writes in bulk and returns the positions of the documents that were inserted, as a set.
+    - `rows` runs an aggregation and returns a list;
+    - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
+    - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.
     """
 
     target: Target
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    #: Time limit of the call. If it is None, the usual limit of an operation applies.
+    #: Time limit of the call. None means the usual time limit.
     timeout: timedelta | None = None
 
     def within(self, timeout: timedelta | None) -> Call:
-        """Return the same call with this time limit. If it is None, the usual limit of an operation applies."""
+        """Return the same call with this time limit. If `timeout` is None, the usual limit of an operation applies."""
         return replace(self, timeout=timeout)
 
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
-    """Run an operation. The time limit of each call is the time left when the call is sent."""
+    """Limit the time of an operation. Each call gets the time that is left when the call is sent."""
     try:
         call = next(operation)
         while True:
@@ -77,12 +77,12 @@ def controls(method: str, *args: Any, **kwargs: Any) -> Call:
 
 
 def places(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection of places."""
+    """Return a call on the collection `places`, which holds permits."""
     return Call("places", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on one of mtask's collections, by its name."""
+    """Return a call on the collection with this name."""
     return Call(collection, method, args, kwargs)
 
 
@@ -92,5 +92,5 @@ def command(name: str, value: Any = 1, **options: Any) -> Call:
 
 
 def admin_command(name: str, value: Any = 1, **options: Any) -> Call:
-    """Return a command of the database `admin`, which holds users and roles."""
+    """Return a command for the database `admin`, which holds users and roles."""
     return Call("admin", "command", ({name: value, **options},))

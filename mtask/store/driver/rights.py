@@ -1,4 +1,4 @@
-"""Least-privilege roles: the rights of each role, and the rights that a call needs. The functions are pure.
+"""The least-privilege roles: the rights of each role, and the rights that each call needs. The functions are pure.
 
 The server only says that a user is not authorized. With these tables, an error can name the missing role.
 """
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 Role = Literal["publisher", "worker", "operator", "deployer"]
 Actions = tuple[str, ...]
 
-#: Two entries that take the place of a collection. They mean every collection of the database, and the whole server.
+#: Values in place of a collection's name. EVERY means every collection of the database. SERVER means the whole server.
 EVERY, SERVER = "", "(server)"
 
 _SET_UP = ("find", "createCollection", "collMod", "createIndex", "dropIndex", "listIndexes")
@@ -56,7 +56,7 @@ PURPOSES: Mapping[Role, str] = {
 }
 
 _READ: Actions = ("find",)
-#: The actions that must be allowed for a call of each method.
+#: The actions that a user needs, by the method of the call.
 _METHODS: Mapping[str, Actions] = {
     **dict.fromkeys(("find", "find_one", "rows", "count_documents", "estimated_document_count"), _READ),
     **dict.fromkeys(("insert_one", "insert_new"), ("insert",)),
@@ -66,7 +66,7 @@ _METHODS: Mapping[str, Actions] = {
     "create_indexes": ("createIndex",),
     "watch": ("find", "changeStream"),
 }
-#: Commands whose action has another name than the command, and commands that concern no collection.
+#: Maps a command to its action, if the two have different names. Below: the commands that concern no collection.
 _COMMANDS = {"create": "createCollection"}
 _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
@@ -74,13 +74,13 @@ _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 def role_name(database: str, role: Role) -> str:
     """Return the name of a role for this database.
 
-    The roles are made in the database `admin`, because only there a role can have rights on the server.
+    The roles are made in the database `admin`, because only roles in `admin` can have rights on the server.
     """
     return f"mtask_{database}_{role}"
 
 
 def privileges(database: str, role: Role) -> list[Document]:
-    """Return a role's privileges in the server's form."""
+    """Return a role's privileges in the form that the server takes."""
     return [
         {"resource": _resource(database, collection), "actions": list(actions)}
         for collection, actions in PRIVILEGES[role].items()
@@ -93,7 +93,7 @@ def _resource(database: str, collection: str) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The right that a call needs: actions, and the collection on which they must be allowed."""
+    """The right that a call needs: some actions on a collection."""
 
     collection: str
     actions: Actions
@@ -132,7 +132,7 @@ def need_of(call: Call) -> Need | None:
 
 
 def explained(error: Exception, need: Need | None, database: str) -> Exception:
-    """Return the error. If a right was missing, the error names the roles that have the right."""
+    """Return the error. If the user lacked a right, the error names the roles that include the right."""
     if not isinstance(error, AccessDenied) or not error.is_unauthorized or need is None:
         return error
     made = AccessDenied(

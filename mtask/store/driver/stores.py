@@ -46,14 +46,14 @@ WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
 
-#: The usual time limit of each call of an operation. Server selection and retries are included.
+#: The usual time limit of each call of an operation. It includes server selection and retries.
 OPERATION_TIMEOUT = timedelta(seconds=10)
-#: The interval at which a call without an answer checks for a new primary, in seconds.
+#: The interval, in seconds, at which a waiting call checks whether there is a new primary.
 _LOOK_FOR_PRIMARY = 0.5
 
 
 class _ReferenceAsWritten(TypeDecoder):
-    """Reads an object with `$ref` and `$id` as the plain object that was written, not as the driver's DBRef."""
+    """Decodes an object with `$ref` and `$id` as a plain dict, as it was written, and not as the driver's DBRef."""
 
     bson_type = DBRef
 
@@ -65,13 +65,14 @@ CODEC: CodecOptions[Document] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
-    # A date beyond Python's years, or broken text, makes one task malformed. It must not fail a whole batch.
+    # A reply may contain a date that Python cannot hold, or broken text. Then one task is malformed, but the read of
+    # the whole batch must not fail.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
     type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
-#: A codec that reads any BSON, but cannot write all of it. UUIDs stay bytes, because a value with the subtype of UUIDs
-#: may be no UUID. With `CODEC`, one such value makes the whole reply unreadable.
+#: A codec that decodes any BSON, but cannot encode every value. It leaves UUIDs as bytes, because a value with the BSON
+#: subtype of UUIDs may be no UUID. With `CODEC`, one such value makes the whole reply unreadable.
 READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
 _READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
 _GUARANTEES: dict[str, Any] = {
@@ -90,16 +91,16 @@ def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[Non
             yield
     except (PyMongoError, *NOT_STORABLE) as error:
         if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
-            raise  # the caller repeats the transaction because of this label
+            raise  # the caller sees the label and repeats the transaction
         raise translated(error) from error
 
 
 def unbound() -> None:
     """Remove any time limit that is in force.
 
-    A signal handler that raises must call this first, because it may have interrupted a block with a time limit. The
-    driver keeps the limit in several variables, and the exception can leave only some of them set. Then every further
-    operation fails, even closing the client.
+    A signal handler must call this before it raises an exception, because it may have interrupted a block with a time
+    limit. The driver keeps the limit in several variables. The exception can leave only some of them set, and then
+    every later operation fails, even closing the client.
     """
     pymongo.timeout(None).__enter__()
 
@@ -127,9 +128,10 @@ def _arguments(call: Call, session: Any) -> dict[str, Any]:
 
 
 def _read_anew(call: Call) -> Call:
-    """Return a call that reads what the driver could not decode; raise InvalidBSON if there is no such call.
+    """Return a call that reads undecodable data again, in a readable form; raise InvalidBSON if no call can do this.
 
-    If the call was a change, the change is not repeated. Only the changed document is read, as it is now.
+    If the failed call changed a document, the change is not repeated. The new call only reads the document as it is
+    now.
     """
     if call.method not in _READS or call.target in ("database", "session"):
         raise InvalidBSON("the reply cannot be decoded")
@@ -166,11 +168,11 @@ class SyncStore:
 
     @property
     def readable(self) -> Database[Document]:
-        """The database, with a codec for any BSON. It is for reads that cannot be repeated, such as change streams."""
+        """The database, with a codec for any BSON. Use it for reads that cannot be repeated, such as change streams."""
         return self.database.with_options(codec_options=READING)
 
     def run(self, operation: Operation[T], session: ClientSession | None = None) -> T:
-        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        """Run an operation to its end and return its result. Raises subclasses of MtaskError."""
         try:
             call = next(operation)
             while True:
@@ -219,8 +221,8 @@ class AsyncStore:
     """Runs operations through a `pymongo.AsyncMongoClient`.
 
     A primary that is frozen or cut off keeps its connections open, but does not answer. As soon as the driver knows
-    another primary, a call that waits for the former one ends with DatabaseUnavailable. The result of the call can then
-    be read back.
+    another primary, a call that still waits for the former primary ends with DatabaseUnavailable. The caller can then
+    read back the result of the call.
     """
 
     def __init__(
@@ -241,11 +243,11 @@ class AsyncStore:
 
     @property
     def readable(self) -> AsyncDatabase[Document]:
-        """The database, with a codec for any BSON. It is for reads that cannot be repeated, such as change streams."""
+        """The database, with a codec for any BSON. Use it for reads that cannot be repeated, such as change streams."""
         return self.database.with_options(codec_options=READING)
 
     async def run(self, operation: Operation[T], session: AsyncClientSession | None = None) -> T:
-        """Run an operation to its end and return its result; raise errors of the MtaskError tree."""
+        """Run an operation to its end and return its result. Raises subclasses of MtaskError."""
         try:
             call = next(operation)
             while True:
@@ -253,7 +255,7 @@ class AsyncStore:
                     with bounded(call.timeout or self.timeout, session is not None):
                         if session is None:
                             answer = await self.while_primary(self._answer(call, None))
-                        else:  # only the owner of a transaction can decide about it
+                        else:  # a call in a transaction goes on: only its owner may give it up
                             answer = await self._answer(call, session)
                 except Exception as error:
                     call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
@@ -264,9 +266,9 @@ class AsyncStore:
             return result
 
     async def while_primary(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait for the server's answer, as long as the driver knows no other primary than the one that got the request.
+        """Wait for the server's answer, but only until the driver knows a new primary.
 
-        Raises DatabaseUnavailable if another primary has been elected.
+        Raises DatabaseUnavailable if another primary has been elected since the request was sent.
         """
         asked = await self.client.primary
         task = asyncio.ensure_future(waiting)
@@ -285,9 +287,10 @@ class AsyncStore:
             raise
 
     def _abandon(self, task: asyncio.Future[Any]) -> None:
-        """Cancel the asyncio task of a call for which nobody waits any more.
+        """Cancel the asyncio task of a call that nobody waits for any more.
 
-        Keep a reference to the asyncio task until it ends: the driver takes long to give up a frozen server.
+        The store keeps a reference to the asyncio task until it ends, because the driver takes long to give up a frozen
+        server.
         """
         task.cancel()
         self._abandoned.add(task)
@@ -296,7 +299,7 @@ class AsyncStore:
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieve the exception, or asyncio would log that nobody did
+            task.exception()  # without this line, asyncio logs that nobody retrieved the exception
 
     async def _answer(self, call: Call, session: AsyncClientSession | None) -> Any:
         try:

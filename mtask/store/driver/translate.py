@@ -29,8 +29,8 @@ from mtask import errors
 DUPLICATE_KEY = 11000
 #: The errors that the BSON encoder raises for a value that BSON cannot hold.
 NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
-#: Codes of passing errors: the server was interrupted, shut down, stepped down or out of time. The operation may have
-#: happened.
+#: Codes of temporary errors: the server was interrupted, shut down, stepped down or ran out of time. The server may
+#: still have carried out the operation.
 _PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
 _UNAUTHORIZED, _ATLAS = 13, 8000
@@ -40,7 +40,7 @@ _STANDALONE = frozenset({40573})
 VALIDATION = 121
 _TOO_DEEP = "maximum nested object depth"
 _BEYOND_BSON = re.compile(r"BSONObj|object to insert too large|Size must be between", re.IGNORECASE)
-#: The credentials in a URI reach up to the last "@": a password that is not escaped may contain "@" and "/".
+#: The credentials in a URI end at the last "@", because a password that is not escaped may contain "@" and "/".
 _CREDENTIALS = re.compile(r"(//|\")[^\s\"]*@")
 
 
@@ -63,7 +63,7 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def translated(error: Exception) -> Exception:
-    """Return mtask's error for a driver's error. Other errors come back unchanged."""
+    """Return mtask's error for a driver's error. Return any other error unchanged."""
     reason = first_line(error)
     if isinstance(error, DriverDocumentTooLarge):  # it is also a BSONError
         return errors.DocumentTooLarge(reason)

@@ -1,4 +1,4 @@
-"""Makes and updates the database's roles, which `mtask.store.driver.rights` defines."""
+"""Makes and updates the roles in the database. `mtask.store.driver.rights` defines these roles."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ALREADY_THERE = 51002
 
 
 def make(database: str) -> Operation[dict[str, str]]:
-    """Make or update the roles in `admin`; return for each role "made", "changed" or "in place".
+    """Make or update the roles in `admin`; return "made", "changed" or "in place" for each role.
 
-    The user must be an administrator of users (userAdminAnyDatabase): none of mtask's roles may make roles.
+    The user needs MongoDB's role userAdminAnyDatabase, because none of mtask's own roles may make roles.
     """
     done = {}
     for role in ROLES:

@@ -1,4 +1,4 @@
-"""The validators of the collections, made from the pydantic models, and the indexes."""
+"""The validators and indexes of the collections. The validators are made from the pydantic models."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PENDING_INDEX = "mtask_pending"
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
 
-#: The types of numbers that the drivers of all languages use. Python's models refuse decimals.
+#: The BSON types of numbers that the drivers of all languages use. The pydantic models refuse decimals.
 _NUMBERS = ["int", "long", "double"]
 _NUMBER, _NULL = {"bsonType": "number"}, {"bsonType": "null"}
-#: A limit is a limit of concurrency, of starts, or of both. A limit of starts has a window of time.
+#: A limit bounds the concurrency, the starts in a window of time, or both.
 _BOUNDS = [
     {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
 ]
 
-#: Printable text without a comma: the server's twin of `identity.check_text`.
+#: Matches printable text without a comma, as `identity.check_text` does in Python.
 _PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
 _RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", "retry_time", "progress.time")
 _INSTANTS = (
@@ -49,7 +49,7 @@ _INSTANTS = (
 
 
 def schema_title(collection: str) -> str:
-    """Return a validator's title, which contains its version and revision."""
+    """Return a validator's title, which contains the version and revision of the schema."""
     return f"mtask {collection}, schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"
 
 
@@ -71,13 +71,13 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
             made["anyOf"] = parts
         return made
     if "const" in node:
-        # To the server, a decimal can be equal to the number. But the model refuses decimals.
+        # For the server, a decimal can equal the number. But the model refuses decimals, so the type is checked, too.
         is_number = type(node["const"]) is int
         return {"enum": [node["const"]], **({"bsonType": _NUMBERS} if is_number else {})}
     made |= {key: node[key] for key in _KEPT if key in node}
     kind = node.get("type")
     if kind == "integer":
-        # Drivers of languages without integers write whole numbers as doubles.
+        # In a language without integers, the driver writes whole numbers as doubles.
         made |= {"bsonType": _NUMBERS, "multipleOf": 1}
     elif kind == "number":
         made["bsonType"] = _NUMBERS
@@ -211,12 +211,12 @@ def place_validator() -> dict[str, Any]:
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
-    - discovery serves the batch query. It holds only tasks that some worker could still take. Tasks without
-      specific_worker_ids have a range of their own, and so have the tasks for each named worker. So a worker's query
-      never examines tasks for other workers.
-    - status serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for finished
-      tasks the index works like one on (status, name, create_time).
-    - expiry serves retention.
+    - `mtask_discovery` serves the batch query. It holds only tasks that some worker could still take. One range of the
+      index holds the tasks without specific_worker_ids. Another range for each named worker holds its tasks. So a
+      worker's query never examines tasks for other workers.
+    - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
+      finished tasks, it works like an index on (status, name, create_time).
+    - `mtask_expiry` serves retention.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -252,7 +252,7 @@ def task_indexes() -> list[IndexModel]:
 def finished_index() -> IndexModel:
     """Return the index of `tasks` that finds the newest finished tasks of a queue.
 
-    It is made when the first queue is set to keep only its newest finished tasks.
+    The index is made when a queue is first set to keep only its newest finished tasks.
     """
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
@@ -268,9 +268,9 @@ def worker_indexes() -> list[IndexModel]:
 def schedule_indexes() -> list[IndexModel]:
     """Return the indexes of `schedules`.
 
-    - firing finds the next schedules to fire, out of those that clients stored. Schedules declared by apps, paused
-      schedules and ended schedules have ranges of their own and are never examined.
-    - pending finds schedules with firings that are begun but not published.
+    - `mtask_coming` finds the schedules that fire next, among the schedules stored by clients. Schedules declared by
+      apps, paused schedules and ended schedules are in other ranges of the index. So the query never examines them.
+    - `mtask_pending` finds schedules with firings that have begun, but are not yet published.
     """
     return [
         IndexModel(
@@ -291,7 +291,7 @@ def schedule_indexes() -> list[IndexModel]:
 
 
 def place_indexes() -> list[IndexModel]:
-    """Return the indexes of `places`. Unused documents are removed."""
+    """Return the indexes of `places`. With this index, the server removes unused documents."""
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
@@ -302,7 +302,7 @@ class Layout:
     model: type[BaseModel]
     validator: Callable[[], dict[str, Any]]
     indexes: Callable[[], list[IndexModel]]
-    mark: str  #: a field of every document; a document without this field is foreign
+    mark: str  #: a field that every document of mtask has; a document without it is foreign
 
     @property
     def index_names(self) -> list[str]:

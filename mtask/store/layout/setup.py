@@ -17,16 +17,17 @@ from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, s
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
 EVERY: Sequence[Collection] = tuple(LAYOUTS)
 MIN_RELEASE = "6.0"
-#: The releases by their newest wire version, which `hello` reports to any client. `buildInfo` reports the release, but
-#: is not part of the Stable API, so strict clients may not call it.
+#: The server's release, by its newest wire version. `hello` reports the wire version to any client. `buildInfo` reports
+#: the release itself, but a client that is restricted to the Stable API may not call it.
 _RELEASES = {7: "4.0", 8: "4.2", 9: "4.4", 13: "5.0", 17: "6.0", 21: "7.0", 25: "8.0"}
 _MIN_WIRE_VERSION = next(number for number, release in _RELEASES.items() if release == MIN_RELEASE)
 _TITLE = re.compile(r"^mtask (?P<collection>\w+), schema_version (?P<version>\d+), revision (?P<revision>\d+)$")
 _NAMESPACE_EXISTS = 48
-#: Time limit of building indexes. In a large collection it takes long.
+#: Time limit of building indexes. Building takes long in a large collection.
 _INDEX_TIMEOUT = timedelta(hours=1)
 _INDEX_CONFLICTS = frozenset({85, 86})
-#: With this level, existing documents that break the validator can still be changed. So workers can mark them FAIL.
+#: With this level, the server still accepts changes of existing documents that break the validator. So workers can mark
+#: such documents FAIL.
 _VALIDATION_LEVEL = "moderate"
 
 
@@ -47,7 +48,7 @@ def is_recent(hello: Mapping[str, Any]) -> bool:
 
 
 def release_of(hello: Mapping[str, Any]) -> str:
-    """Return the server's release, or the newest listed one before it."""
+    """Return the server's release. If the table lacks it, return the newest release in the table before it."""
     spoken = int(hello.get("maxWireVersion", 0))
     return next((release for number, release in reversed(_RELEASES.items()) if number <= spoken), "before 4.0")
 
@@ -56,10 +57,9 @@ def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = Fals
     """Check the server and set up the collections; return the server's time.
 
     If everything is in place, this takes two round trips, and one more per collection. With `repair`, validators and
-    indexes are made again even then.
+    indexes are made again even if they are in place.
 
-    A user with only the rights to read and write can call this after an
-    administrator has run `mtask init`.
+    After an administrator has run `mtask init`, a user who may only read and write can call this, too.
     """
     now = yield from check_server()
     yield from make_sure(collections, repair=repair)
@@ -70,7 +70,7 @@ def ensure_with_roles(database: str) -> Operation[datetime]:
     """Make the database's roles, then set up all collections again; return the server's time.
 
     This also makes the index for queues that keep only their newest tasks. In a database without roles, a worker makes
-    this index when it is needed. The role of workers does not allow that.
+    this index when it needs it. With roles, a worker may not make an index.
     """
     yield from check_server()
     yield from roles.make(database)
@@ -80,12 +80,16 @@ def ensure_with_roles(database: str) -> Operation[datetime]:
 
 
 def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
-    """Make the validators and indexes of these collections. Raises SchemaMismatch if one holds foreign documents."""
+    """Make the validators and indexes of these collections.
+
+    Raises SchemaMismatch if a collection holds foreign documents.
+    """
     options = yield from _listed(collections)
     for collection in collections:
         layout = LAYOUTS[collection]
         state = yield from _check_collection(collection, options.get(collection))
-        # The validator is made before the indexes. A process may have died in between, or may still be at work.
+        # The validator is made before the indexes. So a process may have died before it made the indexes, or may still
+        # be making them.
         if state == "current" and not repair and (yield from _has_indexes(collection, layout.index_names)):
             continue
         try:
@@ -105,18 +109,18 @@ def make_finished_index() -> Operation[None]:
 
 
 def is_there() -> Operation[bool]:
-    """Whether the essential collections exist, in any state."""
+    """Whether the essential collections exist, with or without validators and indexes."""
     return len((yield from _listed(ESSENTIAL))) == len(ESSENTIAL)
 
 
 def _listed(collections: Sequence[Collection]) -> Operation[dict[str, dict[str, Any]]]:
-    """Return the server's description of each of these collections that exists."""
+    """Return the server's descriptions of these collections, by name. Collections that do not exist are left out."""
     listed = yield command("listCollections", filter={"name": {"$in": list(collections)}})
     return {found["name"]: found for found in listed["cursor"]["firstBatch"]}
 
 
 def _check_collection(collection: Collection, found: dict[str, Any] | None) -> Operation[str]:
-    """Return "absent", "current" or "outdated"; raise SchemaMismatch."""
+    """Return the state of a collection: "absent", "current" or "outdated". Raises SchemaMismatch."""
     if found is None:
         return "absent"
     if found.get("type", "collection") != "collection":
@@ -163,7 +167,7 @@ def _has_indexes(collection: str, names: Sequence[str]) -> Operation[bool]:
         return True
     try:
         listed = yield command("listIndexes", collection)
-    except AccessDenied:  # the user may not make indexes either; the operation itself will name the missing role
+    except AccessDenied:  # such a user may not make indexes either; the operation itself will name the missing role
         return True
     there = {found["name"] for found in listed["cursor"]["firstBatch"]}
     return there.issuperset(names)
@@ -175,7 +179,7 @@ def _set_validator(collection: str, validator: dict[str, Any], *, exists: bool) 
         try:
             yield command("create", collection, **settings)
         except OperationFailed as error:
-            if error.code != _NAMESPACE_EXISTS:  # another process was faster
+            if error.code != _NAMESPACE_EXISTS:  # this code means that another process made the collection
                 raise
         else:
             return

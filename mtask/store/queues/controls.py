@@ -28,13 +28,13 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
     wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}
     change = {
         "paused": {"$ifNull": ["$paused", False]},
-        # Workers report revisions. So if somebody removed a control and it is made again, its revision begins beyond
-        # its former ones.
+        # Workers report the revisions that they have seen. A control may be removed and made again. Its new revisions
+        # must be greater than its former ones, so they begin with the server's time in ms.
         "revision": {"$add": [{"$cond": [can_count_on, revision, {"$toLong": x.NOW}]}, 1]},
         "update_time": x.NOW,
         **wanted,
     }
-    # Any change also repairs malformed fields, so that workers can read the control.
+    # A control with malformed fields is always written again, so that workers can read it.
     is_sound = [can_count_on, {"$eq": [revision, "$revision"]}, {"$eq": [{"$type": "$update_time"}, "date"]}]
     is_so = {"$and": [*is_sound, *({"$eq": [f"${name}", value]} for name, value in wanted.items())]}
     pipeline = [{"$replaceWith": {"$cond": [is_so, "$$ROOT", {"$mergeObjects": ["$$ROOT", change]}]}}]

@@ -1,15 +1,14 @@
-"""Permits limit a queue, or one limit_key in it: the number of runs at once, and of starts in a window of time.
+"""Permits limit the runs of a queue, or of one limit_key in it: the runs at once, and the starts in a window of time.
 
-The collection `places` has one document, a pool of permits, for each limited queue or key. Before its claim, a
-worker takes a permit with one update, in which the server counts the permits. The claim is only valid until `claim_by`.
-So no run is live without its permit, whichever message is lost.
+The collection `places` has one document for each limited queue or key. This document is a pool of permits. Before a
+claim, the worker takes a permit with one update, and the server counts the permits in this update. The claim is only
+valid until `claim_by`. So no run is live without its permit, even if messages are lost.
 
-A permit for concurrency is given back after its run is closed in the task's document. The worker that closed the run
-gives it back. If that worker died, another worker reclaims the permit when it finds no free one. The lease alone
-decides which runs are live.
+A worker that closes a run in the task's document then gives back the run's permit for concurrency. If that worker dies
+first, another worker reclaims the permit when no permit is free. The lease alone decides which runs are live.
 
-A permit for a start counts from the time of the claim. Until that time is known, the permit counts from its latest
-possible time, `claim_by`.
+A permit for a start counts from the time of the claim. Until that time is known, the permit counts from `claim_by`, the
+latest possible time of the claim.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 _FINAL = tuple(status.value for status in FINAL_STATUSES)
-#: Time limit of a claim after it has taken its permit, in ms.
+#: Time limit of a claim, in ms, counted from the update that takes its permits.
 CLAIM_MS = 2_000
-#: The longest time after `claim_by` at which a claim that began in time may be written. If its run is still missing
-#: then, the run will never come.
+#: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
+#: missing after this delay will never come.
 _LATEST = timedelta(seconds=15)
-#: The delay between a claim and the start of its handler, by which windows are extended. It is a share of the window,
-#: up to a maximum in ms.
+#: Windows are extended by the delay between a claim and the start of its handler. _WAY is this delay as a share of the
+#: window. _MAX_WAY_MS is its maximum, in ms.
 _WAY, _MAX_WAY_MS = 0.02, 100
-#: The time for which an unused document is kept, in ms.
+#: The time for which the document of an unused pool is kept, in ms.
 _KEPT_MS = 3_600_000
-#: The distance into the future, in ms, from which an instant is malformed. No claim writes such an instant, even if the
+#: The furthest that a well-formed instant can lie in the future, in ms. No claim writes a later instant, even if the
 #: clocks of two servers differ.
 _ABSURD_MS = 60_000
 _RACES = 5
@@ -51,7 +50,7 @@ _RACES = 5
 
 @dataclass(frozen=True, slots=True)
 class PermitPool:
-    """The permits of a queue, or of one limit_key in it."""
+    """The permits of a queue, or of one limit_key in this queue."""
 
     queue: str
     key: str | None = None
@@ -72,7 +71,7 @@ class PermitRequest:
 
     @property
     def window_ms(self) -> int:
-        """The window in which starts are counted, extended by the delay of a handler's start, in ms."""
+        """The window in which starts are counted, in ms. It is extended by the delay until a handler starts."""
         window_ms = self.limit.window_ms or 0
         return window_ms + min(_MAX_WAY_MS, int(window_ms * _WAY))
 
@@ -88,18 +87,21 @@ class PermitRequest:
 
 @dataclass(frozen=True, slots=True)
 class PermitGrant:
-    """The tasks that got a permit, and when a start may be free again for the other tasks."""
+    """The tasks that got a permit; and for the other tasks, the time at which another start may be permitted."""
 
     task_ids: frozenset[str]
-    claim_by: datetime | None  #: the claim of these tasks is valid until this instant
-    is_crowded: bool = False  #: runs hold all permits, and some may be dead
-    #: The starts that use up the permits, by their times or latest possible times; and how long each start counts.
-    #: There are no starts here if the permits are not used up by starts.
+    claim_by: datetime | None  #: the tasks that got a permit must be claimed before this instant
+    is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
+    #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
+    #: here. `starts` is empty if starts do not use up the permits. `window` says how long each start counts.
     starts: Sequence[datetime] = ()
     window: timedelta = timedelta(0)
 
     def next_time(self, now: datetime) -> datetime | None:
-        """Return when a start is free again; None if no starts use up the permits, or if some are not settled yet."""
+        """Return the time at which another start is permitted.
+
+        Return None if starts do not use up the permits, or if some starts have no settled time yet.
+        """
         if not self.starts or any(start > now for start in self.starts):
             return None
         return min(self.starts) + self.window
@@ -109,7 +111,7 @@ NONE = PermitGrant(frozenset(), None)
 
 
 def _sound(path: str, instant: str) -> x.Expression:
-    """Return the sound entries of an array. Malformed entries would count for ever."""
+    """Return the well-formed entries of an array. A malformed entry would use up a permit for ever."""
     entry = "$$entry"
     is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
     types = [("task_id", "string"), ("token", "string"), (instant, "date")]
@@ -118,7 +120,7 @@ def _sound(path: str, instant: str) -> x.Expression:
     return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
 
 
-#: The sound entries of a document's two arrays.
+#: The well-formed entries of the arrays `starts` and `running`.
 _STARTS, _RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
 
 
@@ -128,7 +130,7 @@ def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expres
 
 
 def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, Any]]:
-    """Return the update that grants as many of the requested permits as are free, in all requested pools at once."""
+    """Return the update that grants the requested permits, as far as they are free. It serves all requested pools."""
     ids = x.literal([request.pool.id for request in requests])
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
@@ -175,7 +177,7 @@ def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, An
 
 
 def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[PermitPool, PermitGrant]]:
-    """Grant as many of the requested permits as are free. `token` is the fresh random text of the claim.
+    """Grant the requested permits, as far as they are free. `token` is the claim's new random text.
 
     Permits of one pool take one round trip. Permits of several pools take two, and three more if a pool is used for the
     first time.
@@ -240,7 +242,7 @@ def _granted(request: PermitRequest, document: Document, token: str) -> PermitGr
 def settle(
     taken: Iterable[PermitPool], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
 ) -> Operation[None]:
-    """Store the times of the claim for the tasks that it got, and give back the permits of the tasks that it lost."""
+    """Store the claim times of the claimed tasks, and give back the permits of the tasks that were not claimed."""
     ids, given_back = list(claimed), x.literal(list(lost))
     is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
 
@@ -302,7 +304,7 @@ class Reclaimed:
 
 
 def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
-    """Give back the permits of runs that ended, if their workers did not give them back.
+    """Give back the permits that ended runs still hold.
 
     A lapsed run is closed first, so that no late ping can revive it.
     """
@@ -340,18 +342,18 @@ def _settle_each(task_ids: Collection[str]) -> Operation[None]:
 
 
 def token_of(run_id: str) -> str:
-    """Return the token of the claim that made a run: the part of the run_id that all runs of the claim share."""
+    """Return the token of the claim that made a run. The token is the first part of the run_id."""
     return run_id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The state of a run that has a permit, as it is stored in the task's document."""
+    """The state of a run that has a permit, read from the task's document."""
 
     task_id: str
     is_running: bool
     lapses: datetime | None
-    #: Whether the task of the run has ended. If it has, a run without a readable lease is not live.
+    #: Whether the run's task has ended. In an ended task, a run without a readable lease is not live.
     is_task_final: bool
 
     @property

@@ -1,7 +1,7 @@
 """Computes the derived fields of a task, in the first and the last stages of every update.
 
-Status, failed_cnt, next_preempt_time, finish_time and expire_time are only computed here, so that all updates compute
-them alike. The short statements also write these fields, for simple tasks. A property test compares both.
+All general updates compute status, failed_cnt, next_preempt_time, finish_time and expire_time here, so they compute
+them alike. The short statements write these fields themselves, for simple tasks. A property test compares the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mtask.store.statements import rules
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
 
-#: The field in which a pipeline hands values to its last stage, which removes the field.
+#: A temporary field. It carries values to the last stage of a pipeline. The last stage removes the field.
 _DERIVED = "_derived"
-#: The time ahead within which a next_preempt_time is near, in ms. It is twice as long as other workers look ahead,
+#: A next_preempt_time is near if it lies at most NEAR_MS in the future. NEAR_MS is twice the horizon of workers,
 #: because an update that had to wait still has the `$$NOW` of its start.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
@@ -55,12 +55,16 @@ def derive(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
-    """Derive after a claim, ping or finish. Mark changes that do not concern other workers, so streams skip them."""
+    """Compute the derived fields after a claim, ping or finish.
+
+    A change that does not concern other workers is marked with quiet_time, so that their streams skip it.
+    """
     return [*_encoded_once(_derive_quietly)] if now == x.NOW else _derive_quietly(now)
 
 
 def _derive_quietly(now: x.Expression) -> Pipeline:
-    # A needless event costs a worker a moment; a missing event costs it a task. So in doubt the change is not marked.
+    # An unneeded event costs a worker little. Without a needed event, the worker misses a task. So the change is only
+    # marked if it certainly concerns no other worker.
     moment = f"${_DERIVED}.next"
     has_moved = {"$ne": [moment, {"$ifNull": [f"{x.STATE}.next_preempt_time", None]}]}
     is_near = {"$and": [{"$gt": [moment, None]}, {"$lte": [moment, x.add_ms(now, NEAR_MS)]}]}
@@ -70,7 +74,7 @@ def _derive_quietly(now: x.Expression) -> Pipeline:
 
 
 def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -> Pipeline:
-    # The second stage needs the values that the first one computes. The field `_derived` hands these values on.
+    # The first stage computes values that the second stage needs. The field `_derived` carries these values.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
     retain = {
@@ -98,12 +102,12 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
 
 
 def finish_time(now: x.Expression) -> x.Expression:
-    """Return the time at which a task that is finished now was first finished."""
+    """Return the finish_time of a task that is now final. A stored finish_time stays."""
     return {"$ifNull": [f"{x.STATE}.finish_time", now]}
 
 
 def trimmed(runs: x.Expression = x.RUNS) -> x.Expression:
-    """Drop the oldest closed runs if there are more than the document keeps. Successes of this round stay."""
+    """Drop the oldest closed runs if there are more runs than the document keeps. Successes of this round stay."""
     current_failed = {"$and": [{"$in": ["$$run.status", ["FAIL", "TIMEOUT"]]}, {"$ne": ["$$run.past", True]}]}
     current_canceled = {"$and": [{"$eq": ["$$run.status", "CANCELED"]}, {"$ne": ["$$run.past", True]}]}
     past = {"$eq": ["$$run.past", True]}

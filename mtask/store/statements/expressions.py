@@ -32,8 +32,8 @@ def add_ms(instant: Expression, milliseconds: Expression) -> Expression:
 
 
 def bucket(task_id: Expression = "$_id") -> Expression:
-    """Twin of `buckets.bucket_of`."""
-    low = {"$mod": [{"$toHashedIndexKey": task_id}, BUCKET_CNT]}  # negative for half of the tasks
+    """Return the bucket of a task. This is the server's form of `buckets.bucket_of`."""
+    low = {"$mod": [{"$toHashedIndexKey": task_id}, BUCKET_CNT]}  # this is negative for half of the tasks
     return {"$mod": [{"$add": [low, BUCKET_CNT]}, BUCKET_CNT]}
 
 
@@ -43,7 +43,7 @@ def runs_where(condition: Expression, runs: Expression = RUNS) -> Expression:
 
 
 def current(*conditions: Expression) -> Expression:
-    """Whether `$$run` is of this round and the conditions hold."""
+    """Whether `$$run` belongs to this round and the conditions hold."""
     return {"$and": [*conditions, {"$ne": ["$$run.past", True]}]}
 
 
@@ -63,5 +63,5 @@ def exists(runs: Expression) -> Expression:
 
 
 def is_final(status: Expression = STATUS) -> Expression:
-    """Whether the status is final; by default the stored status."""
+    """Whether this status is final. The default is the task's stored status."""
     return {"$in": [status, _FINAL]}

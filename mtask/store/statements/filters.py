@@ -17,13 +17,13 @@ Filter = dict[str, Any]
 NEXT = "task_state.next_preempt_time"
 RUNS = "task_state.worker_states"
 
-#: If one of these arrays is missing, the expressions of the rules fail, and the whole query with them.
+#: Whether both arrays are present. If one is missing, the expressions of the rules fail, and the whole query fails.
 _HAS_ARRAYS = {"$and": [{"$isArray": [x.RUNS]}, {"$isArray": [f"{x.OPTION}.specific_worker_ids"]}]}
 
 
 _FAILED_CNT = f"{x.STATE}.failed_cnt"
-#: Whether status, cancel_requested and failed_cnt are well-formed: the rules would silently misread malformed ones. The
-#: conditions are expressions, because a match by field would also match inside arrays.
+#: Whether status, cancel_requested and failed_cnt are well-formed. The rules would misread malformed values without an
+#: error. The conditions are expressions, because a match by field would also match values inside arrays.
 _IS_SOUND = {
     "$and": [
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
@@ -40,14 +40,15 @@ LAST_TIME = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 
 def by_ids(task_ids: Sequence[str]) -> Filter:
-    """Match these tasks, by `_id`, so that a sharded collection can target them."""
+    """Match these tasks by `_id`. In a sharded collection, the server then asks only the shards that hold them."""
     return {"_id": task_ids[0]} if len(task_ids) == 1 else {"_id": {"$in": list(task_ids)}}
 
 
 def due_tasks(task_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks that some worker could take or settle now: the guard of a claim.
+    """Match these tasks if some worker could take or settle them now. This is the guard of a claim.
 
-    Unsound tasks do not match: deriving their fields would hide the mistake. Such tasks are quarantined instead.
+    Unsound tasks do not match, because a claim would derive their fields and so hide the mistake. A worker quarantines
+    unsound tasks instead.
     """
     return {
         **by_ids(task_ids),
@@ -57,17 +58,17 @@ def due_tasks(task_ids: Sequence[str]) -> Filter:
 
 
 def with_guards(matched: Filter, also: Sequence[Filter]) -> Filter:
-    """Add guards to a filter. Every statement of a claim carries the claim's guards."""
+    """Add guards to a filter. A claim may send several statements, and each statement needs the claim's guards."""
     return {**matched, "$and": list(also)} if also else matched
 
 
 def in_time(until: datetime) -> Filter:
-    """Match any document until the given time on the server's clock, and none afterwards."""
+    """Match every document before `until` by the server's clock, and no document afterwards."""
     return {"$expr": {"$lt": [x.NOW, until]}}
 
 
 def of_queues_and_keys(wanted: Sequence[tuple[str, str | None]]) -> Filter:
-    """Match tasks with one of these pairs of queue and limit_key. The limit_key None matches tasks without one."""
+    """Match tasks with one of these pairs of queue and limit_key. None stands for tasks without a limit_key."""
     return {"$or": [{"queue": queue, "task_option.limit_key": key} for queue, key in wanted]}
 
 
@@ -77,7 +78,7 @@ def of_other_queues(queues: Sequence[str]) -> Filter:
 
 
 def claimable_now(queues: Collection[str], names: Collection[str], valid_until: datetime | None) -> Filter:
-    """Match tasks outside of these paused queues and names, until `valid_until` on the server's clock."""
+    """Match tasks that are in none of these paused queues and names. After `valid_until`, match no task."""
     paused: Filter = {}
     if queues:
         paused["queue"] = {"$nin": sorted(queues)}
@@ -87,40 +88,40 @@ def claimable_now(queues: Collection[str], names: Collection[str], valid_until: 
 
 
 def due_tasks_within(task_ids: Sequence[str], horizon_ms: int) -> Filter:
-    """Match those of these tasks that some worker could take or settle within the horizon. Unsound tasks match, too."""
+    """Match these tasks if some worker could take or settle them within the horizon. Unsound tasks match, too."""
     return {**by_ids(task_ids), NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.add_ms(x.NOW, horizon_ms)]}}
 
 
 def fence_of(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks in which one of these runs is still RUNNING. The lease of the run may have lapsed."""
+    """Match these tasks if one of these runs is still RUNNING in them. The run's lease may have lapsed."""
     runs = run_ids[0] if len(run_ids) == 1 else {"$in": list(run_ids)}
     return {**by_ids(task_ids), RUNS: {"$elemMatch": {"run_id": runs, "status": "RUNNING"}}}
 
 
 def held_runs(task_ids: Sequence[str], run_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that one of these runs holds with a live lease: the fence of ping and finish."""
+    """Match these tasks if one of these runs holds them with a live lease. This is the fence of ping and finish."""
     held = x.runs_where({"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]})
     return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}
 
 
 def naming_sessions(task_ids: Sequence[Any]) -> Filter:
-    """Match those of these tasks with a RUNNING run that names the session of a transaction."""
+    """Match these tasks if they have a RUNNING run that names the session of its transaction."""
     return {**by_ids(task_ids), RUNS: {"$elemMatch": {"status": "RUNNING", "session_id": {"$exists": True}}}}
 
 
 def with_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks that contain one of these runs, whatever its status."""
+    """Match these tasks if they contain one of these runs, whatever the run's status."""
     return {**by_ids(task_ids), f"{RUNS}.run_id": {"$in": list(run_ids)}}
 
 
 def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int) -> Filter:
-    """Match the tasks that this worker could take within the horizon: the filter of the batch query."""
+    """Match the tasks that this worker could take within the horizon. This is the filter of the batch query."""
     mine = {"worker_id": worker_id, "status": {"$in": [RunStatus.RUNNING.value, RunStatus.SUCCESS.value]}}
     until = x.add_ms(x.NOW, horizon_ms)
     me = x.literal(worker_id)
     is_mine_to_take = {"$and": [rules.is_candidate(me, until), {"$lte": [rules.ready_time(me), until]}]}
     return {
-        # The value None matches a malformed task that lacks the field. Some worker must find such a task.
+        # None matches a malformed task that lacks this field. Some worker must find such a task.
         "queue": {"$in": [*queues, None]},
         "task_option.specific_worker_ids": {"$in": [[], None, worker_id]},
         NEXT: {"$exists": True},
@@ -128,15 +129,16 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
         "name": {"$in": [*names, None]},
         "$or": [
             {RUNS: {"$not": {"$elemMatch": mine}}, "task_option.retry_scope": {"$ne": "worker"}},
-            # A worker may take a task on which it has a lapsed run or a success of an earlier round. With retry_scope
-            # "worker", the worker's own limit and delay count. A malformed task must not make the query fail.
+            # This branch finds the other tasks. A worker may also take a task in which it has a lapsed run, or a
+            # success of an earlier round. With retry_scope "worker", the worker's own limit and delay count. A
+            # malformed task without the arrays matches, so that the query does not fail.
             {"$expr": {"$or": [{"$not": [_HAS_ARRAYS]}, is_mine_to_take]}},
         ],
     }
 
 
 def without_keys(keys: Sequence[str]) -> Filter:
-    """Exclude tasks with these limit_keys. The result is added to another filter."""
+    """Exclude tasks with these limit_keys. The caller adds the result to another filter."""
     return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
@@ -148,8 +150,8 @@ def other_than(task_ids: Sequence[str]) -> list[Filter]:
 def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
     """Match the tasks of these shares.
 
-    A share consists of task names, and of a string with one character for each bucket. The character is "1" if the
-    bucket belongs to the share, else "0".
+    A share is a pair: task names, and a string with one character for each bucket. The character is "1" if the bucket
+    belongs to the share, and "0" if not.
     """
     return {
         "$or": [
@@ -176,25 +178,28 @@ def lapsed(grace_ms: int) -> Filter:
 
 
 def sound(task_ids: Sequence[Any]) -> Filter:
-    """Match those of these tasks that are sound, so that the rules can settle them."""
+    """Match these tasks if they are sound. The rules can settle only sound tasks."""
     return {**by_ids(task_ids), "$expr": _IS_SOUND}
 
 
 def undiscoverable() -> Filter:
-    """Match malformed tasks that no batch query finds: not final, and with no next_preempt_time that can ever come."""
+    """Match malformed tasks that no batch query finds.
+
+    Such a task is not final, but its next_preempt_time is missing or lies after the last possible instant.
+    """
     is_open = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
-    # This condition is an expression, so that it also matches types that sort after dates.
+    # As an expression, this condition also matches values of types that sort after dates.
     return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
 
 
 def unserved(queues: Sequence[str], names: Sequence[str]) -> Filter:
-    """Match tasks in these queues with a valid name, except these names. An invalid name makes a task malformed."""
+    """Match tasks in these queues whose name is valid and not in `names`. Tasks with an invalid name are malformed."""
     is_name = {"$type": "string", "$regex": NAME_PATTERN}
     return {"queue": {"$in": list(queues)}, NEXT: {"$exists": True}, "name": {**is_name, "$nin": list(names)}}
 
 
 def not_quarantined(document_id: Any) -> Filter:
-    """Match the malformed document unless it is already a FAIL that no batch query finds."""
+    """Match the malformed document unless it is already quarantined: status FAIL and no next_preempt_time."""
     is_open = [{"task_state.status": {"$ne": "FAIL"}}, {NEXT: {"$exists": True}}]
     return {"_id": {"$eq": document_id}, "$or": is_open}
 
@@ -205,12 +210,15 @@ def not_running(task_id: str) -> Filter:
 
 
 def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
-    """Match the task if it has one of these statuses."""
+    """Match the task if its status is one of these final statuses."""
     return {"_id": task_id, "task_state.status": {"$in": [status.value for status in statuses]}}
 
 
 def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match tasks by status, name, queue, key and worker_id. Each is one value or several. None admits any value."""
+    """Match tasks by status, name, queue, key and worker_id.
+
+    Each criterion is one value, several values, or None for any value.
+    """
     paths = {
         "status": "task_state.status",
         "name": "name",
@@ -227,6 +235,7 @@ def search(criteria: Mapping[str, Any]) -> Filter:
     statuses = criteria.get("status")
     asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
     if asked and all(TaskStatus(status).is_final for status in asked):
-        # Finished tasks have no next_preempt_time. With this condition the index on status can also use the name.
+        # Finished tasks have no next_preempt_time. If the filter says so, the query can also use the name in the index
+        # on status.
         matched[NEXT] = None
     return matched

@@ -13,7 +13,7 @@ from mtask.store.statements import rules
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a run as the worker reports it. The server's clock and rules determine the rest."""
+    """The end of a run as the worker reports it. The server adds the times and derives the task's other fields."""
 
     task_id: str
     run_id: str
@@ -21,8 +21,8 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
-    #: The delay before the next attempt, in ms. If it is None, a FAIL has the delay that the task's options set, and
-    #: any other outcome has no delay.
+    #: The delay before the next attempt, in ms. If it is None, a FAIL gets the delay from the task's options, and any
+    #: other outcome gets no delay.
     delay_ms: int | None = None
     jitter: float = 0.0
     #: The progress that the handler reported last, if it is not written yet.
@@ -39,11 +39,12 @@ class Outcome:
 
 
 def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
-    """Return the delay between a FAIL and the next try, as the task's options set it.
+    """Return the delay that the task's options set between a FAIL and the next try.
 
-    For a run that is handed back, the delay is null.
+    For an outcome other than FAIL, such as a hand-back, the delay is null.
     """
-    # The worker_id needs a variable of its own: inside `worker_failures`, $$run is the run that is being counted.
+    # The worker_id of the ending run needs a variable of its own, because `worker_failures` uses `$$run` for other
+    # runs.
     own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": rules.worker_failures("$$workerId", now)}}
     by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
     delay = rules.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
@@ -52,16 +53,23 @@ def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> 
 
 
 def reported_progress(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
-    """Return a list with the expression of the progress to merge into `$$run`, or [] if no progress was reported."""
+    """Return a list with one expression, the progress to merge into `$$run`.
+
+    The list is empty if no progress was reported.
+    """
     reported = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
     return [progress_of(reported, now)] if reported else []
 
 
 def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
-    """Return the progress to merge into `$$run`: {} if none was reported for this run, or if it is already stored."""
+    """Return the progress to merge into `$$run`.
+
+    It is {} if no progress was reported for this run, or if the reported progress is already stored.
+    """
     index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
     reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
-    # Equal progress keeps its time: a worker may repeat the same progress because the first reply was lost.
+    # If the stored progress is equal, its time stays. A worker sends the same progress again if the first reply was
+    # lost.
     there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
     is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
     return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

@@ -58,7 +58,7 @@ def new_run(
 
 
 def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
-    """Return the run_id of each task in a group: the group's random token and the task's index in the group."""
+    """Return an expression for a task's run_id. It joins the claim's random token and the index in `task_ids`."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
     return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}
@@ -67,8 +67,8 @@ def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
 def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     """Close the runs that the outcomes name.
 
-    One pipeline serves a group: each task finds its outcome by `_id` in a literal array. The group holds one outcome
-    per task. Either all outcomes are successes, or none is.
+    One pipeline closes the runs of several tasks. The server finds the outcome of each task by `_id` in a literal
+    array. There must be one outcome per task. Either all outcomes are successes, or none is.
     """
     ids = [outcome.task_id for outcome in outcomes]
     index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
@@ -111,7 +111,7 @@ def ping(
     """Extend the leases of these runs to `lease_ms` from now. A lease never becomes shorter.
 
     `lease_ms` is one number, or a number for each run_id. `progress` is the progress of some runs, by run_id.
-    `session_id` is the session of the transaction that a single run is about to begin.
+    `session_id` is only given for a single run: it is the session of the transaction that this run is about to begin.
     """
     lease = {"$max": ["$$run.ping_expire_time", x.add_ms(now, _lease_of(lease_ms))]}
     holds = {"$and": [{"$in": ["$$run.run_id", x.literal(list(run_ids))]}, rules.is_run_live(now)]}
@@ -122,13 +122,13 @@ def ping(
         changes.append({"session_id": x.literal(session_id)})
     moved = {"$mergeObjects": changes}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [holds, moved, "$$run"]}}}
-    # If failed_cnt is no number, adding 0 makes the ping fail, as other changes do. So the malformed task is noticed.
+    # If failed_cnt is no number, adding 0 makes the ping fail. So the worker notices that the task is malformed.
     counted = {"$add": [f"{x.STATE}.failed_cnt", 0]}
     return [{"$set": {"task_state.worker_states": runs, "task_state.failed_cnt": counted}}, *derive_routinely(now)]
 
 
 def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
-    """Return the length of the lease of `$$run`: a single number if all leases have the same length."""
+    """Return the length of the lease of `$$run`, in ms. If all leases have the same length, it is a plain number."""
     if isinstance(lease_ms, int):
         return lease_ms
     lengths = set(lease_ms.values())
@@ -139,23 +139,22 @@ def _lease_of(lease_ms: int | Mapping[str, int]) -> x.Expression:
 
 
 def settle(now: x.Expression = x.NOW) -> Pipeline:
-    """Close lapsed runs and derive the other fields. The task is not taken."""
+    """Close lapsed runs and derive the other fields. No worker takes the task."""
     return [*close_lapsed(now), *derive(now)]
 
 
 class Kept(Enum):
-    """How much of a document stays when it is marked FAIL. If the document has little room left, less of it stays."""
+    """The part of a document that stays when it is marked FAIL. A document with little room left keeps less."""
 
     ALL = "all"
     RESULTS = "results"  #: closed runs without a SUCCESS are dropped, to make room for the reason
-    BARE = "bare"  #: no run is dropped, and none is added, so there is no reason
+    BARE = "bare"  #: the runs stay as they are, and no run with a reason is added
 
 
 def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.NOW, kept: Kept = Kept.ALL) -> Pipeline:
-    """Give the status FAIL to a document that cannot be run, and record a reason.
+    """Mark a malformed document FAIL, and record a reason.
 
-    Everything that can be read is kept. But `Kept.RESULTS` drops closed runs without a SUCCESS, and `Kept.BARE` records
-    no reason.
+    All readable fields stay. But `Kept.RESULTS` drops closed runs without a SUCCESS, and `Kept.BARE` records no reason.
     """
     run = {
         "run_id": x.literal(f"malformed-{task_id}" if kept is Kept.ALL else "malformed"),

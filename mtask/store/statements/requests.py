@@ -1,4 +1,4 @@
-"""Update pipelines: every change that a client makes to a task document; and the document of a new task.
+"""Builds the documents of new tasks, and the update pipelines with which clients change task documents.
 
 A pipeline that changes an existing task closes lapsed runs, makes its one change, and derives the other fields.
 """
@@ -18,7 +18,7 @@ from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimme
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
     """Return a new task's document, or the expression that makes the document.
 
-    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time; if it is None, the task
+    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time. If `start` is None, the task
     starts at once.
     """
     state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
@@ -34,9 +34,12 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
 
 
 def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
-    """Insert the task if it does not exist; leave an existing one exactly as it is (an upsert by `_id`)."""
+    """Insert the task if it does not exist. Leave an existing task exactly as it is.
+
+    The caller must send this pipeline as an upsert by `_id`.
+    """
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-    # One literal for all fields, so that the server does not parse each value as an expression.
+    # All fields are in one literal, so that the server does not parse each value as an expression.
     made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
@@ -49,7 +52,11 @@ def republish(
     clean_success: bool,
     now: x.Expression = x.NOW,
 ) -> Pipeline:
-    """Change an existing task: replace queue, params, task_option and start_time, and drop closed runs."""
+    """Change an existing task.
+
+    `replacement` and `start` replace queue, params, task_option and start_time. `clean_failed` drops closed runs
+    without a SUCCESS. `clean_success` drops runs with a SUCCESS.
+    """
     pipeline = close_lapsed(now)
     if replacement is not None:
         pipeline.append(
@@ -79,7 +86,7 @@ def republish(
 
 
 def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
-    """Return queue_time and former_queues, which change only if the task moves to another queue."""
+    """Return queue_time and former_queues. They change only if the task moves to another queue."""
     former = f"{x.STATE}.former_queues"
     others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
     before = {"$cond": [{"$isArray": [former]}, others, []]}
@@ -96,7 +103,7 @@ def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
 
 
 def _one_more_if_any(dropped: list[str]) -> x.Expression:
-    """Return the number of publishes that dropped runs, plus 1 if this publish drops runs with these statuses."""
+    """Return the number of publishes that dropped runs. Add 1 if the task has runs with the statuses in `dropped`."""
     count = f"{x.STATE}.clean_cnt"
     one_more = {"$add": [{"$ifNull": [count, 0]}, 1]}
     has_any = {"$gt": [{"$size": x.runs_where({"$in": ["$$run.status", dropped]})}, 0]}
@@ -104,7 +111,10 @@ def _one_more_if_any(dropped: list[str]) -> x.Expression:
 
 
 def cancel(now: x.Expression = x.NOW) -> Pipeline:
-    """Request the end of a task. If no run holds the task, it ends at once. Otherwise its worker ends it."""
+    """Request the end of a task.
+
+    If no run holds the task, it ends at once. If a run holds the task, the run's worker ends it.
+    """
     return [
         *close_lapsed(now),
         {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
@@ -113,9 +123,11 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
-    """Open a finished task for a new round. Closed runs become past, but successes only with `everything`.
+    """Open a finished task for a new round.
 
-    A finished task can have live runs if concurrent_worker_cnt was lowered. They belong to the new round.
+    Failed, timed-out and canceled runs become past. Successes become past only with `everything`.
+
+    A finished task can still have live runs if concurrent_worker_cnt was lowered. These runs belong to the new round.
     """
     staying = [RunStatus.RUNNING.value, *([] if everything else [RunStatus.SUCCESS.value])]
     aged = {"$cond": [{"$in": ["$$run.status", staying]}, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}

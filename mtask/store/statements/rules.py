@@ -1,11 +1,12 @@
-"""Server-side twins of `mtask.model.rules` and `mtask.model.backoff`: aggregation expressions of the same names.
+"""The rules of `mtask.model.rules` and `mtask.model.backoff` as server expressions, under the same names.
 
-The server evaluates each expression on a task document. `now` is an expression, too: `$$NOW` in the engine, and a fixed
-date in the property test that compares both sides.
+The server evaluates each expression on a task document. `now` is an expression, too. In the engine, it is `$$NOW`. In
+the property test that compares the server's rules with Python's, it is a fixed date.
 
 The server parses an expression with each update and evaluates it for each document. So both the size of an expression
-and its evaluation cost time. `_bound` computes the workers that succeeded (S, `$$succeeded`) and the live runs (R,
-`$$live`) once for all expressions inside. Conditions that decide often and cheaply come first.
+and its evaluation cost time. `_bound` computes two values once for all expressions inside it: the workers that
+succeeded (S, `$$succeeded`) and the live runs (R, `$$live`). Conditions that are cheap and often decide the result come
+first.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _COUNTED = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value]
 
 
 def is_run_live(now: Expression) -> Expression:
-    """The rule of `Run.is_live` as a server expression, for the run in `$$run`."""
+    """Whether `$$run` is live. This is the server's form of `Run.is_live`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$gt": ["$$run.ping_expire_time", now]}]}
 
 
 def is_run_lapsed(now: Expression) -> Expression:
-    """The rule of `Run.is_lapsed` as a server expression, for the run in `$$run`."""
+    """Whether the lease of `$$run` has lapsed. This is the server's form of `Run.is_lapsed`."""
     return {"$and": [has_status(RunStatus.RUNNING), {"$lte": ["$$run.ping_expire_time", now]}]}
 
 
@@ -118,14 +119,14 @@ def status(now: Expression) -> Expression:
 
 
 def next_preempt_time(now: Expression) -> Expression:
-    """Return the earliest moment at which some worker could take or settle the task; null if it is final."""
+    """Return the earliest moment at which some worker could take or settle the task; null if the status is final."""
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
 
 
 def derived(now: Expression) -> Expression:
-    """Return an object with `status` and `next`, which is the next_preempt_time, or null if the status is final."""
+    """Return an object with `status` and `next`. `next` is the next_preempt_time, or null if the status is final."""
     has_live = exists("$$live")
-    # If live runs take all seats, nothing depends on the limit of retries. Then the limit is not evaluated.
+    # If live runs take all seats, the result does not depend on the limit of retries. So the limit is not evaluated.
     matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
     open_status = {
         "$switch": {
@@ -167,8 +168,8 @@ def derived(now: Expression) -> Expression:
 
 
 def _seats() -> Expression:
-    # The number of seats k is at least 1. Otherwise a malformed task without concurrent_worker_cnt would count as a
-    # SUCCESS that no worker ran.
+    # The number of seats (k) is at least 1. With 0 seats, a malformed task without concurrent_worker_cnt would count as
+    # a SUCCESS before any run.
     return {"$max": [f"{OPTION}.concurrent_worker_cnt", 1]}
 
 
@@ -191,18 +192,18 @@ def is_admitted(worker_id: Expression) -> Expression:
 
 
 def due_time() -> Expression:
-    """Return the time at which the task is first due: its start_time, else its create_time."""
+    """Return the time at which the task is first due: its start_time, or its create_time if it has no start_time."""
     return {"$ifNull": [f"{STATE}.start_time", f"{STATE}.create_time"]}
 
 
 def retry_time(worker_id: Expression) -> Expression:
-    """Return the end of the retry delay that binds this worker, or null."""
+    """Return the time at which the retry delay for this worker ends, or null if there is no delay."""
     binding = runs_where(current({"$or": [{"$not": [_is_worker_scope()]}, by_worker(worker_id)]}))
     return {"$max": {"$map": {"input": binding, "as": "run", "in": "$$run.retry_time"}}}
 
 
 def ready_time(worker_id: Expression) -> Expression:
-    """Return the earliest time at which due time and retry delay let this worker take the task."""
+    """Return the earliest time at which the task is due and the retry delay for this worker has ended."""
     # $max ignores null and missing values.
     return {"$max": [due_time(), retry_time(worker_id)]}
 
@@ -221,7 +222,7 @@ def is_candidate(worker_id: Expression, now: Expression) -> Expression:
 
 def may_take(worker_id: Expression, now: Expression) -> Expression:
     """Whether this worker may take the task at `now`."""
-    # A free seat implies that S is below k, so the task is no SUCCESS yet.
+    # A check for SUCCESS is not needed: if a seat is free, fewer than k workers have succeeded.
     return {
         "$and": [
             {"$not": [is_final()]},
@@ -234,7 +235,7 @@ def may_take(worker_id: Expression, now: Expression) -> Expression:
 
 
 def free_seat_times(now: Expression) -> Expression:
-    """Return the time from which each candidate could take a free seat. All unnamed workers share one entry."""
+    """Return the times from which the candidates could take a free seat. All unnamed workers share one entry."""
     named = {
         "$map": {
             "input": {
@@ -269,7 +270,7 @@ def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:
 
 
 def kept_runs() -> Expression:
-    """Return the number of closed runs of this round that stay in the document, successes not counted."""
+    """Return the number of failed and timed-out runs of this round that stay in the document."""
     per_worker = {"$add": [f"{OPTION}.max_unexpected_retries", 1]}
     named = {"$multiply": [per_worker, {"$size": f"{OPTION}.specific_worker_ids"}]}
     over_workers = {"$cond": [_names_workers(), named, MAX_COUNTED_RUNS]}

@@ -1,9 +1,12 @@
-"""Short statements for simple tasks. A simple task needs one worker, admits any, and has no earlier run in this round.
+"""Short statements for simple tasks.
 
-The general statements contain every rule: 17 KB for a claim. If such a statement is sent for a single task, most of its
-cost is the parsing by the server. A simple task needs few of the rules, so the short statements have a tenth of that
-size. Their guards state everything that they assume. A task that is not simple, or is no longer simple, does not match
-the guards. It needs the general statements.
+A simple task needs one worker, admits any worker, and has no earlier run in this round.
+
+The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
+is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
+
+The guards of a short statement check everything that it assumes. A task that is not simple, or is no longer simple,
+does not match the guards. Such a task needs a general statement.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ _WANTS_ONE = [
 
 
 def looks_simple(document: str) -> x.Expression:
-    """Whether the inserted document at this path looks simple. This is a guess: the guards decide."""
+    """Whether the inserted document at this path looks simple.
+
+    This can be wrong. The guards of the short statements check the task again.
+    """
     return {
         "$and": [
             {"$eq": [f"{document}.task_option.concurrent_worker_cnt", 1]},
@@ -37,8 +43,8 @@ def looks_simple(document: str) -> x.Expression:
 
 
 def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are simple and due, and have no run at all, not even of an earlier round."""
-    # The conditions are expressions, because a match by field would also match inside arrays.
+    """Match these tasks if they are simple and due, and have no runs, not even runs of an earlier round."""
+    # The conditions are expressions, because a match by field would also match values inside arrays.
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [rules.due_time(), now]},
@@ -53,7 +59,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Claim a task that matches `unbegun`. The change is the same as that of `pipelines.claim`."""
+    """Claim a task that matches `unbegun`, with the same change as `pipelines.claim`."""
     lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
     is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
     changed = {
@@ -68,9 +74,9 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
 
 
 def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
-    """Match those of these tasks that are simple and have only one run: the run of the outcome, with a live lease."""
+    """Match these tasks if they are simple and their only run is the run of the outcome, with a live lease."""
     task_ids, run_ids = [outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes]
-    # There is just one run, so no array is searched.
+    # A matching task has just one run, so the conditions need not search the array.
     conditions = [
         {"$eq": [{"$size": x.RUNS}, 1]},
         {"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},
@@ -84,9 +90,9 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter
 
 
 def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
-    """Close the only run of tasks that match `held_alone` as a SUCCESS. The outcomes hold one success per task.
+    """Close the only run of each task that matches `held_alone`, as a SUCCESS. `outcomes` has one success per task.
 
-    The change is the same as that of `pipelines.finish`.
+    This makes the same change as `pipelines.finish`.
     """
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
@@ -105,7 +111,7 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
 
 
 def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
-    """Return the value for the task's outcome. `values` holds one value for each outcome."""
+    """Return the value that belongs to the task. `values` holds one value for each outcome, in the same order."""
     if len(values) == 1:
         return x.literal(values[0])
     index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}

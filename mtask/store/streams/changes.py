@@ -1,8 +1,8 @@
-"""Finds the runs that a change of a task's document touched, and their changed fields. The functions are pure.
+"""Finds the runs that a change of a task's document touched, and the changed fields of each. The functions are pure.
 
-A change names runs by their index in the array. Usually the run at an index stays the same. When old runs are dropped,
-the others move to lower indexes. Then, at each index, the change names the fields in which the new run differs from the
-run that was there before.
+A change names a run by its index in the array. Usually a run keeps its index. But when old runs are dropped, the other
+runs move to lower indexes. Then the change compares the new run at an index with the former run at the same index. It
+names the fields in which the two differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUNNING, _TIMEOUT = RunStatus.RUNNING.value, RunStatus.TIMEOUT.value
 
 
 class Runs:
-    """The runs of a document, indexed by the fields that a change names, so that many runs cost little."""
+    """The runs of a document, with a fast search by the values of their fields."""
 
     def __init__(self, runs: Sequence[Document]) -> None:
         self._runs = runs
@@ -38,7 +38,7 @@ class Runs:
         return self._runs[index] if index < len(self._runs) else {}
 
     def having(self, fields: Mapping[str, Any]) -> Sequence[Document]:
-        """Return the runs with these values, which are strings or instants."""
+        """Return the runs with these values. The values must be strings or instants."""
         values = tuple(fields.values())
         if not all(map(_can_be_found, values)):
             return ()
@@ -49,7 +49,10 @@ class Runs:
 
 
 def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[Document]]:
-    """Return the runs by their values of these fields. A run is left out if a value is neither string nor instant."""
+    """Return the runs, grouped by their values of these fields.
+
+    A run is left out if one of its values is neither a string nor an instant.
+    """
     found: dict[Any, list[Document]] = {}
     for run in runs:
         values = tuple(run.get(name) for name in names)
@@ -59,23 +62,23 @@ def by_values(runs: Iterable[Document], names: Sequence[str]) -> dict[Any, list[
 
 
 def _can_be_found(value: Any) -> bool:
-    return type(value) is str or isinstance(value, datetime)  # BSON code is a subclass of str that has no hash
+    return type(value) is str or isinstance(value, datetime)  # BSON code is a subclass of str that cannot be hashed
 
 
 def updated_fields(description: Document) -> dict[str, Any]:
     """Return the fields that a change has set, by path."""
     updated = dict(description.get("updatedFields") or {})
     state = updated.get(_STATE)
-    if isinstance(state, Mapping):  # task_state was no document before
+    if isinstance(state, Mapping):  # task_state was no document before, so the change wrote it whole
         updated |= {f"{_STATE}.{field}": value for field, value in state.items()}
     return updated
 
 
 def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
-    """Yield each run that the change touched, with its changed fields; the oldest first.
+    """Yield each run that the change touched, with its changed fields. The oldest run comes first.
 
-    `runs`: the runs of the document as it is now. They supply fields that the change does not name, if the run still
-    exists. The number of yielded runs and their changed fields do not depend on `runs`.
+    `runs` are the runs of the document as it is now. If a touched run still exists, its entry in `runs` supplies the
+    fields that the change does not name. The number of yielded runs and their changed fields do not depend on `runs`.
     """
     removed = dict.fromkeys(description.get("removedFields") or ())
     updated: Document = {**removed, **updated_fields(description)}  # the value None marks a removed field
@@ -95,7 +98,7 @@ def changed_runs(description: Document, runs: Sequence[Document]) -> Iterator[tu
 
 
 def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
-    """Return the changed fields of the run at each index, and the indexes of runs that were written whole."""
+    """Return the changed fields of each run, by its index; and the indexes of runs that were written whole."""
     values, whole = dict(updated), updated.get(RUNS)
     if isinstance(whole, list):
         runs = ((index, run) for index, run in enumerate(whole) if isinstance(run, Mapping) and "run_id" in run)
@@ -122,10 +125,10 @@ def by_index(updated: Document) -> tuple[dict[int, dict[str, Any]], set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a run that a change wrote.
+    """The end of a run, as a change wrote it.
 
-    The change may have written equal ends of several runs. `count` is the number of these ends, and `rank` is the place
-    of this end among them.
+    A change may write the same end for several runs. `count` is the number of these runs. `rank` is the position of
+    this run among them, from 0.
     """
 
     fields: Mapping[str, Any]
@@ -152,7 +155,7 @@ def _ends(changed: Mapping[int, Document]) -> dict[int, _End]:
 def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Document:
     """Return the run that the change touched, or an empty one if the document no longer has the run.
 
-    By now, another run may be at the index.
+    The document may be newer than the change, so another run may now be at the run's former index.
     """
     if "run_id" in fields:
         return fields
@@ -166,7 +169,7 @@ def _run_at(index: int, fields: Document, runs: Runs, end: _End | None) -> Docum
 
 
 def has_reported(run: Document, progress: Any) -> bool:
-    """Whether this run reported that progress."""
+    """Whether this run reported the given progress, judging by the times of both."""
     last = run.get("progress")
     first, reported = run.get("claim_time"), progress.get("time") if isinstance(progress, Mapping) else None
     until = last.get("time") if isinstance(last, Mapping) else None
@@ -178,11 +181,11 @@ def has_reported(run: Document, progress: Any) -> bool:
 def _just_claimed(
     named: Mapping[int, Document], updated: Document, runs: Runs, *, has_closed: bool
 ) -> Iterator[tuple[Document, Document]]:
-    """Yield first the runs that a claim closed, then the run that it appended. The claim also dropped old runs.
+    """Yield the runs that a claim closed, then the run that the claim appended. The claim also dropped old runs.
 
-    The other runs have moved. The change names such a run whole, or names only the fields in which it differs from the
-    run that was at the index before. In the second case, an equal status is missing. `has_closed` says that a closed
-    run that did not move was already yielded.
+    So the other runs have moved to lower indexes. The change either contains a moved run whole, or only the fields in
+    which the moved run differs from the former run at its index. In the second case, the status is missing if both runs
+    have the same status. `has_closed` says that another closed run was already yielded; that run did not move.
     """
     index = max(named)
     newest = named[index]
@@ -192,28 +195,32 @@ def _just_claimed(
     def known(run: Document) -> Document:
         return {**next(iter(runs.having({"run_id": run["run_id"]})), {}), **run}
 
-    if _FAILED_CNT in updated:  # else no lease had lapsed
+    if _FAILED_CNT in updated:  # at least one lease had lapsed
         closed = [run for run in named.values() if _is_closed_at(newest.get("claim_time"), run)]
         for run in closed:
             yield known(run), {"status": _TIMEOUT}
-        if not closed and not has_closed:  # the closed run was dropped at once
+        if not closed and not has_closed:  # the claim also dropped the run that it closed
             yield {}, {"status": _TIMEOUT}
     yield known(newest), {"status": _RUNNING}
 
 
 def _is_claim(index: int, run: Document, updated: Document) -> bool:
-    """Whether this change, which moved or rewrote the runs, is a claim that appended this last run."""
+    """Whether this change is a claim that appended `run`, the last run. The change moved or rewrote runs."""
     has_ended = any(run.get(name) is not None for name in END_TIMES)
     if has_ended or run.get("status", _RUNNING) != _RUNNING:
         return False
     if _CLEAN_CNT in updated or "task_state.finish_time" in updated or updated.get(_FAILED_CNT) == 0:
-        return False  # a publish cleaned the task or a new round began; older versions cleaned without clean_cnt
-    # A claim only drops runs beyond KEPT_RUNS. It rewrites the whole array if the array was empty.
+        return False  # a publish dropped runs, or a new round began; older versions of mtask wrote no clean_cnt
+    # A claim drops runs only if there are more than KEPT_RUNS. If the array was empty, the claim writes the whole
+    # array.
     return index >= KEPT_RUNS or updated.get("task_state.status") == TaskStatus.RUNNING.value
 
 
 def _is_closed_at(claim_time: datetime | None, run: Document) -> bool:
-    """Whether the claim at this instant closed this run. A run that ended itself in the same ms still had its lease."""
+    """Whether the claim at this instant closed this run.
+
+    A run that its worker closed in the same ms still had its lease.
+    """
     fail_time, lease = run.get("fail_time"), run.get("ping_expire_time")
     if not isinstance(fail_time, datetime) or fail_time != claim_time or run.get("status", _TIMEOUT) != _TIMEOUT:
         return False

@@ -1,6 +1,7 @@
-"""Cursors, sync and async, on the change streams that readers of events open.
+"""Sync and async cursors on the change streams that readers of events open.
 
-Motor runs the driver's sync client in threads. For an asyncio reader on a Motor client, this module does the same.
+Motor runs the driver's sync client in threads. If an asyncio reader uses a Motor client, this module also runs the sync
+client in threads.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from mtask.store.streams.readers import Opening
 
 Document = dict[str, Any]
 _OPEN_TIMEOUT, CLOSE_TIMEOUT = timedelta(seconds=10), timedelta(seconds=2)
-#: Codes of the errors ChangeStreamHistoryLost and ChangeStreamFatalError. A stream that begins at an instant before the
-#: oplog's first fails with them, too.
+#: Codes of the errors ChangeStreamHistoryLost and ChangeStreamFatalError. A stream also fails with these errors if it
+#: begins at an instant before the first entry of the oplog.
 _LOST = frozenset({286, 280})
 
 
 class _Cursor:
-    """The common part of the sync and the async cursor."""
+    """The common part of the two cursors."""
 
     def __init__(self, store: AsyncStore | SyncStore, stream: Any) -> None:
         self._store: Any = store
@@ -37,13 +38,13 @@ class _Cursor:
 
     @property
     def token(self) -> str | None:
-        """The text of the resume token with which to continue after all changes read so far."""
+        """The text of the resume token. A stream that starts with it continues after all changes read so far."""
         token = self._stream.resume_token
         return None if token is None else str(token["_data"])
 
 
 class SyncCursor(_Cursor):
-    """An open change stream of tasks. After any error, close the stream and open another."""
+    """An open change stream of tasks. After any error, the caller must close it and open another."""
 
     @classmethod
     def open(cls, store: SyncStore, opening: Opening) -> Self:
@@ -75,7 +76,7 @@ class SyncCursor(_Cursor):
 
 
 class AsyncCursor(_Cursor):
-    """An open change stream of tasks, for asyncio. After any error, close the stream and open another."""
+    """An open change stream of tasks, for asyncio. After any error, the caller must close it and open another."""
 
     @classmethod
     async def open(cls, store: AsyncStore | SyncStore, opening: Opening) -> Self:
@@ -115,7 +116,7 @@ async def _called(store: AsyncStore | SyncStore, method: Callable[..., Any], *ar
 
 
 def _told(error: Exception, store: AsyncStore | SyncStore | None = None) -> Exception:
-    """Return the error. If the token is too old, or a right is missing, return an error that says what to do."""
+    """Return the error. If the token is too old or a right is missing, return an error with a remedy instead."""
     if isinstance(error, OperationFailed) and error.code in _LOST:
         return EventsLost(error.reason)
     return error if store is None else rights.explained(error, rights.FOLLOWING, store.database.name)

@@ -1,8 +1,8 @@
 """Derives the events of tasks from the changes of their documents. The functions are pure.
 
-Each change names exactly the fields that it changed. So the change alone decides about the kind and the number of
-events. The order of the changes is the order of the events. The looked-up document supplies the run and the queue, but
-only if it is proven to belong to the same task (`mtask.store.streams.lookup`).
+A change names exactly the fields that it changed. So the kind and the number of events depend on the change alone. The
+events have the same order as the changes. The looked-up document supplies the run and the queue, but only if it
+certainly belongs to the same task (see `mtask.store.streams.lookup`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class EventKind(StrEnum):
     PROGRESS = "progress"
     SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
     FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run
-    TIMED_OUT = "timed_out"  #: a run's lease lapsed
+    TIMED_OUT = "timed_out"  #: the lease of a run lapsed
     CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
-    REOPENED = "reopened"  #: a finished task is open again, by retry, rerun or a publish that cleaned it
+    REOPENED = "reopened"  #: a finished task was opened again: by retry, by rerun, or by a publish that dropped runs
     REMOVED = "removed"
 
 
@@ -57,17 +57,20 @@ class TaskEvent:
 
     kind: EventKind
     task_id: str
-    time: datetime  #: by the server's clock
-    #: The queue at that time. It is None if the task had been removed, or published anew, when the event was read.
+    time: datetime  #: the time of the event, by the server's clock
+    #: The task's queue at the time of the event. It is None if the queue is not certain any more, for example because
+    #: the task was removed or published anew before the event was read.
     queue: str | None = None
     #: The run of the event. It is None if the run or the task no longer existed when the event was read.
     run_id: str | None = None
     worker_id: str | None = None
     attempt: int | None = None
-    #: The new status of the task, if the event changed it. A final status is the task's end.
+    #: The new status of the task, or None if the event did not change the status. With a final status, the task has
+    #: ended.
     task_status: TaskStatus | None = None
-    reason: str | None = None  #: why a run did not succeed
-    #: The progress, 0 to 1, and its message. A part that did not change is None if there has been a newer report since.
+    reason: str | None = None  #: the reason why the run did not succeed
+    #: The reported progress, from 0 to 1, and its message. A report may change only one of the two. The other one is
+    #: then None if a newer report has replaced this report.
     progress: float | None = None
     message: str | None = None
     #: Pass this token to `events(after=...)` to continue right after this event.
@@ -113,7 +116,7 @@ def events_of(change: Document) -> list[TaskEvent]:
 
 
 def is_in_doubt(change: Document) -> bool:
-    """Whether the looked-up document may belong to another task, or its task may have moved to another queue."""
+    """Whether the looked-up document may belong to another task, or to another queue than the change."""
     if change["operationType"] != "update" or not isinstance(change.get("fullDocument"), Mapping):
         return False
     document = lookup.document_of(change)
@@ -123,7 +126,7 @@ def is_in_doubt(change: Document) -> bool:
 def _with_status(
     found: list[TaskEvent], updated: Document, task_id: str, time: datetime, queue: str | None
 ) -> list[TaskEvent]:
-    """Add the task's new status to the last event. If there is no event of a run, make an event for the status."""
+    """Add the task's new status to the last event in `found`. If `found` is empty, make an event for the status."""
     status = updated.get(_STATUS)
     if type(status) is not str or status not in TaskStatus.__members__:
         return found
@@ -144,18 +147,19 @@ def _of_runs(
         status, progress = changed.get("status"), changed.get("progress")
         if isinstance(progress, Mapping):
             yield _event(EventKind.PROGRESS, run, progress, task_id, time, queue)
-        if type(status) is str and status in _OF_RUN:  # BSON code is a subclass of str that has no hash
+        if type(status) is str and status in _OF_RUN:  # BSON code is a subclass of str that cannot be hashed
             yield _event(_OF_RUN[status], {**run, **changed}, {}, task_id, time, queue)
 
 
 def _event(
     kind: EventKind, run: Document, progress: Document, task_id: str, time: datetime, queue: str | None
 ) -> TaskEvent:
-    # The document may be newer than the event and contain an end that the event must not report.
+    # The document may be newer than the event. It may contain the end of the run, which this event must not report.
     is_end = kind not in (EventKind.PROGRESS, EventKind.CLAIMED)
     times = END_TIMES if is_end else ("claim_time",) if kind is EventKind.CLAIMED else ()
     stored = run.get("progress")
-    # The change names only new parts of the progress. The document supplies the rest if no newer progress is stored.
+    # The change names only the changed part of the progress. The document supplies the other part, unless it holds
+    # newer progress.
     if kind is EventKind.PROGRESS and isinstance(stored, Mapping) and stored.get("time") == progress.get("time"):
         progress = {**stored, **progress}
     fraction = progress.get("fraction")

@@ -1,8 +1,8 @@
-"""Checks that a looked-up document belongs to the task of a change: only then it is used. The functions are pure.
+"""Checks that a looked-up document belongs to the task of a change. Other documents are not used.
 
-A change names the changed fields. The document supplies the rest, such as the run's worker and the queue. But the
-document is the one at the time of reading. Since the change, the task may have moved to another queue. Or it may have
-been removed and published again under the same key, with other data.
+A change names only the changed fields. The document supplies the other fields, such as the run's worker and the queue.
+But the document is read some time after the change. Meanwhile, the task may have moved to another queue. Or it may have
+been removed and published again under the same key, with other data. The functions are pure.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mtask.model.documents import runs_in
 from mtask.store.streams.changes import Runs, by_index, has_reported, updated_fields
 
 Document = Mapping[str, Any]
-#: The field that marks a change whose document is the one right after the change.
+#: A field of a change. If it is true, the change carries the document exactly as it was right after the change.
 IS_EXACT = "is_exact"
 _NONE: Document = {}
 #: Fields of a run that never change once they are written.
 _LASTING = ("run_id", "claim_time", "success_time", "fail_time")
-#: The time within which a change may have come before or after a move to another queue. Their times do not tell,
-#: because an update that had to wait has the `$$NOW` of its start.
+#: The least distance in time between a change and a move to another queue that proves their order. At a smaller
+#: distance, their times prove nothing, because an update that had to wait has the `$$NOW` of its start.
 _NEAR = timedelta(seconds=60)
 
 
@@ -51,7 +51,10 @@ def _is_before(document: Document, instant: datetime) -> bool:
 
 
 def _is_same(described: Document, document: Document) -> bool:
-    """Whether the document still contains an instant that the change wrote."""
+    """Whether the document still contains an instant that the change wrote.
+
+    If so, the document and the change belong to the same task.
+    """
     updated, state = updated_fields(described), document.get("task_state")
     if _has_instant(updated, "quiet_time", document):
         return True

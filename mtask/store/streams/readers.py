@@ -1,4 +1,4 @@
-"""The requests of a reader of events: its stream of changes, and a task's document at the time of a change."""
+"""The requests that a reader of events sends. They open a change stream, and read a document as it was at a change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mtask.store.statements.filters import RUNS
 from mtask.store.streams.lookup import IS_EXACT
 
 Document = dict[str, Any]
-#: The time for which the server waits for events in one request, in ms.
+#: The longest time that the server waits for a change in one request, in ms.
 _MAX_AWAIT_MS = 1_000
 _BATCH = 500
 _RUN_FIELDS = (
@@ -44,7 +44,7 @@ _VIEW = (
 
 
 class Detail(IntEnum):
-    """How much of a change the server sends. A change must not exceed the size limit of a document."""
+    """The detail of the changes that the server sends. A change must not exceed MongoDB's limit for a document."""
 
     FULL = 0
     WITHOUT_DOCUMENT = 1  #: only the changed fields; the document is read separately
@@ -65,8 +65,8 @@ class Wanted:
     def pipeline(self, detail: Detail = Detail.FULL) -> list[Document]:
         """Return the pipeline stages with which the change stream is opened.
 
-        They exclude the changes of other tasks, and those fields of the documents that can be large. Some changes in
-        other queues are not excluded: `events.events_of` decides about the queue.
+        The stages drop the changes of other tasks, and the fields of documents that can be large. Some changes of other
+        queues still come through, because only `events.events_of` can determine the queue.
         """
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}
         if self.task_id is not None:
@@ -91,12 +91,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The way to open a change stream of tasks: whose changes it has, in how much detail, and where it begins."""
+    """The settings of a change stream: the tasks to follow, the detail of the changes, and where the stream begins."""
 
     wanted: Wanted
     detail: Detail = Detail.FULL
-    #: The text of the resume token after which the stream begins. If it is None, the stream begins at `since`,
-    #: a place in the oplog. If both are None, the stream begins now.
+    #: The text of the resume token after which the stream begins. If `after` is None, the stream begins at `since`, a
+    #: position in the oplog. If both are None, the stream begins now.
     after: str | None = None
     since: Timestamp | None = None
 
@@ -122,7 +122,7 @@ class Opening:
 def _id() -> Document:
     """Return the task's id, or ":" if the id is no string.
 
-    A stage before this one drops such ids, but the server may reorder stages.
+    An earlier stage drops ids that are no strings. But the server may reorder stages, so this expression must not fail.
     """
     return {"$cond": [{"$eq": [{"$type": "$documentKey._id"}, "string"]}, "$documentKey._id", ":"]}
 
@@ -138,7 +138,10 @@ def place_in_oplog(seconds: int, ordinal: int) -> Timestamp:
 
 
 def with_document_then(change: Mapping[str, Any]) -> Operation[Document]:
-    """Return the change with the document at the time of the change, or without a document if the server lost it."""
+    """Return the change with the document as it was at the time of the change.
+
+    If the server no longer has that state, return the change without a document.
+    """
     find = command(
         "find",
         TASKS,

@@ -8,13 +8,14 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-#: The rate from which traffic becomes dense, and the rate below which traffic ceases to be dense, in writes a second of
-#: all clients.
+#: Rates of writes per second, by all clients. Traffic becomes dense when the rate reaches DENSE_FROM. It stays dense
+#: until the rate falls below DENSE_UNTIL.
 DENSE_FROM, DENSE_UNTIL = 1_000.0, 500.0
-#: The rate from which there is some traffic, in writes a second.
+#: The lowest rate at which traffic counts as `SOME`, in writes per second.
 SOME_FROM = 50.0
-#: The time for which traffic still counts as dense after it was last dense; and the time for which traffic counts as
-#: `SOME` after the rate was last at least SOME_FROM or an event came. In seconds. Load comes in bursts.
+#: Traffic counts as dense until DENSE_LASTS seconds after its rate was last dense. It counts as `SOME` until SOME_LASTS
+#: seconds after its rate last reached SOME_FROM, or after the last event. Load comes in bursts, so these times bridge
+#: pauses.
 DENSE_LASTS, SOME_LASTS = 2.0, 5.0
 #: The least time between two replies that are compared, in seconds.
 WINDOW = 0.2
@@ -31,8 +32,8 @@ class Density(Enum):
 class Traffic:
     """Estimates the density of writes on a server. The estimate begins with `SOME`.
 
-    MongoDB numbers the writes of each second. So two replies tell the number of writes in between, or a lower bound of
-    this number if another second has begun.
+    MongoDB numbers the writes within each second. So the numbers in two replies tell how many writes came in between.
+    If a new second has begun in between, the number in the later reply is a lower bound.
     """
 
     def __init__(self, now: float) -> None:

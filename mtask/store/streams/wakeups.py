@@ -1,11 +1,12 @@
 """The worker's change stream: it lets through only the changes that concern the worker.
 
-Each worker process has one stream over the database, on a client of its own. The filter compares the times in an event
-with the server time of the same event (`wallTime`). So the filter contains no instant that becomes outdated. The stream
-needs no `updateLookup`: inserts carry the fields that the queue needs, and one batched read supplies the updated tasks.
+Each worker process has one stream over the database, on a client of its own. The stream's filter compares the times in
+an event with the server time of the same event (`wallTime`). So the filter contains no instant that becomes outdated.
+The stream needs no `updateLookup`. An inserted task carries the fields that the worker's queue needs. Updated tasks are
+read in one batch.
 
-On the server, each write wakes every waiting stream, even if the filter then drops the change. This costs 30 us or
-more. So when writes are dense, the worker does not wait in the stream but reads it every 20 ms.
+On the server, each write wakes every waiting stream, even if the stream's filter then drops the change. Each wake-up
+costs 30 us or more. So when writes are dense, the worker does not wait in the stream, but reads it every 20 ms.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ Document = dict[str, Any]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
-#: The time after which the server answers without an event, in ms. With some traffic this time is short, so that the
-#: answers show the rate of writes. A second is no multiple of 700 ms, so the answers fall into different parts of it.
+#: The longest wait of the server before it answers without an event, in ms, by density. With some traffic, the wait is
+#: short, because the answers show the rate of writes. A second is no multiple of 700 ms, so the answers come at
+#: different moments within a second.
 MAX_AWAIT_MS = {Density.STILL: 10_000, Density.SOME: 700, Density.DENSE: 1}
 #: The pause between two reads when writes are dense, in seconds.
 _REST = 0.02
@@ -57,7 +59,7 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: Name, queue, priority, status and next_preempt_time of an inserted task, as far as the task has them.
+    #: Name, queue, priority, status and next_preempt_time of an inserted task. A malformed task may lack some of them.
     document: Document | None = None
     #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False
@@ -65,7 +67,7 @@ class Event:
     preempt_time: datetime | None = None
     #: Whether a worker holds the task now, or None if the task's status did not change.
     is_begun: bool | None = None
-    #: Whether the worker that holds the task must read it, because options changed or the end is requested.
+    #: Whether the worker that holds the task must read it, because options changed or a client requested its end.
     concerns_holder: bool = False
 
 
@@ -87,7 +89,7 @@ def _is_soon(instant: x.Expression, horizon_ms: int) -> x.Expression:
 
 
 def _updates_under(prefix: str) -> x.Expression:
-    """Whether an update changes this field or one below it; false for other kinds of events."""
+    """Whether an update changes this field or a field below it. False for changes other than updates."""
     updated = {"$map": {"input": {"$objectToArray": "$updateDescription.updatedFields"}, "as": "f", "in": "$$f.k"}}
     truncated = {"$map": {"input": "$updateDescription.truncatedArrays", "as": "f", "in": "$$f.field"}}
     names = {"$concatArrays": [{"$ifNull": [updated, []]}, {"$ifNull": [truncated, []]}]}
@@ -130,7 +132,8 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
                 {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
                 {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
-                # Before a task is removed, an update requests its end. A purge of finished tasks concerns no worker.
+                # A removal is no event. A client that removes a task first requests its end with an update. A purge
+                # removes no running task.
                 {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
             ],
             "default": True,
@@ -165,7 +168,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
         }
     }
     # The server evaluates these conditions on the oplog entry. This costs half as much as building the event for
-    # `$expr`. Nearly all changes by workers are marked with quiet_time, so they are dropped here.
+    # `$expr`. Nearly all changes by workers are marked with quiet_time, so this stage drops them.
     is_heard = {"ns.coll": {"$in": _HEARD}, "updateDescription.updatedFields.quiet_time": {"$exists": False}}
     return [
         {"$match": is_heard},
@@ -192,7 +195,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 
 
 class Stream:
-    """An open change stream. After any error, close the stream, open a new one and scan again."""
+    """An open change stream. After any error, the caller must close it, open a new stream and scan again."""
 
     def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
         self._store = store
@@ -235,7 +238,7 @@ class Stream:
         """Return the next event, or None if none came for a while. Raises DatabaseError."""
         if self._traffic.density is not self.density and self.is_open:
             await self._turn()
-        with bounded(None):  # the socket timeout of this client exceeds the server's wait
+        with bounded(None):  # no limit: the client's socket timeout exceeds the server's wait
             change = await self._cursor.try_next()
         written = self._session.operation_time
         if written is not None:
@@ -247,9 +250,12 @@ class Stream:
         return None
 
     async def _turn(self) -> None:
-        """Reopen the stream at its present position. The server's wait can only be set when a stream is opened."""
+        """Reopen the stream at its present position, with the server's wait for the new density.
+
+        The wait can only be set when a stream is opened.
+        """
         token = self._cursor.resume_token
-        if token is not None:  # without a token, changes would be missed
+        if token is not None:  # without a token, the new stream would miss changes
             self.density = self._traffic.density
             with bounded(_OPEN_TIMEOUT):
                 await self._cursor.close()

@@ -25,7 +25,7 @@ from mtask.store.tasks import finding, sessions
 
 Document = dict[str, Any]
 
-#: The index hint for updates by `_id`. Without it, the guards of an update could lead the planner to another index.
+#: The index hint for updates by `_id`. Without it, the server could choose another index because of the guards.
 BY_ID = "_id_"
 
 #: The length of a shortened reason, in characters.
@@ -41,14 +41,15 @@ def claim(
     *,
     are_simple: bool = False,
 ) -> Operation[list[Document]]:
-    """Preempt as many of these tasks as the rules allow; return their documents, each with this worker's new run.
+    """Claim these tasks, as far as the rules allow. Return the claimed documents, each with this worker's new run.
 
-    A claim of one task takes one round trip, a claim of several takes two. `token` is fresh random text, from which the
-    run_ids are made. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards.
+    A claim of one task takes one round trip, a claim of several takes two. `token` is new random text. The run_ids are
+    made from it. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards.
 
-    `are_simple` says that the tasks look simple, so the short statement is sent first. It does not claim a task that
-    turns out not to be simple. With several tasks, the general statement then claims those, in one more round trip.
-    With one task, nothing more is sent: the task is not claimed, as if another worker had it.
+    `are_simple` says that the tasks look simple, so the short statement is sent first. The short statement does not
+    claim tasks that turn out not to be simple. If there are several tasks, the general statement then claims those
+    tasks, in one more round trip. If there is only one task, nothing more is sent: the task stays unclaimed, as if
+    another worker had it.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
@@ -62,8 +63,8 @@ def claim(
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
-        # Since the short claim, this process may have stood still for longer than a lease. So tasks of that claim may
-        # be due again.
+        # This process may have been frozen since the short statement, for longer than a lease. Then tasks claimed by
+        # the short statement may be due again. The guard excludes them.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
         claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if not claimed_cnt:
@@ -83,7 +84,7 @@ def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
 
 
 def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
-    """Return those of these tasks that the claim with this token got. After a lost reply, this reads them back."""
+    """Return the tasks that the claim with this token got. Use this to read the result back after a lost reply."""
     run_ids = list(run_ids_of(task_ids, token).values())
     found: list[Document] = yield tasks("find", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
     return found
@@ -97,11 +98,11 @@ def run_of(document: Document, run_id: str) -> Document | None:
 def finish(
     outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_simple: bool = False
 ) -> Operation[set[str]]:
-    """Close these runs; return the run_ids whose outcome is stored. The other runs had lost their lease.
+    """Close these runs; return the run_ids of runs with a stored outcome. The other runs had lost their lease.
 
     If `timeout` is None, the usual limit of an operation applies. `is_simple` says that the tasks look simple, so the
-    short statement is sent first for successes. After an error, call this again: a run that is already finished does
-    not change, and its run_id is returned, too.
+    short statement is sent first for successes. After an error, the caller can call this again. Then a finished run
+    does not change, and its run_id is returned, too.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
@@ -119,9 +120,9 @@ def finish(
 
 
 def finished(outcomes: Sequence[Outcome], timeout: timedelta | None = None) -> Operation[set[str]]:
-    """Return the run_ids of the runs that have the status of their outcome.
+    """Return the run_ids of the runs that are stored with the status of their outcome.
 
-    This reads the result back if a run did not match the update, or if a reply was lost.
+    Use this to read the result of `finish` back, if a run did not match the update or if a reply was lost.
     """
     wanted = {outcome.run_id: outcome.status.value for outcome in outcomes}
     states = yield from run_statuses([outcome.task_id for outcome in outcomes], list(wanted), timeout)
@@ -176,11 +177,12 @@ def ping(
     timeout: timedelta | None = None,
     session_id: str | None = None,
 ) -> Operation[list[Document]]:
-    """Extend the leases of these runs, given as run_id to task_id; return their tasks afterwards.
+    """Extend the leases of these runs. Return the tasks of these runs as they are afterwards.
 
-    `lease_ms` is one length for all leases, or the length of each lease by run_id. `progress` is the reported progress
-    of some runs, by run_id. If `timeout` is None, the usual limit of an operation applies. `session_id` is the session
-    of the transaction that a single run is about to begin.
+    `runs` maps each run_id to its task_id. `lease_ms` is one length for all leases, or the length of each lease by
+    run_id. `progress` is the reported progress of some runs, by run_id. If `timeout` is None, the usual limit of an
+    operation applies. `session_id` is only given for a single run: it is the session of the transaction that this run
+    is about to begin.
 
     A run has lost its lease if it is not RUNNING in the answer, or if the answer lacks its task.
     """
@@ -194,31 +196,31 @@ def ping(
             return []
         if "now" in document:
             return [document]
-        # The driver repeated the ping after a lost reply. The server then answers with its stored image of the
-        # document, which lacks computed fields such as `now`.
+        # Here the driver has repeated the ping after a lost reply. The server answered with its stored image of the
+        # document, and this image lacks computed fields such as `now`.
         return (yield from held(task_ids, timeout))
     yield tasks("update_many", guard, pipeline).within(timeout)
     return (yield from held(task_ids, timeout))
 
 
 def held(task_ids: Sequence[str], timeout: timedelta | None = None) -> Operation[list[Document]]:
-    """Return the parts of these tasks that their holder needs: the runs, the admitted workers, and whether to stop."""
+    """Return the parts of these tasks that their holder needs: runs, admitted workers, and a request to cancel."""
     found: list[Document] = yield tasks("find", filters.by_ids(task_ids), HELD_VIEW).within(timeout)
     return found
 
 
 def settle(task_ids: Sequence[Any], timeout: timedelta | None = None) -> Operation[int]:
     """Mark the lapsed runs of these tasks TIMEOUT; return the number of tasks that changed."""
-    with suppress(DatabaseError):  # the next settlement of the tasks tries again
+    with suppress(DatabaseError):  # after an error, the next settlement of the tasks tries again
         yield from sessions.end_lapsed(task_ids)
     result = yield tasks("update_many", filters.sound(task_ids), pipelines.settle()).within(timeout)
     return int(result.modified_count)
 
 
 def settle_lapsed(grace_ms: int, limit: int) -> Operation[int]:
-    """Settle at most `limit` tasks with a run that lapsed at least `grace_ms` ago; return how many tasks changed.
+    """Settle up to `limit` tasks with a run that lapsed at least `grace_ms` ago. Return the number of changed tasks.
 
-    No worker has preempted these tasks since: a preemption would have closed the run.
+    No worker has preempted these tasks since the run lapsed, because a preemption would have closed the run.
     """
     task_ids = yield from finding.lapsed(grace_ms, limit)
     return (yield from settle(task_ids)) if task_ids else 0
@@ -230,11 +232,12 @@ def shortened(text: str, limit: int) -> str:
 
 
 def quarantine(document_id: Any, worker_id: str, reason: str, timeout: timedelta | None = None) -> Operation[bool]:
-    """Mark a malformed document FAIL with a reason; return whether this call did it.
+    """Mark a malformed document FAIL with a reason; return whether this call changed the document.
 
     If the document has too little room below 16 MB, closed runs without a SUCCESS are dropped, and the reason is
     shortened. If the document still has too little room, the FAIL is stored without a reason. Raises DocumentTooLarge
-    if not even that fits. `timeout` limits each attempt. If it is None, the usual limit of an operation applies.
+    if even the FAIL without a reason does not fit. `timeout` limits each attempt. If it is None, the usual limit of an
+    operation applies.
     """
     guard = filters.not_quarantined(document_id)
     reasons = {Kept.ALL: reason, Kept.RESULTS: shortened(reason, _SHORT), Kept.BARE: ""}

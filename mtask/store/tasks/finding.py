@@ -76,9 +76,11 @@ def scan(
     also: Sequence[filters.Filter] = (),
     timeout: timedelta | None = None,
 ) -> Operation[Scan]:
-    """Return the tasks that this worker could take within the horizon: highest priority first, then longest due.
+    """Return the tasks that this worker could take within the horizon.
 
-    `left_out` holds limit_keys to exclude, `also` holds further guards. If `timeout` is None, the usual limit of an
+    The highest priority comes first. Among equal priorities, the longest due task comes first.
+
+    `left_out` holds limit_keys to exclude. `also` holds further guards. If `timeout` is None, the usual limit of an
     operation applies.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
@@ -96,7 +98,10 @@ def scan_begun(
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
-    """Scan only the RUNNING tasks, the longest due first. In a long backlog, `scan` may not reach these tasks."""
+    """Scan only RUNNING tasks. The longest due task comes first.
+
+    If the backlog is long, `scan` may not reach the RUNNING tasks.
+    """
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
     begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
@@ -143,7 +148,7 @@ def read(document_id: Any) -> Operation[Document | None]:
 
 
 def lapsed(grace_ms: int, limit: int) -> Operation[list[Any]]:
-    """Return the `_id` of tasks with a run that lapsed at least `grace_ms` ago, unless a worker preempted the task."""
+    """Return the `_id` of each task with a run that lapsed at least `grace_ms` ago and that nobody has closed since."""
     found = yield tasks("find", filters.lapsed(grace_ms), {"_id": 1}, limit=limit, hint=STATUS_INDEX)
     return [document["_id"] for document in found]
 
@@ -155,7 +160,7 @@ def undiscoverable(limit: int) -> Operation[list[Document]]:
 
 
 def unserved_names(queues: Sequence[str], names: Sequence[str], limit: int) -> Operation[list[str]]:
-    """Return the names, other than `names`, of tasks that wait in these queues: at most `limit` names."""
+    """Return up to `limit` names of tasks that wait in these queues. The names in `names` are left out."""
     unserved: list[str] = []
     while len(unserved) < limit:
         found = yield tasks(

@@ -1,6 +1,6 @@
-"""Publishes tasks. However often a task is published, it is inserted once.
+"""Publishes tasks. A task is inserted only once, even if it is published several times.
 
-A policy decides what happens to a task that exists already.
+A policy sets the effect of a publish on a task that exists already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NewTask:
     queue: str
     params: Any
     task_option: Mapping[str, Any]
-    #: The start of the task: an instant, or a delay from the server's time. If it is None, the task starts at once.
+    #: The start of the task: an instant, or a delay after the publish. If it is None, the task starts at once.
     start: datetime | timedelta | None = None
 
     def fixed(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The policy for a task that exists already."""
+    """The effect of a publish on a task that exists already."""
 
     if_exists: IfExists = "keep"
     clean_failed: bool = False
@@ -68,13 +68,13 @@ class Policy:
 
     @property
     def changes_existing(self) -> bool:
-        """Whether publishing may change an existing task."""
+        """Whether a publish may change an existing task."""
         return self.if_exists == "update" or self.clean_failed or self.clean_success
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The result of a publish: whether the task is new, and if not, whether it was changed."""
+    """The result of a publish. It says whether the task is new, or whether an existing task was changed."""
 
     task_id: str
     created: bool
@@ -87,7 +87,7 @@ def milliseconds(duration: timedelta) -> int:
 
 
 def publish(task: NewTask, policy: Policy) -> Operation[Published]:
-    """Publish one task, in one round trip, or two if an existing task changes.
+    """Publish one task. This takes one round trip, or two if an existing task changes.
 
     Raises TaskExists or TaskRunning, depending on the policy.
     """
@@ -139,11 +139,12 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
 def publish_many(
     batch: Sequence[NewTask], policy: Policy, *, in_session: bool
 ) -> Operation[list[Published | Exception]]:
-    """Publish many tasks; return for each task, in order, its result or a TaskExists or TaskRunning.
+    """Publish many tasks. Return one entry for each task, in order: its result, a TaskExists or a TaskRunning.
 
-    One bulk insert stores the new tasks. They get the server's time, which is read once per call. The insert fails for
-    a task that exists already, and such an error would abort a transaction. So in a transaction, a bulk upsert is used
-    instead.
+    One bulk insert stores the new tasks. Their create_time is the server's time, which is read once per call.
+
+    The insert reports an error for a task that exists already. In a transaction, this error would abort the
+    transaction. So a transaction uses a bulk upsert instead.
     """
     first: dict[str, int] = {}
     for index, task in enumerate(batch):

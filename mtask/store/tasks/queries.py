@@ -27,7 +27,7 @@ def get(task_id: str) -> Operation[Document]:
 
 
 def find(criteria: Mapping[str, Any], limit: int, *, newest_first: bool = True) -> Operation[list[Document]]:
-    """Return the documents of matching tasks, ordered by creation."""
+    """Return the documents of matching tasks, ordered by create_time."""
     order = [("task_state.create_time", -1 if newest_first else 1), ("_id", 1)]
     found: list[Document] = yield tasks("find", filters.search(criteria), sort=order, limit=limit)
     return found
@@ -46,7 +46,10 @@ def cancel(task_id: str) -> Operation[Document]:
 
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
-    """Open a finished task for a new round; return the task. Without `everything`, it must be FAIL or CANCELED."""
+    """Open a finished task for a new round; return the task.
+
+    Without `everything`, the task must be FAIL or CANCELED.
+    """
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = filters.final(task_id, allowed)
     document: Document | None = yield tasks(
@@ -76,7 +79,7 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task; return whether it existed. A live run is asked to stop before, so that the run ends at once."""
+    """Remove a task; return whether it existed. First request the end of a live run, so that the run ends at once."""
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
     result = yield tasks("delete_one", {"_id": task_id})
@@ -84,7 +87,7 @@ def remove(task_id: str) -> Operation[bool]:
 
 
 def statistics() -> Operation[list[Document]]:
-    """Return the number of tasks per queue, name and status, each with the earliest next_preempt_time."""
+    """Count the tasks by queue, name and status. Each count comes with the earliest next_preempt_time."""
     group = {
         "_id": {"queue": "$queue", "name": "$name", "status": "$task_state.status"},
         "count": {"$sum": 1},

@@ -1,7 +1,7 @@
-"""Removes tasks: all that match a filter, or all finished tasks of a queue except the newest.
+"""Removes tasks: either all tasks that match a filter, or all finished tasks of a queue except the newest.
 
-Tasks are removed in batches. For each batch, the ids of the tasks are read first. Then those tasks that still match are
-deleted. So a task that is run again in between stays.
+Tasks are removed in batches. For each batch, the ids of the tasks are read first. Then the tasks that still match are
+deleted. So a task stays if it is run again in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 500
 
 
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
-    """Match the tasks to purge: they match the criteria, no live run holds them, and they are old enough."""
+    """Match the tasks to purge. They match the criteria, have no live run, and are old enough."""
     matched = filters.search(criteria)
     conditions: list[x.Expression] = [{"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}]
     if older_than_ms is not None:
@@ -55,9 +55,9 @@ def prepare_keep() -> Operation[None]:
 def remove_older(
     queue: str, statuses: Sequence[TaskStatus], keep: int, also: Sequence[filters.Filter] = ()
 ) -> Operation[int]:
-    """Remove a batch of a queue's finished tasks, but not the newest `keep`; return how many were found.
+    """Remove a batch of a queue's finished tasks, but keep the newest `keep` tasks. Return the number of found tasks.
 
-    `also` holds further guards of the removal.
+    `also` holds further guards for the removal.
     """
     assert set(statuses) <= FINAL_STATUSES
     finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
@@ -68,7 +68,8 @@ def remove_older(
     times = [when for when in (finish_time_of(document) for document in found) if when is not None]
     if not times:
         return 0
-    # A task may have been run again and finished again since the read. It is now one of the newest, so it stays.
+    # A task may have been run again and finished again since the read. Such a task is now one of the newest, so it
+    # stays.
     ids = [document["_id"] for document in found]
     guard = {**finished, "_id": {"$in": ids}, "task_state.finish_time": {"$lte": max(times)}}
     yield tasks("delete_many", filters.with_guards(guard, also))

@@ -1,7 +1,8 @@
-"""Ends sessions that dead workers left open. Their transactions lock documents until the server ends the sessions.
+"""Ends sessions that dead workers left open. The transaction of an open session locks documents.
 
-A run writes the session of its transaction into the task's document before the transaction begins. So the worker that
-rescues the task can let the server end that session at once.
+Before a run's transaction begins, the worker writes the transaction's session into the task's document. So a worker
+that rescues the task can tell the server to end the session at once. Without this command, the server ends the session
+only later.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 
-#: Time limit of the read, and of the command that ends sessions. A rescue waits for both.
+#: Time limit of the read that finds sessions, and of the command that ends them. A rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)
 _FIELDS = ("status", "ping_expire_time", "session_id")
 _VIEW = {**{f"{filters.RUNS}.{field}": 1 for field in _FIELDS}, "now": x.NOW}
 
 
 def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
-    """End the sessions that are named in lapsed runs of these tasks; return the ids of the tasks with such runs.
+    """End the sessions that lapsed runs of these tasks name; return the ids of the tasks with such runs.
 
-    The transaction of a live run is never ended. The read that finds a session also compares the lease of the run with
-    the server's clock. And a session is only used again after its run has committed with a live lease.
+    The transaction of a live run is never ended, for two reasons. The read that finds a session also compares the run's
+    lease with the server's clock. And a worker uses a session again only after the session's run has committed with a
+    live lease.
 
-    Call this before a lapsed run is closed. A user may end their own sessions without a further right. Sessions of
-    other users stay open.
+    Call this before a lapsed run is closed. A database user needs no further right to end their own sessions. Sessions
+    of other users stay open.
     """
     found = yield tasks("find", filters.naming_sessions(task_ids), _VIEW, hint="_id_").within(_TIMEOUT)
     by_session = {session: document["_id"] for document in found for session in _lapsed_in(document)}
@@ -43,12 +45,12 @@ def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
 
 
 def end(sessions: Sequence[UUID]) -> Operation[None]:
-    """Let the server forget these sessions of this client, which will not be used again."""
+    """Tell the server to forget these sessions of this client. The client does not use them again."""
     yield command("endSessions", [as_document(session) for session in sessions]).within(_TIMEOUT)
 
 
 def as_document(session: UUID) -> dict[str, Any]:
-    """Return a session in the form that commands take. The server adds the user."""
+    """Return a session in the form that commands take. The server adds the session's user to it."""
     return {"id": Binary(session.bytes, UUID_SUBTYPE)}
 
 
@@ -59,5 +61,5 @@ def _lapsed_in(document: dict[str, Any]) -> Iterator[UUID]:
             if isinstance(lease, datetime) and lease <= document["now"] and isinstance(named, str):
                 try:
                     yield UUID(named)
-                except ValueError:  # somebody wrote this session by hand
+                except ValueError:  # this is no session id; somebody wrote it by hand
                     continue

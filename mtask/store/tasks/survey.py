@@ -1,4 +1,4 @@
-"""Operations for demonstrations: look for foreign data in the database, clear it, and read the tasks of one name."""
+"""Operations for demonstrations: look for foreign data, clear the database, and read the tasks of one name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mtask.store.driver.types import SyncCollection
 from mtask.store.statements.filters import RUNS
 
 Document = dict[str, Any]
-#: Time limit of a read of single documents, and of a read of all tasks.
+#: Time limit of a request for single documents, and of a request that may read all tasks.
 _TIMEOUT, _LONG_TIMEOUT = timedelta(seconds=30), timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """The content of a database besides workers and the tasks of some names."""
+    """Examples of data in a database that are neither workers nor tasks of the given names."""
 
     #: The first collection that does not belong to mtask.
     collection: str | None
@@ -30,7 +30,7 @@ class Others:
 
 
 def others(tasks: SyncCollection, names: Sequence[str]) -> Others:
-    """Return what the database of this collection holds besides workers and the tasks of these names."""
+    """Look in the collection's database for data that are neither workers nor tasks of these names."""
     database = tasks.database
     with bounded(_TIMEOUT):
         foreign = set(database.list_collection_names()) - set(COLLECTIONS)
@@ -40,7 +40,7 @@ def others(tasks: SyncCollection, names: Sequence[str]) -> Others:
 
 
 def clear(tasks: SyncCollection) -> None:
-    """Remove mtask's collections. A database that holds nothing else disappears with them."""
+    """Remove mtask's collections. If the database holds nothing else, it disappears, too."""
     with bounded(_TIMEOUT):
         for name in COLLECTIONS:
             tasks.database[name].drop()
@@ -66,7 +66,10 @@ def runs_by_worker(tasks: SyncCollection, name: str) -> dict[tuple[str, str], in
 
 
 def leased_beyond(tasks: SyncCollection, name: str, worker_id: str, instant: datetime) -> list[Document]:
-    """Return the tasks of this name in which the worker has a run with a lease beyond the instant and no SUCCESS."""
+    """Return the tasks of this name that have a matching run of the worker.
+
+    A run matches if its lease ends after `instant` and it has no SUCCESS.
+    """
     held = {"worker_id": worker_id, "ping_expire_time": {"$gt": instant}, "success_time": None}
     with bounded(_LONG_TIMEOUT):
         return list(tasks.find({"name": name, RUNS: {"$elemMatch": held}}))

@@ -1,4 +1,4 @@
-"""The handler's transaction: its writes and the run's SUCCESS commit together, or not at all."""
+"""The handler's transaction: the handler's writes and the run's SUCCESS commit together, or not at all."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ async def start_async(session: AsyncSession) -> None:
 
 
 def id_of(session: SyncSession | AsyncSession) -> UUID:
-    """Return the server's id of a session."""
+    """Return the id under which the server knows a session."""
     return UUID(bytes=bytes(session.session_id["id"]))
 
 
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:
     """Write the SUCCESS and commit the transaction. Raises LeaseLost if the run has lost its lease.
 
-    The caller must run this operation in the session, and must commit nothing after a LeaseLost. If the reply to the
-    commit is lost, the commit is sent again as long as the lease is valid. Sending the commit again repeats no write.
+    The caller must run this operation in the transaction's session. After a LeaseLost, the caller must not commit. If
+    the reply to the commit is lost, the commit is sent again as long as the lease is valid. A second commit does not
+    repeat the writes.
     """
     if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):
         raise LeaseLost(outcome.task_id, outcome.run_id)
@@ -59,9 +60,9 @@ def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[No
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the transaction met another write or was aborted by the server.
+    """Whether the transaction conflicted with another write, or the server aborted it.
 
-    Such a transaction left no trace and can be tried again.
+    Such a transaction has written nothing, so it can be tried again.
     """
     return _has_label(error, "TransientTransactionError")
 
@@ -72,7 +73,7 @@ def conflict_reason(error: BaseException) -> str:
 
 
 def _has_label(error: BaseException | None, label: str) -> bool:
-    seen: set[int] = set()  # a handler's error can be its own cause
+    seen: set[int] = set()  # the error of a handler can be its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, PyMongoError) and error.has_error_label(label):
             return True

@@ -1,4 +1,4 @@
-"""Operations for tests of users' apps: find due tasks, let time pass for waiting tasks, drop the database."""
+"""Operations that users need to test their apps: find due tasks, let time pass for tasks, drop the database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until_next() -> Operation[timedelta | None]:
 
 
 def bring_nearer(by: timedelta) -> Operation[None]:
-    """Move every instant for which a task waits to an earlier time. `by` is the distance."""
+    """Let time pass for waiting tasks: make every instant that they wait for earlier by `by`."""
     earlier = by // _MILLISECOND
 
     def moved(path: str) -> x.Expression:
