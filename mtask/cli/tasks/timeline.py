@@ -50,7 +50,7 @@ ASCII = Glyphs(run="#", open_end=">", waiting="-", before=".")
 def timeline(
     task: Task, runs: Sequence[Run], now: datetime, width: int, *, is_ascii: bool = False, is_full: bool = False
 ) -> list[Text]:
-    """Return the lines: an axis, and for each run its bar and its result."""
+    """Return the lines to print: a time axis, and then the bar and the result of each run."""
     glyphs = ASCII if is_ascii else UNICODE
     begin = task.task_state.create_time
     end = max([task.task_state.finish_time or now, *(_end(run, now) for run in runs)])
