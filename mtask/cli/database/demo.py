@@ -105,7 +105,7 @@ def _show(cli: Cli, plan: Plan, *, plain: bool) -> int:
 
 
 def _uri(cli: Cli) -> str | None:
-    """Return the URI to use. Only a flag can give the URI, so that no database is filled by accident."""
+    """Return the URI of the flag --uri, or None. Other settings are ignored: no database is filled by accident."""
     given = cli.flags.uri
     return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
 
