@@ -84,7 +84,7 @@ class AsyncReader(_Reader):
         self._reading: asyncio.Task[None] | None = None
 
     async def _read_on(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until the read has ended, with or without a change. If this call is cancelled, the next one waits on."""
+        """Wait until the read has ended, with or without a change. A cancelled call leaves the read to the next."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(read())
             self._reading.add_done_callback(_consume_error)
