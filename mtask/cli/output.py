@@ -68,7 +68,7 @@ def _escaped(text: str) -> str:
 
 
 def as_json_types(value: Any) -> Any:
-    """Return the value as JSON types: instants as ISO 8601 in UTC, BSON's own types as extended JSON."""
+    """Return the value in JSON types: a datetime as ISO 8601 text in UTC, BSON's own types as extended JSON."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, timedelta):

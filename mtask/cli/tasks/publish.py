@@ -1,4 +1,4 @@
-"""`mtask publish`: one task, or many from a file of JSON lines."""
+"""`mtask publish` publishes one task, or many tasks from a file of JSON lines."""
 
 from __future__ import annotations
 

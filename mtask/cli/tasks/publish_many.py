@@ -1,4 +1,4 @@
-"""Publishing from a file of JSON lines, with a result for each task."""
+"""Publishes the tasks in a file of JSON lines, and prints a result for each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as bars on a time axis, scaled to the terminal."""
+"""Draws runs as bars on a time axis, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scale:
     width: int
 
     def column(self, instant: datetime) -> int:
-        """Return the column of the instant within the bar."""
+        """Return the column of the bar in which the instant lies."""
         whole = self.end - self.begin
         share = (instant - self.begin) / whole if whole > timedelta(0) else 0.0
         return min(max(int(share * self.width), 0), self.width - 1)
