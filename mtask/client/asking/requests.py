@@ -167,7 +167,7 @@ class WaitPolicy:
         return None if left <= 0 else min(pause, left)
 
     def patience(self, elapsed: float) -> float | None:
-        """Return the seconds to wait for an event before the next read; None to read without waiting for an event."""
+        """Return the seconds to wait for an event before the next read. None: do not wait for an event."""
         if not self.can_follow or elapsed < _LASTS:
             return None
         left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed

@@ -1,4 +1,4 @@
-"""The doctor's checks of tasks and workers: which tasks are stuck, and which workers they lack."""
+"""The doctor's checks of tasks and workers: which tasks are stuck, and which workers are missing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DueGroup:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> DueGroup:
-        """Return the group of one row of `due_groups`."""
+        """Return the group that a row of the query `due_groups` describes."""
         key = row["_id"]
         named = key.get("worker_ids")
         return cls(

@@ -1,4 +1,4 @@
-"""The doctor: problems of server, collections, workers and tasks, each with its remedy."""
+"""The doctor looks for problems of the server, the collections, the workers and the tasks, and names remedies."""
 
 from __future__ import annotations
 

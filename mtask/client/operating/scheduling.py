@@ -100,7 +100,7 @@ class ScheduleArguments(TaskOptions, total=False):
 
 
 class ScheduleSpec:
-    """One schedule: the arguments of add_schedule, checked by `prepare`."""
+    """The arguments of `add_schedule` for one schedule. `prepare` checks them."""
 
     def __init__(
         self,

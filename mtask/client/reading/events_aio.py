@@ -1,4 +1,4 @@
-"""The iterator over events for asyncio: it continues after failovers, and from a token."""
+"""The iterator over events for asyncio: it continues after failovers, and can begin at a token."""
 
 from __future__ import annotations
 

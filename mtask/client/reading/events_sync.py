@@ -1,5 +1,5 @@
 # Generated from mtask/client/reading/events_aio.py: edit that one, then run `make generate`.
-"""The iterator over events for sync code: it continues after failovers, and from a token."""
+"""The iterator over events for sync code: it continues after failovers, and can begin at a token."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _consume_error(reading: asyncio.Task[None]) -> None:
 
 
 def end_of(timeout: timedelta | float | None) -> float:
-    """Return the end of a wait that begins now, on the monotonic clock."""
+    """Return the time at which a wait ends that begins now. The times are those of the monotonic clock."""
     if timeout is None:
         return float("inf")
     return time.monotonic() + (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
