@@ -102,7 +102,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def rescue_words(summary: Summary) -> str:
-    """Return one line that tells when the killed worker's tasks were preempted."""
+    """Return one line that tells how soon the killed worker's tasks were preempted."""
     assert summary.kill is not None
     delays = [delay / timedelta(milliseconds=1) for delay in summary.delays]
     if not delays:

@@ -74,7 +74,7 @@ class WorkerProcess:
         self.process.wait()
 
     def close(self) -> None:
-        """End the process, by force if necessary."""
+        """Wait until the process has ended. If it has not ended after STOP_TIMEOUT, kill it."""
         try:
             self.process.wait(STOP_TIMEOUT.total_seconds())
         except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ class Fleet:
         self.stop()
 
     def start(self, count: int) -> None:
-        """Start this number of workers."""
+        """Start `count` workers."""
         for number in range(1, count + 1):
             worker_id = f"worker-{number}"
             self.workers.append(WorkerProcess(worker_id, self._command(worker_id), with_uri(os.environ, self._uri)))
