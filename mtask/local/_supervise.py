@@ -47,7 +47,7 @@ def command_lines(only: int | None = None) -> Iterator[tuple[int, list[str]]]:
 
 
 def option(arguments: list[str], name: str) -> str | None:
-    """Return the value of --name=value among the arguments."""
+    """Return the value of the argument --name=value, or None if there is no such argument."""
     prefix = f"--{name}="
     return next((part.removeprefix(prefix) for part in arguments if part.startswith(prefix)), None)
 

@@ -119,7 +119,7 @@ def write_state(server: LocalServer) -> None:
 
 
 def rotate_log(log: Path) -> None:
-    """Rename a large log. One older log is kept."""
+    """Rename the log if it is large. Only one old log is kept."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))

@@ -192,7 +192,7 @@ def start_refused(node: Node, error: OSError) -> MongodFailed:
 
 
 def text_from(path: Path, offset: int = 0) -> str:
-    """Return a file's text from an offset on, or an empty string if there is no such file."""
+    """Return the text of a file from an offset on, or an empty string if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

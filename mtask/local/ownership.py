@@ -54,7 +54,7 @@ def kill_mongods(data: Path) -> None:
 
 
 def stop_mongod(data: Path, timeout: timedelta) -> bool:
-    """Stop the process that serves these data files; return whether there was one."""
+    """Stop the process that serves these data files; return whether there was such a process."""
     serving = serving_arguments(data)
     if serving is not None:
         send_signal(data, serving[0], signal.SIGTERM)

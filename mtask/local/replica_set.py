@@ -121,7 +121,7 @@ class ReplicaSet:
         return self.wait_primary()
 
     def secondaries(self) -> list[Node]:
-        """Return the running nodes other than the primary."""
+        """Return all running nodes except the primary."""
         primary = self.primary()
         return [node for node in self.nodes if node != primary and node.is_running()]
 
