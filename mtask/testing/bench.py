@@ -1,4 +1,4 @@
-"""The bench: one app, one database, one client, and workers in this process while tasks are due."""
+"""The bench: an app, a database, a client, and a worker that runs in this process while tasks are due."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Bench:
         return self.run(timeout=timeout, concurrency=concurrency)
 
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
-        """Publish the task of a schedule's next firing now, run it, and return the tasks that finished.
+        """Publish the task of a schedule's next firing now, and run it. Return the tasks that finished.
 
         The app declares the schedule, or `client.add_schedule` has stored it. The schedule is not changed. Raises
         ScheduleNotFound.
