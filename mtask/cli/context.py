@@ -1,4 +1,4 @@
-"""The context of a command: its flags, the consoles, and the client of the database."""
+"""The context of a command: its flags, its consoles for stdout and stderr, and its database client."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from mtask.client import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
-#: Time limit of a command's search for a server.
+#: Time limit of a command's search for a MongoDB server.
 SERVER_TIMEOUT = timedelta(seconds=5)
-#: Time limit of one answer of the database. It is long, because statistics and new indexes read every task.
+#: Time limit of one request to the database. It is long, because a request for statistics or for a new index reads
+#: every task.
 CALL_TIMEOUT = timedelta(seconds=60)
 LOCAL_URI = "local"
 
 
 @dataclass(slots=True)
 class Flags:
-    """The flags that every command takes, before or after its name; None means "not given"."""
+    """The flags that every command takes, before or after the command's name. None: the flag was not given."""
 
     uri: str | None = None
     database: str | None = None
@@ -38,14 +39,14 @@ class Flags:
     debug: bool | None = None
 
     def after(self, earlier: Flags) -> Flags:
-        """Return these flags. A flag that is not given here is taken from the earlier flags."""
+        """Return these flags. If a flag is not given here, take its value from `earlier`."""
         mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
         given = {name: value for name, value in mine.items() if value not in (None, False)}
         return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
 
 
 class Cli:
-    """One call of a command. A context manager: it closes the clients that it opened."""
+    """One call of a command. At its end, this context manager closes the clients that it opened."""
 
     def __init__(self, flags: Flags) -> None:
         self.flags = flags
@@ -71,7 +72,7 @@ class Cli:
 
     @property
     def is_json(self) -> bool:
-        """Whether a script reads the output."""
+        """Whether to print JSON: the flag --json was given."""
         return bool(self.flags.json)
 
     @property
@@ -82,7 +83,7 @@ class Cli:
         return self._settings
 
     def uri(self) -> str:
-        """Return the URI to connect to; 'local' starts the embedded mongod if it does not run."""
+        """Return the URI to connect to. For 'local', start the embedded mongod if it does not run."""
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         if uri.strip() != LOCAL_URI:
             return uri
@@ -94,13 +95,13 @@ class Cli:
         return server.uri
 
     def database(self) -> str:
-        """Return the name of the database that a client would use, without a connection to a server."""
+        """Return the name of the database that a client would use. This needs no server."""
         given = self.flags.database if self.flags.database is not None else self.settings.database
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         return connect.database_of(DEFAULT_URI if uri.strip() == LOCAL_URI else uri, given, DEFAULT_DATABASE)
 
     def client(self, *, reads_only: bool = False) -> Client:
-        """Return a client. With `reads_only`, the client makes no collections."""
+        """Return a new client. With `reads_only`, the client does not make missing collections."""
         database = self.flags.database if self.flags.database is not None else self.settings.database
         client = Client(
             self.uri(),
@@ -113,11 +114,11 @@ class Cli:
         return client
 
     def json(self, document: Any) -> None:
-        """Print the answer for scripts."""
+        """Print the answer as JSON, for scripts."""
         write_json(document)
 
     def say(self, *lines: RenderableType) -> None:
-        """Print the answer for people."""
+        """Print the answer as lines, for people."""
         for line in lines:
             self.out.print(line, soft_wrap=True)
 
@@ -127,7 +128,7 @@ class Cli:
             self.err.print(Text(clean(message), style=style), soft_wrap=True)
 
     def answer(self, document: Any, *lines: RenderableType) -> None:
-        """Print the answer: the document for scripts, else the lines."""
+        """Print the document if --json was given, or the lines if it was not."""
         if self.is_json:
             self.json(document)
         else:
@@ -135,7 +136,7 @@ class Cli:
 
 
 class _Notices(logging.Handler):
-    """Prints the library's warnings on stderr."""
+    """A log handler that prints the library's log records on stderr."""
 
     def __init__(self, cli: Cli) -> None:
         super().__init__()
@@ -148,5 +149,5 @@ class _Notices(logging.Handler):
 
 
 def spaced(parts: Sequence[str], separator: str = " · ") -> str:
-    """Return the non-empty parts, joined."""
+    """Join the parts that are not empty, with the separator between them."""
     return separator.join(part for part in parts if part)

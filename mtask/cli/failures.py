@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors as text or JSON."""
+"""The exit codes of commands, and the printing of errors as text or JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXIT_CODES: dict[int, str] = {
 def is_usage_error(error: BaseException) -> bool:
     """Whether the error is about a wrong command line.
 
-    The error is recognized by its attributes, because typer's class moved between versions.
+    The error's attributes decide, because different versions of typer have the error's class in different modules.
     """
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 

@@ -81,7 +81,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     flags = given[: given.index("--")] if "--" in given else given
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not end a command
+            stream.reconfigure(errors="backslashreplace")  # escape letters that the terminal lacks
     try:
         code = _command()(given or ["--help"], prog_name="mtask", standalone_mode=False)
         sys.stdout.flush()
@@ -90,7 +90,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # The program that reads the output has closed it. The rest of the buffer must not raise an error at exit.
+        # The program that reads the output has closed the pipe. The rest of the buffer goes to /dev/null, so that it
+        # raises no error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return failures.OK
     except Exception as error:

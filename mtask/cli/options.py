@@ -91,7 +91,7 @@ _Pairs = Annotated[
 
 
 def flag_of(option: str) -> str:
-    """Return the flag of an option: its name in the document, without a unit. A duration is given with its unit."""
+    """Return the flag of an option, such as --run-timeout for run_timeout_ms. The unit is part of the flag's value."""
     return "--" + option.removesuffix("_ms").replace("_", "-")
 
 
@@ -129,7 +129,8 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
     """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
 
-    If the function has a parameter `options`, the command also takes the task options and passes the given ones.
+    If the function has a parameter `options`, the command also takes the flags of the task options. It passes the
+    options that were given.
     """
 
     def register(function: _Command) -> _Command:
@@ -156,7 +157,10 @@ def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callabl
 
 
 def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function `(context, …)` as the app's callback that takes the shared flags before a command's name."""
+    """Register a function `(context, …)` as the app's callback.
+
+    The callback takes the shared flags that stand before a command's name.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "context"]
@@ -176,12 +180,12 @@ def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]
 
 
 def _describe(invoke: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Give the wrapper the signature that typer reads."""
+    """Give the wrapper the function's name and docstring, and the signature that typer reads."""
     invoke.__name__, invoke.__doc__ = function.__name__, function.__doc__
     invoke.__signature__ = inspect.Signature(parameters)
     invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def name_and_key(name: str, key: str | None) -> tuple[str, str]:
-    """Return name and key, given as two arguments or as NAME:KEY; raise InvalidInput."""
+    """Return the name and the key from two arguments, or from one argument NAME:KEY; raise InvalidInput."""
     return split_task_id(name) if key is None else split_task_id(task_id_of(name, key))

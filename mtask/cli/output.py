@@ -16,7 +16,7 @@ from rich.text import Text
 from mtask.model.documents import Task
 from mtask.store.driver.extended_json import extended
 
-#: The width of a pipe, in characters, so large that no line is cut.
+#: The width of output that is not a terminal, in characters. It is so large that no line is cut.
 PIPE_WIDTH = 4000
 STATUS_STYLES = {
     "INIT": "cyan",
@@ -39,12 +39,12 @@ STATUS_STYLES = {
 
 class _Screen(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, so that the command ends as it does when its output is closed."""
+        """Raise BrokenPipeError instead of rich's SystemExit. `mtask.cli.main.run` handles it."""
         raise BrokenPipeError
 
 
 def console(stream: TextIO, *, no_color: bool) -> Console:
-    """Return a console on the stream, as wide as the terminal. Without a terminal, no line is cut."""
+    """Return a console that prints on the stream. Without a terminal, the console cuts no line."""
     width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
     return _Screen(
         file=stream, width=width, no_color=no_color or None, highlight=False, markup=False, emoji=False, soft_wrap=False
@@ -52,22 +52,23 @@ def console(stream: TextIO, *, no_color: bool) -> Console:
 
 
 def write_json(document: Any, stream: TextIO | None = None, indent: int | None = 2) -> None:
-    """Print one JSON document; without an indent, in one line."""
+    """Print one JSON document. If `indent` is None, print it on one line."""
     target = stream or sys.stdout
     text = json.dumps(as_json_types(document), indent=indent, ensure_ascii=False, allow_nan=False)
-    # `json.dumps` escapes only some control characters. All others, except line breaks, are inside strings.
+    # `json.dumps` does not escape all control characters. Those that are left stand inside strings, except for the line
+    # breaks of the indent.
     target.write("\n".join(_escaped(line) for line in text.split("\n")) + "\n")
 
 
 def _escaped(text: str) -> str:
-    """Return the same JSON with escapes for characters that cannot be printed."""
+    """Return the same JSON, with an escape for each unprintable character."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def as_json_types(value: Any) -> Any:
-    """Return the value as JSON types: instants as ISO 8601 in UTC, BSON's own types as extended JSON."""
+    """Return the value in JSON types: a datetime as ISO 8601 text in UTC, BSON's own types as extended JSON."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, timedelta):
@@ -82,7 +83,7 @@ def as_json_types(value: Any) -> Any:
 
 
 def task_document(task: Task) -> dict[str, Any]:
-    """Return the task as its document; params and returns keep their BSON types, as extended JSON."""
+    """Return the task's document. Its params and returns are extended JSON, which keeps BSON types."""
     document = task.model_dump(by_alias=True, exclude_unset=True)
     document["params"] = extended(task.params)
     for shown, run in zip(document["task_state"]["worker_states"], task.runs, strict=True):
@@ -97,7 +98,7 @@ def iso(instant: datetime) -> str:
 
 
 def moment(instant: datetime) -> str:
-    """Return the instant for people."""
+    """Return the instant in the form 2030-12-31 23:59:00 UTC."""
     return f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -117,18 +118,18 @@ def lasting(length: timedelta) -> str:
 
 
 def relative(instant: datetime, now: datetime) -> str:
-    """Return the instant as seen from now: "in 5.0s", "3m 20s ago"."""
+    """Return the time between the instant and now in words: "in 5.0s", "3m 20s ago"."""
     return f"in {lasting(instant - now)}" if instant > now else f"{lasting(now - instant)} ago"
 
 
 def clean(text: object, limit: int | None = None) -> str:
-    """Return the text on one line, without control characters, abridged to the limit."""
+    """Return the text on one line, with control characters escaped, shortened to `limit` characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     return shown if limit is None or len(shown) <= limit else shown[: max(limit - 1, 0)] + "…"
 
 
 def compact(value: Any, limit: int | None = None) -> str:
-    """Return a BSON value as one line of extended JSON, abridged to the limit."""
+    """Return a BSON value as one line of extended JSON, shortened to `limit` characters."""
     return clean(json.dumps(extended(value), ensure_ascii=False), limit)
 
 
@@ -139,7 +140,7 @@ def status_text(status: str) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a listing. A column that gives way is cut first on a narrow terminal."""
+    """A column of a listing. On a narrow terminal, the columns with `gives_way` are narrowed first."""
 
     title: str
     right: bool = False
@@ -151,7 +152,7 @@ MIN_FLEXIBLE = 12
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> list[Text]:
-    """Return the rows as lines under their headings, fitted to the width if possible."""
+    """Return the headings and the rows as lines that fit into the width."""
     cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
     headings = [Text(clean(column.title), style="bold") for column in columns]
     lines = [headings, *cells]
@@ -177,7 +178,7 @@ def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Colum
 
 
 def fit(text: Text, width: int, *, right: bool = False) -> Text:
-    """Return the text cut or padded to the width in cells."""
+    """Cut or pad the text to a width in terminal cells, and return it."""
     fitted = text.copy()
     fitted.truncate(width, overflow="ellipsis")
     missing = max(width - fitted.cell_len, 0)
@@ -200,5 +201,5 @@ def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 task", "2 tasks"."""
+    """Return the number with its noun: "1 task", "2 tasks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Values of a command line: durations, instants, options, params."""
+"""Reads the values of a command line: durations, instants, options, params."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _PART = re.compile(rf"({_NUMBER})\s*(ms|min|[smhdw])\s*")
 _WHOLE = re.compile(rf"(?:{_NUMBER}\s*(?:ms|min|[smhdw])\s*)+", re.ASCII)
 _NONE = frozenset({"none", "null"})
-#: The options whose value is any text. Text that is a number or a list in JSON stays text.
+#: The options whose value is always text, even if it looks like a number or a list in JSON.
 _TEXTS = frozenset({"limit_key"})
 STDIN = "-"
 
 
 def duration(text: str, field: str) -> timedelta:
-    """Return a duration written as 90s, 5m, 1h30m, 250ms, or a number of seconds; raise InvalidInput."""
+    """Read a duration, such as 90s, 5m, 1h30m, 250ms, or a number of seconds; raise InvalidInput."""
     stripped = text.strip().lower()
     try:
         if re.fullmatch(_NUMBER, stripped, re.ASCII):
@@ -37,7 +37,7 @@ def duration(text: str, field: str) -> timedelta:
 
 
 def instant(text: str, field: str) -> datetime:
-    """Return an instant written in ISO 8601 with its time zone; raise InvalidInput."""
+    """Read an instant in ISO 8601 with a time zone; raise InvalidInput."""
     try:
         read = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -52,7 +52,7 @@ def instant(text: str, field: str) -> datetime:
 
 
 def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the options given as NAME=VALUE, where VALUE is JSON or bare text; raise InvalidInput."""
+    """Read options in the form NAME=VALUE, where VALUE is JSON or bare text; raise InvalidInput."""
     options = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -64,7 +64,7 @@ def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def option_value(name: str, text: str) -> Any:
-    """Return one option's value. For a duration, a bare number is in milliseconds, as the option's name says."""
+    """Read one option's value. A duration without a unit is in milliseconds, as in the option's name."""
     if text.strip().lower() in _NONE:
         return None
     try:
@@ -83,7 +83,7 @@ def option_value(name: str, text: str) -> Any:
 
 
 def option_from_flag(name: str, text: str) -> Any:
-    """Return the value of an option's own flag. For a duration, a bare number is in seconds, as in all flags."""
+    """Read the value of an option's own flag. A duration without a unit is in seconds, as in every flag."""
     if name.endswith("_ms") and text.strip().lower() not in _NONE:
         return _duration_option(name, text)
     return option_value(name, text)
@@ -97,7 +97,7 @@ def _duration_option(name: str, text: str) -> timedelta:
 
 
 def read_text(path: str, field: str) -> str:
-    """Return a file's text, or standard input's for '-'; raise InvalidInput."""
+    """Return the text of a file. For '-', return the text of standard input. Raises InvalidInput."""
     try:
         if path == STDIN:
             return sys.stdin.buffer.read().decode("utf-8")
@@ -112,7 +112,7 @@ def read_text(path: str, field: str) -> str:
 
 
 def params_from(text: str | None, path: str | None) -> Any:
-    """Return the params of the command line or of a file, as extended JSON; None if there are none."""
+    """Parse the params: extended JSON on the command line or in a file. Return None if there are none."""
     if text is not None and path is not None:
         raise InvalidInput("give the params as an argument or by --params-file, not both.", field="params")
     if path is not None:

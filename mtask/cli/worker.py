@@ -104,7 +104,7 @@ def main(
     loaded = load_app(settings.app)
     options = _options(settings)
     if settings.processes > 1:
-        Worker(loaded, options)  # raises here, once, if the options are wrong
+        Worker(loaded, options)  # raises an error for wrong options, before any process starts
         raise typer.Exit(_supervise(settings, options))
     if supervised:
         end_with_parent()
@@ -171,7 +171,8 @@ def _serve(app: App, options: WorkerOptions) -> None:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Python's signal handlers, not the loop's: they also run while a task's handler blocks the loop.
+            # These signal handlers run even while a task's handler blocks the event loop. Those of
+            # `loop.add_signal_handler` do not.
             signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
         job = loop.create_task(worker.run())
         while True:
@@ -179,7 +180,8 @@ def _serve(app: App, options: WorkerOptions) -> None:
                 loop.run_until_complete(job)
                 break
             except (SystemExit, KeyboardInterrupt):
-                # An asyncio task that a handler left behind called sys.exit. It ends that asyncio task only.
+                # A handler started an asyncio task, and this asyncio task called sys.exit. Only the asyncio task ends,
+                # not the worker.
                 logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
                 if job.done():
                     raise
@@ -188,7 +190,7 @@ def _serve(app: App, options: WorkerOptions) -> None:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """Exit without waiting for threads: their runs have been handed back."""
+    """Exit without waiting for the threads. The worker has handed back the runs in those threads."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -196,7 +198,7 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def run() -> None:
-    """Run the command line. For an error of mtask, print one line and exit with the error's exit code."""
+    """Run `mtask-worker`. For an error of mtask, print the error's message and exit with the error's exit code."""
     try:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:

@@ -1,4 +1,4 @@
-"""Clients: publish, query, cancel, retry. Two thin shells, sync and async, over the same operations."""
+"""Clients publish, query, cancel and retry tasks. The sync and the asyncio client run the same operations."""
 
 from mtask.client.aio import AsyncClient
 from mtask.client.asking.publication import TaskSpec

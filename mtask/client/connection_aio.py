@@ -1,4 +1,4 @@
-"""The connection of the asyncio client: its owner, how it runs operations, and the setup before the first operation.
+"""The connection of the asyncio client. It runs operations, and prepares the database before the first operation.
 
 This module is written by hand, like `connection_sync.py`. The client's calls are in `aio.py`. `sync.py` is generated
 from `aio.py`.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class AsyncConnection:
     """A connection through an AsyncMongoClient or a Motor client. See `AsyncClient`.
 
-    The caller gives that client, or the connection makes it from a URI.
+    The caller gives the driver's client, or the connection makes one from a URI.
     """
 
     _sleep = staticmethod(asyncio.sleep)
@@ -71,13 +71,13 @@ class AsyncConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless the caller gave the client."""
+        """Close the driver's client, unless the caller gave it."""
         if self._owns_client and isinstance(self._store, AsyncStore):
             await self._store.close()
 
     @property
     def tasks(self) -> Any:
-        """The collection: an AsyncCollection, or for a Motor client a Motor collection with the same guarantees."""
+        """The collection `tasks`: an AsyncCollection. For Motor: a Motor collection with the same guarantees."""
         if isinstance(self._store, AsyncStore):
             return self._store.tasks
         return connect.motor_collection(self._source, self._store.tasks)
@@ -90,8 +90,7 @@ class AsyncConnection:
     async def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of a user
-        administrator.
+        With `roles`, the call also makes the roles that `mtask roles` lists. Only a user administrator may make roles.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         await self._reach()
@@ -103,11 +102,11 @@ class AsyncConnection:
     async def _execute(self, operation: Operation[T], session: Any = None) -> T:
         if isinstance(self._store, AsyncStore):
             return await self._store.run(operation, session)
-        # Motor does the same: it runs the driver's sync client in threads.
+        # Motor itself runs the driver's sync client in threads. This call does the same.
         return await asyncio.to_thread(self._store.run, operation, connect.inner_session(session))
 
     async def _reach(self) -> None:
-        """Look for a server within server_timeout. The timeout of a call covers much more."""
+        """Find a server within `server_timeout`, once, before the first operation."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout
@@ -133,5 +132,5 @@ class AsyncConnection:
         return await self._execute(operation, session)
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a slow function in a thread, so that the loop stays free."""
+        """Call a slow function in a thread, so that the event loop stays free."""
         return await asyncio.to_thread(function, *args)

@@ -1,4 +1,4 @@
-"""The connection of the sync client: its owner, how it runs operations, and the setup before the first operation.
+"""The connection of the sync client. It runs operations, and prepares the database before the first operation.
 
 This module is written by hand, like `connection_aio.py`. The client's calls are in `sync.py`, which is generated from
 `aio.py`.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SyncConnection:
     """A connection through a MongoClient. See `Client`.
 
-    The caller gives that client, or the connection makes it from a URI.
+    The caller gives the driver's client, or the connection makes one from a URI.
     """
 
     _sleep = staticmethod(time.sleep)
@@ -70,7 +70,7 @@ class SyncConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, unless the caller gave the client."""
+        """Close the driver's client, unless the caller gave it."""
         if self._owns_client:
             self._store.close()
 
@@ -87,8 +87,7 @@ class SyncConnection:
     def init(self, *, repair: bool = True, roles: bool = False) -> datetime:
         """Make the collections, validators and indexes; return the server's time.
 
-        `roles` also makes the database's roles, as `mtask roles` lists them. This needs the rights of a user
-        administrator.
+        With `roles`, the call also makes the roles that `mtask roles` lists. Only a user administrator may make roles.
         Raises NotReplicaSet, ServerTooOld, SchemaMismatch, AccessDenied or DatabaseUnavailable.
         """
         self._reach()
@@ -101,7 +100,7 @@ class SyncConnection:
         return self._store.run(operation)
 
     def _reach(self) -> None:
-        """Look for a server within server_timeout. The timeout of a call covers much more."""
+        """Find a server within `server_timeout`, once, before the first operation."""
         if self._server_timeout is None:
             return
         usual, self._store.timeout = self._store.timeout, self._server_timeout

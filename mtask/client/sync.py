@@ -33,12 +33,13 @@ from mtask.store.tasks.publishing import IfExists, Published
 class Client(SyncConnection):
     """Publish, query, cancel and retry tasks, from sync code.
 
-    `source` is a MongoDB URI, or a client that the service has already and closes itself:
+    `source` is a MongoDB URI, or the service's own client, which the service closes itself:
     a `pymongo.MongoClient`. This client is safe to share between threads.
-    Without `source`, MTASK_URI and MTASK_DATABASE apply. `database` defaults to the URI's, else "mtask". The first call
-    makes collections that are missing. `check=False` omits that step, for a client that only reads. `timeout` limits
-    each round trip (default: 10 s), `server_timeout` the search for a server at the first call. `middleware` runs
-    around each publish: give `app.around.publish`, see `mtask.app.middleware`.
+    Without `source`, MTASK_URI names the server, and MTASK_DATABASE the database. The default of `database` is the
+    URI's database, or "mtask" if the URI names none. The first call makes missing collections. With `check=False`, it
+    does not: use this for a client that only reads. `timeout` limits each round trip (default: 10 s). `server_timeout`
+    limits the search for a server at the first call. `middleware` runs around each publish: give `app.around.publish`,
+    see `mtask.app.middleware`.
     """
 
     def publish(
@@ -57,14 +58,16 @@ class Client(SyncConnection):
         session: SyncSession | None = None,
         **options: Unpack[TaskOptions],
     ) -> Published:
-        """Publish a task once, from any process and any number of times.
+        """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
-        `task` is a registered handler or its name. `key` is the idempotency key; without it, the task gets a fresh
-        key, ordered by time. `delay` is a timedelta or seconds, counted on the server's clock. If the task exists,
-        `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option and
-        start_time; "reject" raises TaskExists. `clean_failed` drops the task's failed runs and
-        `clean_success` its successes, so that the task runs again. `not_update_running` raises TaskRunning while a live
-        run holds the task.
+        `task` is a registered handler or its name. `key` is the idempotency key. Without `key`, the task gets a fresh
+        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. If the task
+        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option
+        and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
+        `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
+        is raised while a live run holds the task.
+
+        If the caller has begun a transaction and gives its session, the task is published with this
         `session`: inside that transaction.
 
         Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
@@ -88,9 +91,9 @@ class Client(SyncConnection):
         not_update_running: bool = False,
         session: SyncSession | None = None,
     ) -> list[Published | TaskError]:
-        """Publish many tasks; return for each task, in order, its result, a TaskExists or a TaskRunning.
+        """Publish many tasks; return their results in order. A result may be a TaskExists or TaskRunning error.
 
-        A wrong spec raises an error before anything is published. The options are those of `publish`.
+        A wrong spec raises an error before any task is published. The arguments mean the same as in `publish`.
         """
         policy = publication.policy(
             if_exists,
@@ -116,7 +119,7 @@ class Client(SyncConnection):
         worker_id: str | Sequence[str] | None = None,
         limit: int = 100,
     ) -> list[Task]:
-        """Return tasks, newest first, at most `limit` (0: all)."""
+        """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id)
         return self._run(requests.find(criteria, limit))
 
@@ -132,10 +135,10 @@ class Client(SyncConnection):
         return self._run(queries.count(criteria))
 
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
-        """Wait until a task is SUCCESS, FAIL or CANCELED and return it. `timeout`: a timedelta or seconds.
+        """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
 
-        Raises WaitTimeout. Raises TaskNotFound if the task does not exist, or if the task was removed or expired
-        during the wait, even if another task was published under its key since.
+        Raises WaitTimeout after `timeout`. Raises TaskNotFound if the task does not exist, or if it is removed or
+        expires during the wait. The wait does not go on with a later task of the same key.
         """
         waiting = requests.wait_policy(requests.identify(task, key), timeout)
         began = time.monotonic()
@@ -161,7 +164,7 @@ class Client(SyncConnection):
                     else:
                         waiting.note(happening.poll(patience))
                 except (AccessDenied, OperationFailed):
-                    waiting.can_follow = False  # this user may not open a change stream
+                    waiting.can_follow = False  # the user lacks the right to open a change stream
         finally:
             if happening is not None:
                 happening.close()
@@ -175,23 +178,27 @@ class Client(SyncConnection):
         after: str | None = None,
         since: datetime | None = None,
     ) -> Events:
-        """Return the events of tasks as they occur, to iterate over in a `with` block.
+        """Return an iterator over the events of tasks as they occur. Use it in a `with` block.
 
         The kinds of events: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed.
         Each event comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration
-        continues with the next one. `since` is an instant. Both may reach back as far as the oplog; beyond it, the
-        iteration raises EventsLost. `queue` selects events by the task's queue at the time of the event; an event is
-        left out if its task was removed or replaced before the event was read. Raises InvalidInput.
+        continues with the next event. `since` is the instant at which the iteration begins. If the oplog no longer
+        reaches back to the beginning, the iteration raises EventsLost. `queue` selects events by the task's queue at
+        the time of the event. With `queue`, an event is left out if its task was removed or replaced before the event
+        was read. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
 
     def cancel(self, task: TaskRef, key: str) -> Task:
-        """Cancel a task, or ask the worker that runs it to stop; return it. A finished task stays as it is."""
+        """Cancel a task, or ask the worker that runs the task to stop; return the task.
+
+        A finished task is not changed.
+        """
         return self._run(requests.cancel(requests.identify(task, key)))
 
     def retry(self, task: TaskRef, key: str) -> Task:
-        """Let a FAIL or CANCELED task run again; return the task. Its failures no longer count.
+        """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
         Raises TaskNotFound or TaskNotFinished.
         """
@@ -205,12 +212,15 @@ class Client(SyncConnection):
         return self._run(requests.run_again(requests.identify(task, key), everything=True))
 
     def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
-        """Change some of a task's options; return it. ping_interval_ms takes effect at the next ping, the other
-        options at the next claim. If specific_worker_ids no longer admits the worker of a run, the run ends at once."""
+        """Change some of a task's options; return the task.
+
+        ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
+        specific_worker_ids no longer admits the worker of a run, that run ends at once.
+        """
         return self._run(requests.update_option(requests.identify(task, key), dict(options)))
 
     def remove(self, task: TaskRef, key: str) -> bool:
-        """Remove a task, whatever its status; return whether it existed. A live run ends."""
+        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
         return self._run(queries.remove(requests.identify(task, key)))
 
     def purge(
@@ -223,11 +233,12 @@ class Client(SyncConnection):
         limit: int = 0,
         dry_run: bool = False,
     ) -> int:
-        """Remove finished tasks, at most `limit` (0: all); return their number. `dry_run` only counts them.
+        """Remove finished tasks, at most `limit` (0: all); return their number. With `dry_run`, only count them.
 
         `status`: SUCCESS, FAIL or CANCELED (default: all three), or INIT for tasks that wait. `older_than` (a timedelta
-        or seconds): the least time since the task finished, or else since it was created. The purge works in batches
-        and pauses for half of the time, so that others can use the database. Raises InvalidInput.
+        or seconds): the least time since the task finished. For a task that waits, it is the time since the task was
+        created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
+        database. Raises InvalidInput.
         """
         purging = purging_requests.prepare(status, name, queue, older_than, limit)
         if dry_run:
@@ -239,11 +250,11 @@ class Client(SyncConnection):
         return purging.removed
 
     def stats(self) -> list[views.StatRow]:
-        """Return the number of tasks per queue, name and status, and why no worker can take due tasks."""
+        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks."""
         return self._run(backlog.stats())
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
-        """Return the live workers, or all workers on record."""
+        """Return the live workers. With `live_only=False`, return all workers on record."""
         return self._run(requests.list_workers(live_only=live_only))
 
     def stop_worker(self, worker_id: str) -> WorkerDocument:
@@ -251,9 +262,10 @@ class Client(SyncConnection):
         return self._run(requests.control_worker(worker_id, {"stop": True}))
 
     def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
-        """Change how many handlers a worker runs at once: 0 pauses it, None restores the number that it started with.
+        """Change the number of handlers that a worker may run at once.
 
-        Raises WorkerNotFound or InvalidInput.
+        0 pauses the worker. None restores the number with which the worker started. Raises WorkerNotFound or
+        InvalidInput.
         """
         return self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
 
@@ -266,11 +278,11 @@ class Client(SyncConnection):
         name: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Stop workers claiming this queue or name until `resume`; current runs continue.
+        """Stop workers from claiming tasks of this queue or name until `resume`. Current runs continue.
 
-        Returns once every live worker that serves it has confirmed. By then the claims that were under way have ended,
-        and no more claims follow. Raises ControlUnconfirmed if a worker has not confirmed within `timeout` (a timedelta
-        or seconds; None: no limit); the pause stays in force.
+        The call returns once every live worker that serves the queue or name has confirmed the pause. By then, all
+        claims under way have ended, and no more claims follow. If a worker has not confirmed within `timeout` (a
+        timedelta or seconds; None: no limit), the call raises ControlUnconfirmed. The pause stays in force.
         """
         return self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
 
@@ -281,7 +293,7 @@ class Client(SyncConnection):
         name: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Let workers claim a queue or a task name again. Raises ControlUnconfirmed as `pause` does."""
+        """Let workers claim tasks of this queue or name again. Raises ControlUnconfirmed as `pause` does."""
         return self._put_control(control_requests.pause(queue, name, paused=False, timeout=timeout))
 
     def limit(
@@ -294,13 +306,13 @@ class Client(SyncConnection):
         key_rate: control_requests.Rate | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Limit the runs of a queue over all workers.
+        """Limit the runs of a queue's tasks, counted over all workers.
 
-        These limits replace the former ones: a limit that is not given is removed. `concurrency`: the most runs at
-        once. `rate`: (starts, window), the most starts in any window of that length (a timedelta or seconds).
-        `key_concurrency` and `key_rate`: the same for the tasks of each limit_key in the queue. Runs that have begun
-        before are not counted. Returns once every live worker has confirmed. Raises ControlUnconfirmed as `pause` does,
-        or InvalidInput.
+        The call replaces all limits of the queue: a limit that is not given is removed. `concurrency`: the most runs at
+        once. `rate`: a pair (starts, window), the most starts in any window of that length (a timedelta or seconds).
+        `key_concurrency` and `key_rate`: the same limits for the tasks of each limit_key in the queue. Runs that began
+        before the call are not counted. The call returns once every live worker has confirmed. Raises
+        ControlUnconfirmed as `pause` does, or InvalidInput.
         """
         bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
         return self._put_control(bounds)
@@ -315,16 +327,16 @@ class Client(SyncConnection):
     ) -> Control:
         """Keep only the newest finished tasks of a queue.
 
-        `success` is the number of SUCCESS tasks to keep. `fail` is the number of FAIL and CANCELED tasks together. 0
-        keeps none, None keeps all. Workers remove the older tasks within about a minute. The options retain_success_ms
-        and retain_fail_ms remove tasks, too. Returns once every live worker has confirmed: from then on, no worker
-        removes tasks by the earlier values of `success` and `fail`. Raises ControlUnconfirmed as `pause` does, or
-        InvalidInput.
+        `success` is the number of SUCCESS tasks to keep. `fail` is the number of FAIL and CANCELED tasks to keep,
+        counted together. 0 keeps none, None keeps all. Workers remove the older tasks within about a minute.
+        Independently of these numbers, the options retain_success_ms and retain_fail_ms also remove tasks. The call
+        returns once every live worker has confirmed. From then on, no worker removes tasks by the earlier numbers.
+        Raises ControlUnconfirmed as `pause` does, or InvalidInput.
         """
         return self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     def controls(self) -> list[Control]:
-        """Return the controls of queues and task names, by id, including controls no longer in force."""
+        """Return all controls of queues and task names, sorted by id, including those that are no longer in force."""
         return self._run(control_requests.every())
 
     def _put_control(self, asked: control_requests.Change) -> Control:
@@ -349,16 +361,17 @@ class Client(SyncConnection):
         if_exists: IfExists = "update",
         **given: Unpack[ScheduleArguments],
     ) -> Schedule:
-        """Let the workers' schedulers publish a task again and again; return the stored schedule.
+        """Store a schedule, with which workers publish a task again and again; return the stored schedule.
 
-        `when` is a crontab's five fields ("*/5 * * * *", in `timezone`, else UTC), a timedelta, an aware datetime, or
-        `Cron(...)`. No firing comes before `start_time` or after `end_time`. `jitter` (timedelta or
-        seconds) delays each task by a random time of at most that length. `catch_up` decides about firings that were
-        missed while no scheduler ran: "none", the "last" of them, or "all" (the newest `catch_up_limit`).
-        overlap="skip" skips a firing while the last firing's task has not finished. With `paused`, the schedule does
-        not fire until it is resumed. `queue` and the options are those of the tasks. if_exists="update" changes an
-        existing schedule. Its next firing stays unless its times change. "keep" leaves the schedule as it is; "reject"
-        raises ScheduleExists.
+        `when` gives the times of the firings: a crontab of five fields ("*/5 * * * *"), an interval (a timedelta), a
+        single time (an aware datetime), or `Cron(...)`. `timezone` is the time zone of a crontab (default: UTC). No
+        firing comes before `start_time` or after `end_time`. `jitter` (timedelta or seconds) delays each task by a
+        random time of at most that length. `catch_up` decides which firings are made up if some were missed while no
+        scheduler ran: "none", only the "last" one, or "all" (but only the newest `catch_up_limit`). overlap="skip"
+        skips a firing while the task of the last firing has not finished. With `paused`, the schedule does not fire
+        until it is resumed. `queue` and the options are those of the tasks. `if_exists` decides about an existing
+        schedule: "update" changes it, "keep" leaves it as it is, "reject" raises ScheduleExists. An update that does
+        not change the times keeps the next firing.
 
         Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """
@@ -370,7 +383,7 @@ class Client(SyncConnection):
         return self._run(scheduling.get(schedule_id))
 
     def schedules(self) -> list[Schedule]:
-        """Return all schedules, by id. Malformed ones are left out, with a warning in the log."""
+        """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
         return self._run(scheduling.every())
 
     def pause_schedule(self, schedule_id: str) -> Schedule:
@@ -378,31 +391,35 @@ class Client(SyncConnection):
         return self._run(scheduling.set_paused(schedule_id, paused=True))
 
     def resume_schedule(self, schedule_id: str) -> Schedule:
-        """Fire a schedule again. Firings that it missed while paused are not made up. Raises ScheduleNotFound."""
+        """Let a schedule fire again; raise ScheduleNotFound. Firings missed during the pause are not made up."""
         return self._run(scheduling.set_paused(schedule_id, paused=False))
 
     def remove_schedule(self, schedule_id: str) -> bool:
-        """Remove a schedule; return whether it existed. The tasks that it has published stay."""
+        """Remove a schedule; return whether it existed. The tasks that the schedule has published stay."""
         return self._run(scheduling.remove(schedule_id))
 
     def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
-        """Return the next firings of a schedule, in UTC; none if it is paused or over. Raises ScheduleNotFound."""
+        """Return the next firings of a schedule, in UTC; raise ScheduleNotFound.
+
+        A schedule that is paused or over has no next firings.
+        """
         scheduling.check_count(count)
         schedule = self._run(scheduling.get(schedule_id))
         return self._compute(scheduling.firings_of, schedule, count)
 
     def server_time(self) -> datetime:
-        """Return the server's clock."""
+        """Return the current time of the server's clock."""
         return self._run(diagnosis.server_time())
 
     def inspect(self, task_id: str) -> explain.Inspected:
-        """Return a task, or its malformed document, and what it waits for; raise TaskNotFound."""
+        """Return a task with the reasons why it waits, or a malformed document with its fault; raise TaskNotFound."""
         return self._run(explain.inspect(task_id))
 
     def diagnose(self, *, patience: timedelta = doctor.PATIENCE) -> list[doctor.Finding]:
-        """Examine server, collections, workers and tasks. Nothing is changed; problems are returned, not raised.
+        """Examine the server, the collections, the workers and the tasks; return the findings. This changes nothing.
 
-        A due task that waits longer than `patience` is a FAIL, not a WARN.
+        A problem is returned as a finding and raises no error. Due tasks that no worker can take are a WARN. They are a
+        FAIL if one of them has waited for longer than `patience`.
         """
         try:
             self._reach()

@@ -1,1 +1,1 @@
-"""The demo: the main job on real files, with real worker processes, one of which is killed meanwhile."""
+"""The demo: worker processes count real files, and one worker is killed while it holds tasks."""

@@ -15,7 +15,8 @@ app = App()
 _PAUSE_STEP = 0.05
 
 
-# The leases are short, so that a killed worker's tasks are soon preempted. On a busy machine, others may lapse, too.
+# The leases are short, so that a killed worker's tasks are soon preempted. On a busy machine, leases of living workers
+# may lapse, too.
 @app.task(
     queue="demo",
     ping_interval_ms=800,
@@ -24,7 +25,7 @@ _PAUSE_STEP = 0.05
     unexpected_retry_delay_ms=200,
 )
 def count(context: Context, file: str | bytes, pause_ms: int = 0) -> dict[str, Any]:
-    """Count one file. `pause_ms`: the time for which the first try waits like a slow task, in ms."""
+    """Count one file. Before that, the first try waits for `pause_ms` milliseconds, like a slow task."""
     end = time.monotonic() + (pause_ms / 1000 if context.attempt == 1 else 0)
     while time.monotonic() < end and not context.is_cancelled:
         time.sleep(_PAUSE_STEP)

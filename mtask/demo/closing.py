@@ -19,7 +19,7 @@ _DIGEST = 16
 
 
 def closing_lines(summary: Summary, scene: Scene, width: int, *, with_rescues: bool) -> Iterator[RenderableType]:
-    """Yield the lines to print at the end. `with_rescues`: also the killed worker's tasks, if not shown before."""
+    """Yield the lines to print at the end. With `with_rescues`, they include the killed worker's tasks."""
     if with_rescues and scene.kill is not None:
         yield from (Text(), Text(kill_line(scene)), rescues_table(summary.rescues, width))
     yield Text()
@@ -102,7 +102,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def rescue_words(summary: Summary) -> str:
-    """Return one line that tells when the killed worker's tasks were preempted."""
+    """Return one line that tells how soon the killed worker's tasks were preempted."""
     assert summary.kill is not None
     delays = [delay / timedelta(milliseconds=1) for delay in summary.delays]
     if not delays:

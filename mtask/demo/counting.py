@@ -16,16 +16,17 @@ from typing import Any
 
 Counted = dict[str, Any]
 BLOCK_BYTES = 1 << 20
-#: The greatest size of a file that is counted as Python source, in bytes. A larger one is counted like any other text.
+#: The greatest size of a file that is counted as Python source, in bytes. A larger file is counted like any other text.
 SOURCE_BYTES = 4 << 20
-#: The size of a text up to which its distinct words are counted, in bytes. It bounds the memory.
+#: The length of the first part of a text in which identifiers are counted, in bytes. It bounds the memory.
 IDENTIFIER_BYTES = 64 << 20
 MOST_FREQUENT = 20
 TOP = 10
 
 _PYTHON = frozenset({".py", ".pyi", ".pyw"})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
-#: The pattern of a name in Python source. It also matches comments, strings and numbers, but only a name is in a group.
+#: The pattern of a name in Python source. It also matches comments, strings and numbers, but its group contains only
+#: names.
 _SOURCE_NAME = re.compile(
     r"""
       \#[^\n]*
@@ -43,11 +44,11 @@ _SOURCE_NAME = re.compile(
 
 
 def count_file(path: Path) -> Counted:
-    """Return a file's hash, its size, and its lines, words and most frequent identifiers; raise OSError.
+    """Return a file's hash and size, the numbers of its lines and words, and its most frequent identifiers.
 
-    Lines and words are counted as by `wc`. The identifiers of a Python source are its names, without keywords, strings
-    and comments. Those of another text are its words. A file with a NUL byte in its first block is binary: it
-    is only hashed.
+    Raises OSError. Lines and words are counted as by `wc`. The identifiers of a Python source are its names, without
+    keywords, strings and comments. In any other text, every word is an identifier. A file with a NUL byte in its first
+    block is binary: only its hash and its size are computed.
     """
     sha, size, lines, words = hashlib.sha256(), 0, 0, 0
     names: Counter[str] = Counter()
@@ -75,7 +76,7 @@ def count_file(path: Path) -> Counted:
 
 
 def _whole_lines(head: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in other blocks. A block ends where a line ends, if it has lines, so that no word is cut."""
+    """Yield the same bytes in other blocks. A block with line ends is cut after the last one. So no word is cut."""
     rest = head
     for block in blocks:
         end = rest.rfind(b"\n") + 1 or len(rest)
@@ -97,7 +98,7 @@ def unreadable(error: OSError) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over many files, by key."""
+    """The sums of the counts of many files. The hashes and the failures are stored under the files' keys."""
 
     bytes: int = 0
     lines: int = 0
@@ -120,17 +121,17 @@ class Totals:
 
     @property
     def digest(self) -> str:
-        """One hash of all files: the SHA-256 of the output of `sha256sum`, sorted by key."""
+        """One hash for all files: the SHA-256 of the lines that `sha256sum` prints for them, sorted by key."""
         lines = (f"{self.hashes[key]}  {key}\n" for key in sorted(self.hashes))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @property
     def top(self) -> list[tuple[str, int]]:
-        """The most frequent identifiers, from the sums of each file's most frequent ones."""
+        """The most frequent identifiers. Only the most frequent identifiers of each file are summed up."""
         return sorted(self.identifiers.items(), key=lambda item: (-item[1], item[0]))[:TOP]
 
     def rows(self) -> list[tuple[str, int | str]]:
-        """Return the figures to compare, by name."""
+        """Return the names and the values of the figures to compare."""
         return [
             ("files", len(self.hashes)),
             ("files that failed", len(self.failures)),
@@ -155,7 +156,7 @@ class Totals:
 
 
 def differences(tasks: Totals, direct: Totals) -> list[str]:
-    """Return the differences between the tasks' totals and the direct totals, first by file; none if they are equal."""
+    """Return the differences between the tasks' totals and the direct totals: first by file, then in the sums."""
     found = []
     for key in sorted({*tasks.hashes, *direct.hashes, *tasks.failures, *direct.failures}):
         ours, theirs = (_result(totals, key) for totals in (tasks, direct))

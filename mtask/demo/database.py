@@ -1,4 +1,4 @@
-"""The demo's database: on a mongod that leaves nothing behind, on a mongod that is kept, or an existing database."""
+"""The demo's database. It is on a temporary mongod, on a mongod that is kept, or on an existing server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMEDY = "The demo needs a database of its own: name another with --database."
 
 @dataclass(frozen=True, slots=True)
 class DemoDatabase:
-    """A database for the demo. `folder`: the data folder of a server that is kept."""
+    """A database for the demo. `folder`: the data folder of the demo's own mongod, if it is kept."""
 
     uri: str = field(repr=False)  # the URI may hold a password
     name: str
@@ -39,7 +39,7 @@ class DemoDatabase:
 
     @property
     def is_own(self) -> bool:
-        """Whether the server is the demo's own, so that its URI names the database."""
+        """Whether the demo started the server. The URI of such a server names the database."""
         return f"/{self.name}?" in self.uri
 
     def mongosh(self, script: str) -> str:
@@ -54,7 +54,7 @@ class DemoDatabase:
 
     @property
     def ending(self) -> list[str]:
-        """The command lines that remove a database that is kept."""
+        """The command lines with which the user removes a kept database."""
         if self.folder is not None:
             folder = shlex.quote(str(self.folder))
             return [f"mtask local stop --folder {folder}", f"rm -r {folder}"]

@@ -1,4 +1,4 @@
-"""The demo's display: a live picture on a terminal, lines elsewhere, and the summary at the end."""
+"""The demo's display: a live picture on a terminal, or lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from mtask.demo.watch import Rescue
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0
-#: The least width of a terminal for all columns of the rescued tasks. A narrower one lacks the least important column.
+#: The least width of a terminal that shows all columns of the rescued tasks, in characters. On a narrower terminal, the
+#: least important column is left out.
 _WIDE = 100
 
 
@@ -35,7 +36,7 @@ def shown(scene: Scene, console: Console, *, live: bool) -> Iterator[Callable[[]
 
 
 class Lines:
-    """The scene as lines: one for each step done, and one a second for the step under way."""
+    """The scene as lines: one line for each finished step, and one line a second for the current step."""
 
     def __init__(self, scene: Scene, console: Console) -> None:
         self._scene = scene
@@ -81,7 +82,8 @@ class Picture:
         if scene.work_began is not None:
             parts += [Text(), _progress(scene), Text(), workers_table(scene)]
         if scene.kill is not None:
-            # The table gets the rest of the screen, below two more lines and its heading. At the end it has all rows.
+            # During the work, the table fills the rest of the screen, minus two lines and its heading. At the end, it
+            # has all rows.
             rows = max(1, console.height - len(parts) - len(scene.workers) - 3) if scene.doing else None
             parts += [Text(), Text(kill_line(scene), style="red", no_wrap=True, overflow="ellipsis")]
             parts.append(rescues_table(scene.rescues, console.width, rows))
@@ -118,7 +120,7 @@ def working_words(scene: Scene) -> str:
 
 
 def rescued_words(scene: Scene) -> str:
-    """Return the number of the killed worker's tasks that have been preempted, in words."""
+    """Return a phrase that tells how many of the killed worker's tasks have been preempted."""
     assert scene.kill is not None
     preempted = sum(rescue.preempt_time is not None for rescue in scene.rescues)
     return f"{preempted} of {len(scene.rescues)} tasks of {scene.kill.worker_id} preempted"
@@ -144,7 +146,7 @@ def workers_table(scene: Scene) -> Table:
 
 
 def kill_line(scene: Scene) -> str:
-    """Return a line with the killed worker, the time, and the number of tasks that it held."""
+    """Return a line with the killed worker, the time of the kill, and the number of tasks that the worker held."""
     kill = scene.kill
     assert kill is not None
     tasks = "task" if len(scene.rescues) == 1 else "tasks"
@@ -155,7 +157,7 @@ def kill_line(scene: Scene) -> str:
 
 
 def rescues_table(rescues: list[Rescue], width: int, rows: int | None = None) -> Table:
-    """Return a table of the killed worker's tasks, at most `rows`: the lapse of each lease, and its preemption."""
+    """Return a table of the killed worker's tasks, of at most `rows` rows: the times of lapse and preemption."""
     table = _table()
     is_wide = width >= _WIDE
     preempted = ["preempted"] if is_wide else []
@@ -189,7 +191,7 @@ def clock(instant: datetime) -> str:
 
 
 def abridged(text: str, limit: int) -> str:
-    """Return printable text. If it is too long, its beginning is left out: the end of a path says most."""
+    """Return the text in printable characters. A long text loses its beginning, because the end of a path says most."""
     printable = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(printable) <= limit:
         return printable

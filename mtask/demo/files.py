@@ -19,14 +19,14 @@ _READABLE_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to count. `path` is absolute. Bytes of the path that are no text are surrogates in it."""
+    """A file to count. `path` is absolute. Bytes of the path that are not UTF-8 are surrogates in `path`."""
 
     key: str
     path: Path
 
     @property
     def argument(self) -> str | bytes:
-        """The path for a task's params: text, or bytes if it is no text."""
+        """The path, as it stands in the task's params: text, or bytes if the path is not UTF-8."""
         encoded = os.fsencode(self.path)
         try:
             return encoded.decode()
@@ -40,7 +40,7 @@ def default_folder() -> Path:
 
 
 def find_files(folder: Path, limit: int | None = None) -> list[SourceFile]:
-    """Return the regular files of a folder and those below it, in order, at most `limit`; raise InvalidInput.
+    """Return the regular files in a folder and in its subfolders, at most `limit`, in order; raise InvalidInput.
 
     Links are not followed. Folders of installed packages and of bytecode are left out.
     """
@@ -63,7 +63,10 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 
 def key_of(relative: str) -> str:
-    """Return the key of a file's task: its path, or if that is too long or no text, the path's beginning and hash."""
+    """Return the key of a file's task: the file's path.
+
+    If the path is too long or not UTF-8, the key is the beginning of the path and a hash.
+    """
     encoded = os.fsencode(relative)
     try:
         if len(encoded) <= MAX_KEY_BYTES:

@@ -1,4 +1,4 @@
-"""The worker processes of the demo: start, kill and stop them; none is left behind."""
+"""Starts, kills and stops the worker processes of the demo. No process is left behind."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class WorkerProcess:
     def __init__(self, worker_id: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.worker_id = worker_id
         self.is_killed = False
-        # The file has no name in the file system. So it needs no removal, however this process ends.
+        # The log file has no name in the file system. So nobody has to remove it, however this process ends.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            # This folder holds no modules and no .env file of the user.
+            # Python's own folder contains no modules and no .env file of the user.
             cwd=sys.prefix,
             env=environment,
-            # Only the demo receives Ctrl-C. It then stops its workers.
+            # Ctrl-C reaches only the demo's own process. The demo then stops its workers.
             start_new_session=True,
         )
 
@@ -74,7 +74,7 @@ class WorkerProcess:
         self.process.wait()
 
     def close(self) -> None:
-        """End the process, by force if necessary."""
+        """Wait until the process has ended. If it has not ended after STOP_TIMEOUT, kill it."""
         try:
             self.process.wait(STOP_TIMEOUT.total_seconds())
         except subprocess.TimeoutExpired:
@@ -85,7 +85,7 @@ class WorkerProcess:
 
 
 class Fleet:
-    """Worker processes on one database. At its end, this context manager stops them all."""
+    """Worker processes on one database. At the end of the `with` block, all of them are stopped."""
 
     def __init__(self, uri: str, database: str, concurrency: int) -> None:
         self._uri = uri
@@ -100,14 +100,14 @@ class Fleet:
         self.stop()
 
     def start(self, count: int) -> None:
-        """Start this number of workers."""
+        """Start `count` workers."""
         for number in range(1, count + 1):
             worker_id = f"worker-{number}"
             self.workers.append(WorkerProcess(worker_id, self._command(worker_id), with_uri(os.environ, self._uri)))
 
     def _command(self, worker_id: str) -> list[str]:
-        # Every flag but the URI is given, so that the user's environment has no influence.
-        # A supervised worker ends with its parent.
+        # All settings but the URI are flags, so that the user's environment has no influence. With --supervised, a
+        # worker ends when the demo's process ends.
         return worker_command(
             [
                 *(APP, "--supervised", "--processes", "1", "--queues", "demo", "--worker-id", worker_id),

@@ -1,4 +1,4 @@
-"""The play: publish twice, let the workers work, kill one while it holds tasks, and see its tasks preempted."""
+"""The course of the demo: publish twice, kill a worker while it holds tasks, and see its tasks preempted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from mtask.demo.watch import Watch, outcome_of
 #: The length of the pause in some tasks. It is long enough for the kill to fall into it, and shorter than the lease.
 PAUSE = timedelta(milliseconds=1200)
 START_TIMEOUT = timedelta(seconds=60)
-#: Time limit of one command. It is long, because other programs may keep the machine busy, too.
+#: Time limit of one command of the database. It is long, because other programs may keep the machine busy, too.
 CALL_TIMEOUT = timedelta(seconds=60)
 STALL_TIMEOUT = timedelta(seconds=60)
 _LOOK_INTERVAL = 0.1
 _BATCH = 1000
-#: The longest time for which the remaining tasks may keep the workers busy when the kill comes, in seconds. So slots
-#: are free when the leases lapse. The kill does not come in the first half.
+#: _KILL_LEFT: the work that may be left for the workers when one is killed, in seconds. It is so little that slots are
+#: free when the leases lapse. _KILL_PART: the part of the tasks that must have begun before the kill.
 _KILL_LEFT = 1.2
 _KILL_PART = 0.5
 _FEWEST_PAUSES, _ONE_IN = 12, 50
@@ -36,7 +36,7 @@ _FEWEST_PAUSES, _ONE_IN = 12, 50
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arguments of a run of the demo."""
+    """The arguments with which the demo runs once."""
 
     folder: Path
     files: list[SourceFile]
@@ -49,7 +49,7 @@ class Plan:
     mongod: Path | None = None
 
     def opened(self) -> AbstractContextManager[DemoDatabase]:
-        """Open the database for the documents."""
+        """Return the context manager that opens the demo's database."""
         if self.uri is not None:
             return existing_database(self.uri, self.database, keep=self.keep)
         return kept_database(self.mongod) if self.keep else temporary_database(self.mongod)
@@ -98,7 +98,7 @@ class Play:
         self._notify()
 
     def _count_directly(self) -> tuple[Totals, float]:
-        """Count all files in this process, without a task, while the workers start."""
+        """Count all files in this process, without tasks, while the workers start."""
         files, totals, began = self._plan.files, Totals(), time.monotonic()
         for index, file in enumerate(files):
             if index % 20 == 0:
@@ -148,7 +148,7 @@ class Play:
         return created
 
     def _specs(self) -> list[TaskSpec]:
-        """Return a task for each file. Some pause in their first try, like slow tasks, so that the kill meets them."""
+        """Return a task for each file. Some tasks pause in their first try, so that the killed worker holds tasks."""
         files = self._plan.files
         step = max(1, min(_ONE_IN, len(files) // _FEWEST_PAUSES)) if self._plan.kill else len(files) + 1
         pause_ms = PAUSE // timedelta(milliseconds=1)
@@ -186,7 +186,8 @@ class Play:
         return left <= scene.total * (1 - _KILL_PART) and left <= scene.rate * _KILL_LEFT
 
     def _kill_one(self, client: Client) -> None:
-        # On a busy machine, each look may come too late in a pause. So at the end, any worker with tasks is killed.
+        # On a busy machine, every look may come too late in a pause. So when all tasks have begun, any worker that
+        # holds tasks is killed.
         is_last_chance = self._scene.look.begun >= self._scene.total
         victim = self._watch.holder_in_a_pause(PAUSE, is_any_enough=is_last_chance)
         if victim is None:
@@ -197,7 +198,7 @@ class Play:
         self._observe()
 
     def _observe(self) -> None:
-        """Look at the documents and the processes."""
+        """Read the documents and the processes, and update the scene."""
         began = time.monotonic()
         self._fleet.check()
         scene = self._scene
@@ -209,7 +210,7 @@ class Play:
         self._look_cost = time.monotonic() - began
 
     def _pause(self) -> None:
-        """Wait before the next look, so that looking takes only a small part of the time."""
+        """Wait before the next look at the tasks. The looks take only a small part of the time."""
         self._fleet.check()
         self._notify()
         time.sleep(max(_LOOK_INTERVAL, 4 * self._look_cost))

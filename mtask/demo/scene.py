@@ -9,7 +9,7 @@ from datetime import datetime
 
 from mtask.demo.watch import Look, Rescue
 
-#: The displayed throughput is measured over a period of this length up to now, in seconds.
+#: The length of the period over which the displayed throughput is measured, in seconds. The period ends now.
 _WINDOW = 2.0
 #: The step in which the workers run the tasks.
 WORKING = "working"
@@ -45,7 +45,7 @@ class Scene:
     has_kill: bool = False
     done: list[str] = field(default_factory=list)
     doing: str = ""
-    #: The progress of the current step, and its end.
+    #: The progress of the current step: the number of items that are done, and the number of all items.
     step: tuple[int, int] | None = None
     look: Look = field(default_factory=Look)
     workers: list[WorkerRow] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Scene:
         self.doing, self.step = "", None
 
     def see(self, look: Look) -> None:
-        """Note a new look at the tasks."""
+        """Store a new look at the tasks, with the current time."""
         now = time.monotonic()
         self.look = look
         self._seen.append((now, look.finished))
@@ -74,7 +74,7 @@ class Scene:
 
     @property
     def elapsed(self) -> float:
-        """The time since the workers got tasks, in seconds."""
+        """The time since the first publish, in seconds. It stops when all tasks have finished."""
         if self.work_began is None:
             return 0.0
         return (self.work_ended or time.monotonic()) - self.work_began

@@ -15,14 +15,15 @@ from mtask.demo.database import DemoDatabase
 from mtask.demo.scene import Kill, Scene, WorkerRow
 from mtask.demo.watch import Outcome, Rescue, task_name
 
-#: The part of the tasks over which the throughput is measured. The other tasks may wait for the killed worker's leases.
+#: The part of the tasks over which the throughput is measured. The last tasks may have to wait until the killed
+#: worker's leases lapse.
 _RATED_PART = 0.95
 _SHOWN_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The result of publishing twice."""
+    """The numbers of tasks that the two publishes created and kept."""
 
     created: int
     kept: int
@@ -59,17 +60,17 @@ class Summary:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the tasks' totals equal those of the direct computation."""
+        """Whether the demo found no faults: `differences` is empty."""
         return not self.differences
 
     @property
     def delays(self) -> list[timedelta]:
-        """The times from the lapse of each lease of the killed worker to the preemption of its task, sorted."""
+        """For each task of the killed worker, the time from the lapse of its lease to its preemption; sorted."""
         return sorted(rescue.delay for rescue in self.rescues if rescue.delay is not None)
 
     @property
     def commands(self) -> list[str]:
-        """The command lines that show the documents."""
+        """The command lines with which the user looks at the documents."""
         shown = self.rescues[0].task_id if self.rescues else f"{task_name()}:{next(iter(self.direct.hashes), '')}"
         find_one = f"db.tasks.findOne({{_id: {json.dumps(shown)}}})"
         return [self.database.mtask("show", shown), self.database.mtask("stats"), self.database.mongosh(find_one)]
@@ -108,7 +109,7 @@ class Summary:
 
 
 def printable(path: Path) -> str:
-    """Return a path as text, even if it holds bytes that are no text."""
+    """Return a path as printable text. Bytes that are not UTF-8 become escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -133,7 +134,7 @@ def summed_up(
     direct: Totals,
     direct_seconds: float,
 ) -> Summary:
-    """Return the summary of the documents and of the scene."""
+    """Make the summary from the results in the documents and from the scene."""
     return Summary(
         folder=folder,
         database=database,
@@ -152,7 +153,7 @@ def summed_up(
 
 
 def rate_of(create_time: datetime | None, finish_times: list[datetime]) -> float:
-    """Return the throughput from the first task's creation until nearly all had finished, in tasks a second."""
+    """Return the tasks finished per second, from the first task's creation until nearly all tasks had finished."""
     if create_time is None or not finish_times:
         return 0.0
     rated = max(1, int(len(finish_times) * _RATED_PART))

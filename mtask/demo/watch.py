@@ -28,7 +28,7 @@ def task_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The tasks at one moment: their numbers by status, and the numbers of runs by worker and status."""
+    """The tasks at one moment: the numbers of tasks by status, and of runs by worker and status."""
 
     tasks: Counter[str] = field(default_factory=Counter)
     runs: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -44,17 +44,17 @@ class Look:
         return self.finished + self.tasks[TaskStatus.RUNNING.value]
 
     def running(self, worker_id: str) -> int:
-        """The number of runs that a worker holds, including lapsed ones."""
+        """The number of runs that a worker holds. Lapsed runs are included."""
         return self.runs[worker_id, RunStatus.RUNNING.value]
 
     def ended(self, worker_id: str) -> int:
-        """The number of this worker's runs that the worker itself ended, as SUCCESS or FAIL."""
+        """The number of runs that the worker itself ended as SUCCESS or FAIL."""
         return self.runs[worker_id, RunStatus.SUCCESS.value] + self.runs[worker_id, RunStatus.FAIL.value]
 
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """A task of the killed worker, with the times of its lease's lapse and of its preemption, by the server's clock."""
+    """A task of the killed worker: when its lease lapsed, and when it was preempted, by the server's clock."""
 
     task_id: str
     key: str
@@ -103,7 +103,7 @@ class Watch:
         return {worker.worker_id for worker in self._client.workers() if worker.status.value == "running"}
 
     def holder_in_a_pause(self, pause: timedelta, *, is_any_enough: bool = False) -> str | None:
-        """Return the worker that holds the most tasks in the first half of their pause, or None.
+        """Return the worker that holds the most tasks that are in the first half of their pause, or None.
 
         `is_any_enough`: if no worker holds a task in that half, return the worker that holds the most tasks.
         """
@@ -125,7 +125,7 @@ class Watch:
         return found[0][0] if found else None
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
-        """Return the rescues of the tasks that the killed worker held, in the order of their lapses."""
+        """Return the rescues of the killed worker's tasks, in the order in which the leases lapsed."""
         documents = survey.leased_beyond(self._client.tasks, self._name, victim, killed_time)
         found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
         return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
@@ -151,7 +151,7 @@ def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:
 
 
 def outcome_of(documents: Iterator[Document]) -> Outcome:
-    """Return the totals and figures of the documents."""
+    """Return the demo's result, computed from the documents."""
     outcome = Outcome()
     for document in documents:
         task = Task.model_validate(document)

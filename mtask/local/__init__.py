@@ -1,9 +1,10 @@
 """The embedded mongod: a real MongoDB for development, demos and tests, without an installation.
 
-`start` and `stop` control one server per folder. All processes of the user share it, and it outlives them.
-`temporary` and `ReplicaSet` are for tests: they have folders of their own and several nodes, which can be killed.
-Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks for passwords. Any user of the machine
-can connect to the other servers.
+`start` and `stop` control the server of a folder. All processes of the user share this server, and it outlives them.
+`temporary` and `ReplicaSet` are for tests. They make replica sets of several nodes, in new folders. A test can kill the
+nodes.
+Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks for passwords. To every other server,
+any user of the machine can connect.
 """
 
 from mtask.local.find import find_mongod

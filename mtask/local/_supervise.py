@@ -1,9 +1,10 @@
-"""Remove a temporary folder and every mongod in it once the process that asked for it is gone.
+"""Remove a temporary folder, and kill every mongod in it, once the process that made the folder has ended.
 
-This module runs by its path, with the standard library alone, so that it starts in milliseconds:
-`python -I -S _supervise.py FOLDER PARENT_PID`. Its standard input is a pipe that only the parent keeps open. When the
-pipe ends, the parent is done or dead. Every mongod that the parent was starting has started by then, because a child
-holds the pipe until it has become a mongod. So one sweep after the end of the pipe finds all of them.
+This module runs as a script, with the standard library alone, so that it starts in milliseconds:
+`python -I -S _supervise.py FOLDER PARENT_PID`. Its standard input is a pipe that the parent keeps open. The pipe ends
+when the parent has closed it or has died. A child process of the parent also holds the pipe, until the child has become
+a mongod. So when the pipe ends, every mongod that the parent has begun to start is running, and one sweep finds all of
+them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ POLL_SECONDS = 0.02
 
 
 def command_lines(only: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yield the pid and the arguments (--name=value) of every visible live process, or of one."""
+    """Yield the pid and the arguments (--name=value) of every visible live process, or only of the process `only`."""
     proc = Path("/proc")
     if (proc / "self" / "cmdline").exists():
         names = [entry.name for entry in proc.iterdir()] if only is None else [str(only)]
         for name in names:
             if name.isdigit():
-                # A process may end meanwhile. A process that has ended but is not reaped has no arguments.
+                # A process may end meanwhile. A zombie process has no arguments.
                 with contextlib.suppress(OSError):
                     arguments = (proc / name / "cmdline").read_bytes().rstrip(b"\0")
                     if arguments:
@@ -46,7 +47,7 @@ def command_lines(only: int | None = None) -> Iterator[tuple[int, list[str]]]:
 
 
 def option(arguments: list[str], name: str) -> str | None:
-    """Return the value of --name=value among the arguments."""
+    """Return the value of the argument --name=value, or None if there is no such argument."""
     prefix = f"--{name}="
     return next((part.removeprefix(prefix) for part in arguments if part.startswith(prefix)), None)
 
@@ -62,7 +63,7 @@ def mongods_in(folder: Path) -> list[int]:
 
 
 def sweep(folder: Path) -> bool:
-    """Kill every mongod in the folder and remove the folder; return whether that succeeded in time."""
+    """Kill every mongod in the folder and remove the folder; return whether this succeeded within SWEEP_SECONDS."""
     end = time.monotonic() + SWEEP_SECONDS
     while time.monotonic() < end:
         pids = mongods_in(folder)
@@ -78,7 +79,7 @@ def sweep(folder: Path) -> bool:
 
 
 def wait_for_parent(parent: int) -> None:
-    """Return when the pipe on standard input ends, or when the parent has died and other processes hold the pipe."""
+    """Wait until the pipe on standard input ends, or until the parent has died and other processes hold the pipe."""
     while os.getppid() == parent:
         readable, _, _ = select.select([0], [], [], 1.0)
         if readable and not os.read(0, 1):

@@ -1,4 +1,4 @@
-"""Turn the remains of a failed mongod into an error that names the cause."""
+"""Turns the exit code and the logs of a failed mongod into an error that names the cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ APT_PACKAGES = {
 
 
 class Remains(NamedTuple):
-    """The remains of a mongod that did not start."""
+    """The exit code, the output and the log of a mongod that did not start."""
 
     binary: Path
     folder: Path
@@ -44,7 +44,7 @@ class Remains(NamedTuple):
     exit_code: int | None
     #: The standard output and standard error of the process.
     output: str
-    #: The part of its log file that this start wrote.
+    #: The part of the log file that this start wrote.
     log: str
 
 
@@ -68,7 +68,7 @@ def failure(remains: Remains) -> MongodFailed:
 
 
 def missing_library(remains: Remains) -> Cause | None:
-    """Recognize the dynamic linker's complaint."""
+    """Recognize a shared library that is missing."""
     found = re.search(r"error while loading shared libraries: ([^\s:]+)", remains.output)
     if found is None:
         return None
@@ -157,8 +157,8 @@ def foreign_files(remains: Remains) -> Cause | None:
 
 
 def killed(remains: Remains) -> Cause | None:
-    """Recognize a process ended by the kernel or by another process."""
-    # A crash of mongod itself logs the signal; SIGKILL leaves no trace.
+    """Recognize a process that the kernel or another process has killed."""
+    # When mongod crashes, it logs the signal. SIGKILL leaves no trace.
     vanished = remains.exit_code == EXIT_DAEMON_GOT_SIGNAL and "Got signal" not in remains.log
     if not vanished and remains.exit_code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return None
@@ -169,7 +169,7 @@ def killed(remains: Remains) -> Cause | None:
 
 
 def too_slow(remains: Remains) -> Cause | None:
-    """Recognize a start cut off by its deadline."""
+    """Recognize a start that did not end before its deadline."""
     if remains.exit_code is not None:
         return None
     return Cause(
@@ -200,7 +200,7 @@ def unknown_cause(remains: Remains) -> Cause:
 
 
 def quoted_tail(text: str) -> str:
-    """Return the last lines of a log, or only its errors if it has any. JSON lines are shortened to their message."""
+    """Return the last lines of a log, or only its errors if it has any. A JSON line is shortened to its message."""
     lines = [line for line in text[-TAIL_BYTES:].splitlines() if line.strip()]
     serious = [line for line in lines if re.search(r'"s":"[EF]"', line)]
     return "\n".join(shortened(line) for line in (serious or lines)[-TAIL_LINES:])

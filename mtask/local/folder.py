@@ -30,15 +30,15 @@ class LocalServer(BaseModel):
 
     @property
     def log(self) -> Path:
-        """The log file of mongod. A start moves a large one to `mongod.log.1`."""
+        """The log file of mongod. A start of the server moves a large log file to `mongod.log.1`."""
         return self.folder / "mongod.log"
 
 
 def default_folder(data_home: str | None = None) -> Path:
     """Return the default folder: `mtask/local` in the user's data folder.
 
-    The data folder is `data_home`, else $XDG_DATA_HOME, else ~/.local/share. As in the XDG standard, a relative path is
-    ignored.
+    The data folder is `data_home`, else $XDG_DATA_HOME, else ~/.local/share. A relative path is ignored, as in the XDG
+    standard.
     """
     named = data_home if data_home is not None else os.environ.get("XDG_DATA_HOME", "")
     base = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
@@ -92,7 +92,7 @@ def exclusive(folder: Path, deadline: Deadline) -> Iterator[None]:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Take the lock if it is free; return whether it was free. The kernel frees it when its holder dies."""
+    """Take the lock if it is free; return whether it was free. The kernel frees the lock when its holder dies."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,7 +101,7 @@ def is_locked(descriptor: int) -> bool:
 
 
 def read_state(folder: Path) -> LocalServer | None:
-    """Return the record of the last start, or None if there is no readable one. The process may have ended."""
+    """Return the record of the last start, or None if no record can be read. The recorded server may have ended."""
     try:
         recorded = LocalServer.model_validate_json((folder / "server.json").read_bytes())
     except (OSError, ValidationError):
@@ -111,7 +111,7 @@ def read_state(folder: Path) -> LocalServer | None:
 
 
 def write_state(server: LocalServer) -> None:
-    """Record a ready server. Readers see the old record or the new one, never a part of it."""
+    """Record a ready server. Readers see the old record or the new record, never an incomplete one."""
     path = server.folder / "server.json"
     draft = path.with_suffix(".draft")
     draft.write_text(server.model_dump_json(indent=2) + "\n")
@@ -119,7 +119,7 @@ def write_state(server: LocalServer) -> None:
 
 
 def rotate_log(log: Path) -> None:
-    """Rename a large log. One older log is kept."""
+    """Rename the log if it is large. Only one old log is kept."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))

@@ -66,7 +66,7 @@ class Node:
         return self.folder / "mongod.out"
 
     def command(self) -> list[str]:
-        """Return the command line. Options are --name=value, so that they can be read from the list of processes."""
+        """Return the command line. Options have the form --name=value, which can be read from the process list."""
         parameters = {"diagnosticDataCollectionEnabled": "false", **self.parameters}
         return [
             str(self.binary),
@@ -129,7 +129,7 @@ class Node:
 
 
 class Launch:
-    """A node's start, which may not be finished."""
+    """The start of a node. It may still be under way."""
 
     def __init__(self, node: Node, process: subprocess.Popen[bytes], log_offset: int) -> None:
         self.node = node
@@ -137,8 +137,8 @@ class Launch:
         self._log_offset = log_offset
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until the node listens. Raises MongodFailed, with nothing left running."""
-        # With --fork, the process exits with 0 as soon as its daemon listens. If the daemon ends before, the process
+        """Wait until the node listens. If it does not, kill its processes and raise MongodFailed."""
+        # With --fork, the process exits with 0 as soon as its daemon listens. If the daemon ends earlier, the process
         # exits with the daemon's exit code.
         try:
             self._process.wait(deadline.remaining())
@@ -162,7 +162,7 @@ class Launch:
         return self._process.returncode == EXIT_ADDRESS_IN_USE
 
     def failure(self, exit_code: int | None) -> MongodFailed:
-        """Return the error made from the remains of this start."""
+        """Return the error that explains why this start failed."""
         node = self.node
         return failure(
             Remains(
@@ -192,7 +192,7 @@ def start_refused(node: Node, error: OSError) -> MongodFailed:
 
 
 def text_from(path: Path, offset: int = 0) -> str:
-    """Return a file's text from an offset on, or an empty string if there is no such file."""
+    """Return the text of a file from an offset on, or an empty string if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -1,4 +1,4 @@
-"""The process that owns a folder of data files: finding it and ending it."""
+"""Finds and ends the process that uses a folder of data files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from mtask.local._supervise import command_lines, mongods_in, option
 from mtask.local.ports import is_free
 from mtask.local.waiting import Deadline, wait_until
 
-#: The time between SIGTERM and SIGKILL.
+#: The time in which a process should end after SIGTERM. After this time, the process gets SIGKILL.
 STOP_TIMEOUT = timedelta(seconds=20)
-#: The time for a process to end after SIGKILL.
+#: Time limit for the end of a process after SIGKILL.
 KILL_TIMEOUT = timedelta(seconds=20)
-#: The time for the files and the port to become free after a process has left the list of processes.
+#: Time limit for the release of the files and the port, after a process has left the list of processes.
 RELEASE_TIMEOUT = timedelta(seconds=1)
 
 
 def serving_pid(data: Path) -> int | None:
-    """Return the pid of the process that serves these data files, or None. A dead process's lock file is ignored."""
+    """Return the pid of the process that serves these data files, or None if no live process does."""
     arguments = serving_arguments(data)
     return arguments[0] if arguments else None
 
 
 def serving_arguments(data: Path) -> tuple[int, list[str]] | None:
-    """Return the pid and the command line of the process that serves these data files."""
+    """Return the pid and the command line of the process that serves these data files, or None."""
     try:
         pid = int((data / "mongod.lock").read_text())
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def serving_arguments(data: Path) -> tuple[int, list[str]] | None:
 
 
 def kill_mongods(data: Path) -> None:
-    """Kill every process that serves these data files or starts to, and wait until all have ended."""
+    """Kill every mongod that serves these data files or is just starting, and wait until all have ended."""
 
     def none_left() -> bool:
         pids = mongods_in(data)
@@ -54,11 +54,11 @@ def kill_mongods(data: Path) -> None:
 
 
 def stop_mongod(data: Path, timeout: timedelta) -> bool:
-    """Stop the process that serves these data files; return whether there was one."""
+    """Stop the process that serves these data files; return whether there was such a process."""
     serving = serving_arguments(data)
     if serving is not None:
         send_signal(data, serving[0], signal.SIGTERM)
-        # A paused process does not handle SIGTERM.
+        # A paused process handles SIGTERM only after SIGCONT.
         send_signal(data, serving[0], signal.SIGCONT)
     if not wait_until(lambda: serving_pid(data) is None and not is_held(data), Deadline(timeout)):
         kill_mongods(data)
@@ -98,7 +98,7 @@ def send_signal(data: Path, pid: int, number: signal.Signals) -> None:
 
 
 def not_ended(data: Path) -> MongodFailed:
-    """Return the error for a process that is invisible or survived SIGKILL."""
+    """Return the error for a process that is not visible here or that survived SIGKILL."""
     return MongodFailed(
         "mongod",
         f"a process that cannot be ended from here uses the data files in {data}",
@@ -113,5 +113,5 @@ def is_stopped(pid: int) -> bool:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread ended meanwhile
         return False
-    # The state follows the name in brackets, and the name may contain any character.
+    # In this text, the state follows the process name, which is in brackets and may contain any character.
     return all(stat.rpartition(")")[2].split()[0] in "TtXZ" for stat in stats)

@@ -1,4 +1,4 @@
-"""Choice of ports to listen on."""
+"""Chooses the ports on which servers listen."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import socket
 
 #: The loopback interface: nobody beyond this machine can connect.
 HOST = "127.0.0.1"
-#: The range of ports to choose from. Linux and macOS choose the ports of outgoing connections above it. A port up there
-#: could be taken while its node is down, and a client that reconnects could even connect to itself.
+#: The range of ports to choose from. Linux and macOS choose the ports of outgoing connections above this range. An
+#: outgoing connection could take such a port while its node is down. A client that reconnects could even connect to
+#: itself.
 FIRST_PORT, LAST_PORT = 20000, 32000
 
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port now."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as attempt:
-        # mongod sets this option, too. So connections that linger after a restart do not block the port.
+        # mongod sets this option, too. With this option, connections that linger after a restart do not block the port.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind((HOST, port))
@@ -27,7 +28,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct ports that are free now. Another process may still take one first."""
+    """Return `count` ports that are free now. Another process may take one of them before the caller does."""
     candidates = random.sample(range(FIRST_PORT, LAST_PORT), LAST_PORT - FIRST_PORT)
     found: list[int] = []
     for port in candidates:

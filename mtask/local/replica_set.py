@@ -25,7 +25,7 @@ REPLICA_SET = "mtask"
 START_TIMEOUT = timedelta(seconds=60)
 PRIMARY_TIMEOUT = timedelta(seconds=30)
 ELECTION_TIMEOUT = timedelta(milliseconds=1500)
-#: The number of attempts with other ports, in case another process takes one first.
+#: The most attempts to start the nodes. Each attempt uses new ports, because another process may take a port first.
 PORT_ATTEMPTS = 5
 MOST_NODES = 7
 
@@ -57,8 +57,8 @@ class ReplicaSet:
 
         `parameters` are mongod's server parameters; `{"enableTestCommands": "1"}` allows fail points.
         `election_timeout`: the time without a primary after which the other nodes elect a new one.
-        `security`: passwords for users, and TLS if it has a certificate.
-        Raises MongodNotFound and MongodFailed, with nothing left running.
+        `security`: passwords for users, and TLS if `security` has a certificate.
+        Raises MongodNotFound or MongodFailed. After an error, no mongod of the set is left running.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise InvalidOption("nodes", f"a set has 1 to {MOST_NODES} of them", nodes)
@@ -108,7 +108,7 @@ class ReplicaSet:
 
     @property
     def uri(self) -> str:
-        """The connection string with all nodes. With security, it is that of the administrator."""
+        """The connection string with all nodes. With security, it holds the administrator's name and password."""
         return self.uri_as(None)
 
     def uri_as(self, user: str | None, password: str | None = None) -> str:
@@ -117,16 +117,16 @@ class ReplicaSet:
         return uri_of(addresses, REPLICA_SET, self.nodes[0].security, user, password)
 
     def primary(self) -> Node:
-        """Return the primary; wait for one like `wait_primary`."""
+        """Return the primary. If there is none, wait for one, as `wait_primary` does."""
         return self.wait_primary()
 
     def secondaries(self) -> list[Node]:
-        """Return the running nodes other than the primary."""
+        """Return all running nodes except the primary."""
         primary = self.primary()
         return [node for node in self.nodes if node != primary and node.is_running()]
 
     def wait_primary(self, timeout: timedelta = PRIMARY_TIMEOUT, *, other_than: Node | None = None) -> Node:
-        """Wait until a node other than `other_than` is primary. Raises MongodFailed at the timeout."""
+        """Wait until a node other than `other_than` is primary; return it. Raises MongodFailed after `timeout`."""
         candidates = [node for node in self.nodes if node != other_than]
         primary = wait_until(lambda: primary_of(candidates), Deadline(timeout))
         if primary is None:
@@ -138,9 +138,10 @@ class ReplicaSet:
         node.kill()
 
     def restart(self, node: Node, timeout: timedelta = START_TIMEOUT) -> None:
-        """Start a node again with its port and its data; return when it is a ready member. Stop it first if it runs.
+        """Start a node again, with its port and its data. If the node runs, stop it first.
 
-        If the other nodes have no primary, return as soon as the node listens.
+        The call returns when the node is a ready member. If the other nodes have no primary, it returns as soon as the
+        node listens.
         """
         deadline = Deadline(timeout)
         self._shut_down(node)
@@ -150,7 +151,7 @@ class ReplicaSet:
             wait_until(lambda: is_member_ready(node), deadline)
 
     def pause(self, node: Node) -> None:
-        """Freeze a node with SIGSTOP. When this returns, its connections are open but it does not answer."""
+        """Freeze a node with SIGSTOP. From then on, its connections are open, but the node does not answer."""
         node.send(signal.SIGSTOP)
         pid = node.pid()
         if pid is not None:
@@ -161,7 +162,7 @@ class ReplicaSet:
         node.send(signal.SIGCONT)
 
     def step_down(self, duration: timedelta = timedelta(seconds=5)) -> Node:
-        """Make the primary step down for the duration; return that node.
+        """Make the primary step down; return the node that was primary. For `duration`, it cannot be elected again.
 
         Its connections stay open. A set of one node has no primary during that time.
         """
@@ -201,9 +202,9 @@ class ReplicaSet:
 
 
 def launch_all(nodes: Sequence[Node], deadline: Deadline, *, accept_taken_port: bool) -> bool:
-    """Start all nodes at once; return whether they run.
+    """Start all nodes at once. Return True if they run, or False if a port was taken.
 
-    False means that a port was taken. Without `accept_taken_port`, that is an error instead.
+    Without `accept_taken_port`, a taken port raises an error.
     """
     launches = [node.launch() for node in nodes]
     for launch in launches:

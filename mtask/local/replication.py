@@ -1,4 +1,4 @@
-"""Replica sets of running nodes: making them, and finding the primary."""
+"""Makes replica sets of running nodes, and finds their primaries."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def ask(node: Node, command: str) -> Reply | None:
 
 
 def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
-    """Make the nodes one replica set, unless they already are."""
+    """Make one replica set of the nodes, unless they are in one already."""
     members = [{"_id": number, "host": node.address} for number, node in enumerate(nodes)]
     configuration = {"_id": nodes[0].replica_set, "members": members, "settings": dict(settings)}
-    # With several nodes the first one asks the others, which can take a while.
+    # If there are several nodes, the first node asks the others. This can take a while.
     with direct_client(nodes[0], timedelta(seconds=20)) as client:
         try:
             client.admin.command("replSetInitiate", configuration)
@@ -64,7 +64,10 @@ def initiate(nodes: Sequence[Node], settings: Mapping[str, int]) -> None:
 
 
 def make_administrator(node: Node) -> None:
-    """Make the first user of a new set, on its primary. From this machine, MongoDB allows that without a password."""
+    """Make the first user of a new set, on its primary.
+
+    MongoDB allows this without a password if the call comes from the same machine.
+    """
     if node.security is None:
         return
     with direct_client(node, timedelta(seconds=20)) as client:
@@ -72,7 +75,7 @@ def make_administrator(node: Node) -> None:
 
 
 def claim_primary(node: Node) -> str | None:
-    """Make the only node of a set primary; return the server's version, or None while the node is not primary.
+    """Make the only node of a set primary. Return the server's version, or None if the node is not primary yet.
 
     A new set is initiated. A set that last ran on another port gets its new address.
     """
@@ -86,14 +89,15 @@ def claim_primary(node: Node) -> str | None:
             if error.code == NOT_YET_INITIALIZED:
                 initiate([node], {})
             return None
-        # The node first looks for itself at its old address. If a program there never answers, it waits half a minute.
+        # First, the node looks for itself at its old address. If a program at that address never answers, the node
+        # waits for half a minute.
         if [member["host"] for member in configuration["members"]] != [node.address]:
             client.admin.command("replSetReconfig", readdressed(configuration, node.address), force=True)
     return None
 
 
 def readdressed(configuration: Reply, address: str) -> dict[str, Any]:
-    """Return the configuration with this address as its only member."""
+    """Return a configuration in which the node at this address is the only member."""
     return {
         **configuration,
         "version": configuration["version"] + 1,

@@ -1,4 +1,4 @@
-"""Access control and TLS of an embedded replica set, for tests with users of few rights."""
+"""Access control and TLS of an embedded replica set, for tests with users who have few rights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _KEY_BYTES = 48
 class Security:
     """The protection of a replica set.
 
-    Users have passwords. The start makes the first user, an administrator. The members authenticate with `key_file`,
-    which is made if it is missing. With `certificate`, every connection uses TLS. This PEM file holds a certificate
-    for 127.0.0.1, valid for servers and clients, and its private key. `ca` is the PEM file of the signing authority.
+    Users have passwords. When the set is started, an administrator is made as its first user. The members authenticate
+    with `key_file`. If this file is missing, it is made. With `certificate`, every connection uses TLS. `certificate`
+    is a PEM file with a private key and the certificate for it. The certificate is for 127.0.0.1, and valid for servers
+    and clients. `ca` is the PEM file of the authority that signed the certificate.
     """
 
     key_file: Path
@@ -56,7 +57,7 @@ class Security:
 def uri_of(
     addresses: str, replica_set: str, security: Security | None, user: str | None = None, password: str | None = None
 ) -> str:
-    """Return the connection string of a replica set for this user; None: for the administrator, with security."""
+    """Return the connection string of a replica set. With security, it is for `user`, by default the administrator."""
     if security is None:
         return f"mongodb://{addresses}/?replicaSet={replica_set}"
     name, word = (security.user, security.password) if user is None else (user, password or "")

@@ -1,4 +1,4 @@
-"""One server per folder, which all processes of the user share. It is started once and outlives them."""
+"""One server for each folder. All processes of the user share this server. It is started once and outlives them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def start(
     cache_mb: int = SMALLEST_CACHE_MB,
     parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalServer:
-    """Start the folder's server, or return the running one, whatever its cache and parameters.
+    """Start the folder's server. If it runs already, return it, even if its cache and parameters differ.
 
     The server is detached: it outlives this process and its terminal. It keeps its port from one start to the next,
     unless another process takes that port. Its log is `mongod.log` in the folder. `cache_mb` is at least 256.
-    Raises MongodNotFound, and MongodFailed with nothing left running.
+    Raises MongodNotFound or MongodFailed. After an error, no mongod that this call started is left running.
     """
     return ensure_started(folder, mongod, timeout, cache_mb, parameters)[0]
 
@@ -59,7 +59,7 @@ def status(folder: Path | None = None) -> LocalServer | None:
 
 
 def stop(folder: Path | None = None, *, timeout: timedelta = STOP_TIMEOUT) -> bool:
-    """Stop the folder's server in good order, or kill it after the timeout; return whether it ran. The data stays."""
+    """Stop the folder's server in good order, or kill it after `timeout`; return whether it ran. The data stays."""
     chosen = resolved(folder)
     if not chosen.is_dir():
         return False
@@ -142,7 +142,7 @@ def remembered_port(folder: Path) -> int | None:
 
 
 def adopted(folder: Path, pid: int, arguments: list[str]) -> Node:
-    """Return the node that already runs, even if its starter died before it was ready."""
+    """Return the node that runs already. The process that started it may have died before the node was ready."""
     port = option(arguments, "port")
     name = option(arguments, "replSet")
     if port is None or name is None:
@@ -156,7 +156,7 @@ def adopted(folder: Path, pid: int, arguments: list[str]) -> Node:
 
 def ready(node: Node, launch: Launch | None, deadline: Deadline) -> LocalServer:
     """Wait until the node is primary, and record it for other processes."""
-    # Do not wait for a process that has died.
+    # If mongod has died, do not wait any longer.
     version = wait_until(lambda: claim_primary(node) if node.is_running() else HAS_ENDED, deadline)
     pid = node.pid()
     if version is None or version == HAS_ENDED or pid is None:

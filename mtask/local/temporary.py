@@ -18,7 +18,7 @@ from mtask.local.find import find_mongod
 from mtask.local.replica_set import ReplicaSet
 from mtask.local.security import Security
 
-#: Time limit of the wait for the sweep. It is longer than the time that the sweep itself takes at most.
+#: Time limit of the wait for the sweep. It is longer than the time limit of the sweep itself.
 SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)
 
 

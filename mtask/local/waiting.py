@@ -1,4 +1,4 @@
-"""Waiting for a condition until a deadline."""
+"""Waits for a condition until a deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Deadline:
 
 
 def wait_until(condition: Callable[[], T], deadline: Deadline, interval: timedelta = POLL_INTERVAL) -> T:
-    """Poll the condition; return its first true value, or its last false value at the deadline."""
+    """Poll the condition until its value is true or the deadline has passed. Return its last value."""
     while True:
         value = condition()
         if value or deadline.is_over():

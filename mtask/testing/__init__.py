@@ -9,8 +9,8 @@ test a database of its own:
         bench.run()
         assert bench.client.get("report", "2030-01").returns == "sales reported"
 
-Without pytest: `with bench(app) as made: ...`. The server is the one that MTASK_TEST_URI names, or else the embedded
-mongod (the extra `local`), which is started once for the process.
+Without pytest: `with bench(app) as made: ...`. MTASK_TEST_URI names the server for the tests. Without MTASK_TEST_URI,
+the embedded mongod of the extra `local` is started, once for the process.
 """
 
 from mtask.testing.bench import Bench, Stuck, bench

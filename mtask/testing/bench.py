@@ -1,4 +1,4 @@
-"""The bench: one app, one database, one client, and workers in this process while tasks are due."""
+"""The bench: an app, a database, a client, and a worker that runs in this process while tasks are due."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _uri: str | None = None
 
 
 class Stuck(MtaskError, AssertionError):
-    """Tasks are due and do not end. `reasons` holds for each task the reasons why it waits."""
+    """Tasks are due and do not end. `reasons` maps each task to the reasons why the task waits."""
 
     def __init__(self, patience: timedelta, reasons: dict[str, list[Reason]]) -> None:
         waits = [f"{task_id}: {'; '.join(r.message for r in found) or 'runs'}" for task_id, found in reasons.items()]
@@ -47,7 +47,7 @@ class Stuck(MtaskError, AssertionError):
 
 
 class Bench:
-    """An app and a database of its own. Tasks run only within `run`, `advance` and `fire`."""
+    """An app with a database of its own. The app's tasks run only during `run`, `advance` and `fire`."""
 
     def __init__(self, app: App, uri: str, database: str) -> None:
         self.app = app
@@ -55,7 +55,7 @@ class Bench:
         self.database = database
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
-        #: The last firing of each schedule that was fired.
+        #: By schedule id: the last firing that `fire` has published.
         self._fired: dict[str, datetime] = {}
 
     def close(self) -> None:
@@ -65,10 +65,10 @@ class Bench:
         self.client.close()
 
     def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:
-        """Run all tasks that are due, or become due meanwhile; return the tasks that finished, by finish time.
+        """Run all tasks that are due or become due meanwhile. Return the tasks that finished, sorted by finish time.
 
         Handlers run as in a worker process: async handlers on a loop in a thread of its own, sync handlers in threads.
-        Tasks delayed by start_time or by a retry's delay do not run: see `advance`. Raises Stuck after `timeout`.
+        Tasks that wait for their start_time or for a retry do not run: see `advance`. Raises Stuck after `timeout`.
         """
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         begun = self.client.server_time()
@@ -87,7 +87,7 @@ class Bench:
     def advance(
         self, by: timedelta | None = None, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100
     ) -> list[Task]:
-        """Let time pass for all waiting tasks, and run those that are due then; return the tasks that finished.
+        """Let time pass for all waiting tasks, and run the tasks that are due then. Return the tasks that finished.
 
         If `by` is None, time passes until the next delayed task is due. Schedules do not fire: see `fire`. Raises Stuck
         like `run`.
@@ -99,7 +99,7 @@ class Bench:
         return self.run(timeout=timeout, concurrency=concurrency)
 
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
-        """Publish the task of a schedule's next firing now, run it, and return the tasks that finished.
+        """Publish the task of a schedule's next firing now, and run it. Return the tasks that finished.
 
         The app declares the schedule, or `client.add_schedule` has stored it. The schedule is not changed. Raises
         ScheduleNotFound.
@@ -156,7 +156,7 @@ class _Life:
             raise self._error
 
     def end(self) -> None:
-        """Stop the worker and its runs, and wait for its end."""
+        """Stop the worker and its runs, and wait until the worker has ended."""
         self._worker.stop()
         self._worker.stop()
         self._thread.join()
@@ -173,7 +173,10 @@ def _working(worker: Worker) -> Iterator[_Life]:
 
 
 def server_uri() -> str:
-    """Return the URI of the server for tests. The first call starts an embedded one, which ends with this process."""
+    """Return the URI of the server for tests.
+
+    Without MTASK_TEST_URI, the first call starts an embedded server, which ends with this process.
+    """
     global _uri
     with _lock:
         if _uri is None:
@@ -186,7 +189,7 @@ def server_uri() -> str:
 
 @contextmanager
 def bench(app: App, *, uri: str | None = None) -> Iterator[Bench]:
-    """Give the app a database of its own for the block, dropped afterwards."""
+    """Make a bench: the app with a new database. The database is dropped at the end of the block."""
     made = Bench(app, uri or server_uri(), f"mtask_test_{uuid.uuid4().hex}")
     try:
         yield made

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mtask_bench() -> Iterator[Callable[[App], Bench]]:
-    """Make a bench for an app: a database of its own, dropped after the test."""
+    """Provide a function that makes a bench for an app. The bench's database is dropped after the test."""
     from mtask.testing import bench
 
     with ExitStack() as stack:

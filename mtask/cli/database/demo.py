@@ -1,4 +1,4 @@
-"""`mtask demo`: the main job on real files, with a worker that is killed meanwhile."""
+"""`mtask demo` counts real files with several workers, and kills one of the workers meanwhile."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def demo(
         bool, typer.Option("--plain", help="Print lines, not a live picture. Without a terminal this is so anyway.")
     ] = False,
 ) -> int:
-    """Count the files of a folder, one task a file, with three workers, one of which is killed while it holds tasks.
+    """Count the words of a folder's files with three workers. One worker is killed while it holds tasks.
 
-    The demo starts a MongoDB of its own and leaves nothing behind. With --uri it uses the database mtask_demo there, or
-    the one that --database names. Exit code 1 if the totals differ from those of a direct computation.
+    Each file is one task. The demo starts its own MongoDB and leaves nothing behind. With --uri, it uses an existing
+    server: the database mtask_demo, or the database that --database names. The exit code is 1 if the tasks' totals
+    differ from the totals of a direct computation.
     """
     if not 1 <= workers <= MOST_WORKERS:
         raise InvalidInput(f"--workers {workers}: use 1 to {MOST_WORKERS}.", field="workers")
@@ -104,14 +105,14 @@ def _show(cli: Cli, plan: Plan, *, plain: bool) -> int:
 
 
 def _uri(cli: Cli) -> str | None:
-    """Return the URI to use. Only a flag can give the URI, so that no database is filled by accident."""
+    """Return the URI of the flag --uri, or None. Other settings are ignored: no database is filled by accident."""
     given = cli.flags.uri
     return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP end the block once; further signals do not disturb the cleanup."""
+    """Let the first SIGINT, SIGTERM or SIGHUP end the block. Later signals do not disturb the cleanup."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

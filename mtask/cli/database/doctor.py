@@ -29,9 +29,9 @@ def doctor(
         typer.Option("--patience", metavar="DURATION", help="A due task that waits longer than this is a FAIL."),
     ] = "5m",
 ) -> int:
-    """Examine server, collections, workers and tasks, and print remedies.
+    """Examine the server, the collections, the workers and the tasks, and print remedies.
 
-    It changes nothing. Exit code 7 if it finds a FAIL.
+    The command changes nothing. The exit code is 7 if a finding is a FAIL.
     """
     allowed = values.duration(patience, "patience")
     client = cli.client(reads_only=True)

@@ -70,7 +70,7 @@ def start(
 ) -> None:
     """Start the embedded mongod if it does not run yet.
 
-    It runs until `mtask local stop`. With --quiet only its URI is printed.
+    The mongod runs until `mtask local stop`. With --quiet, the command prints only the URI.
     """
     chosen = folder or cli.settings.local_folder
     server = local.start(chosen, mongod=mongod or cli.settings.mongod)
@@ -80,7 +80,7 @@ def start(
 def status(cli: Cli, folder: _Folder = None) -> int:
     """Print whether the embedded mongod runs, and its URI.
 
-    Exit code 4 if it does not run.
+    The exit code is 4 if the mongod does not run.
     """
     server = local.status(folder or cli.settings.local_folder)
     if server is None:

@@ -65,9 +65,9 @@ def list_roles(
         bool, typer.Option("--shell", help="Print the commands that make them, for mongosh as an administrator.")
     ] = False,
 ) -> None:
-    """Print the least-privilege roles of the database, and the rights of each.
+    """Print the roles for mtask's users, each with only the rights that it needs.
 
-    Needs no database. `mtask init --roles` makes them.
+    The command does not connect to a database. `mtask init --roles` makes the roles.
     """
     database = cli.database()
     document: list[dict[str, Any]] = [
@@ -120,9 +120,9 @@ def schema(
         ),
     ] = "mongo",
 ) -> None:
-    """Print the schema of the documents, for services in other languages.
+    """Print the schema of a collection's documents, for services in other languages.
 
-    Needs no database.
+    The command does not connect to a database.
     """
     _check(collection, COLLECTIONS, "collection")
     _check(form, FORMATS, "format")

@@ -36,16 +36,16 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
-    """Stop workers claiming a queue or a task name; current runs continue.
+    """Stop workers from claiming the tasks of a queue or of a task name. Current runs continue.
 
-    Returns once every live worker has confirmed. The pause lasts until `mtask resume`.
+    The command returns once every live worker has confirmed. The pause lasts until `mtask resume`.
     """
     limit = values.duration(timeout, "timeout")
     _report(cli, cli.client().pause(queue=queue, name=name, timeout=limit))
 
 
 def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
-    """Let workers claim a paused queue or task name again."""
+    """Let workers claim the tasks of a paused queue or task name again."""
     limit = values.duration(timeout, "timeout")
     _report(cli, cli.client().resume(queue=queue, name=name, timeout=limit))
 
@@ -67,10 +67,10 @@ def limit(
     none: Annotated[bool, typer.Option("--none", help="Remove all limits of the queue.")] = False,
     timeout: _Timeout = "60s",
 ) -> None:
-    """Limit the runs of a queue over all workers.
+    """Limit the runs of a queue's tasks, counted over all workers.
 
-    These limits replace the former ones: a limit that is not given is removed. Returns once every live worker has
-    confirmed.
+    The command replaces all limits of the queue: a limit that is not given is removed. It returns once every live
+    worker has confirmed.
     """
     given = (concurrency, rate, key_concurrency, key_rate)
     if none == any(value is not None for value in given):
@@ -98,10 +98,11 @@ def keep(
     everything: Annotated[bool, typer.Option("--all", help="Keep all tasks again.")] = False,
     timeout: _Timeout = "60s",
 ) -> None:
-    """Keep only the newest finished tasks of a queue; 0 keeps none.
+    """Keep only the newest finished tasks of a queue.
 
-    These numbers replace the former ones: a number that is not given keeps all. Workers of the queue remove the other
-    tasks. Returns once every live worker has confirmed.
+    The command replaces both numbers of the queue. 0 keeps no task. If a number is not given, all tasks with its
+    statuses are kept. The workers that serve the queue remove the other finished tasks. The command returns once every
+    live worker has confirmed.
     """
     if everything == (success is not None or fail is not None):
         raise InvalidInput("give --success or --fail, or --all, and not both.", field="success")

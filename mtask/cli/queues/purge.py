@@ -1,4 +1,4 @@
-"""`mtask purge`: removes many finished tasks."""
+"""`mtask purge` removes many finished tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtask.cli.tasks.find import separated
 from mtask.errors import InvalidInput
 
 PANEL = "Tasks"
-#: The number of removed tasks between two remarks on the progress.
+#: The number of tasks to remove between two messages about the progress.
 _REMARK_EVERY = 10_000
 
 
@@ -48,9 +48,9 @@ def purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the tasks and remove none.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Remove finished tasks, in batches, while workers run.
+    """Remove finished tasks in batches. Workers may run meanwhile.
 
-    It asks first; use --yes in a script.
+    The command asks for confirmation. In a script, give --yes.
     """
     client = cli.client()
     given = {

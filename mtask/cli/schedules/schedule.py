@@ -1,4 +1,4 @@
-"""`mtask schedule`: tasks that are published again and again."""
+"""`mtask schedule` manages schedules, which publish tasks again and again."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def add(
 ) -> None:
     """Add a schedule, or change one with --if-exists update.
 
-    Workers fire it: each firing publishes one task under the key ID/INSTANT, with any number of workers.
+    Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
     """
     given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
     given |= {"paused": paused or None, "queue": queue, "timezone": timezone}
@@ -162,7 +162,7 @@ def _report(cli: Cli, schedule: Schedule) -> None:
 
 
 def schedule_document(schedule: Schedule) -> dict[str, Any]:
-    """Return the schedule as its document; params keep their BSON types, as extended JSON."""
+    """Return the schedule's document. Its params are extended JSON, which keeps BSON types."""
     return {**schedule.model_dump(by_alias=True), "params": extended(schedule.params)}
 
 
@@ -171,7 +171,7 @@ def _zone(schedule: Schedule) -> tzinfo:
 
 
 def _shown(schedule: Schedule, instant: datetime) -> str:
-    """Return an instant for people, also in the schedule's time zone."""
+    """Return an instant for people: in UTC, and in the schedule's time zone if that is another."""
     zone = _zone(schedule)
     if isinstance(schedule.trigger, Cron) and schedule.trigger.timezone != "UTC":
         return f"{moment(instant)} ({instant.astimezone(zone):%H:%M:%S} {schedule.trigger.timezone})"
@@ -274,9 +274,9 @@ def pause(cli: Cli, schedule_id: _Id) -> None:
 
 
 def resume(cli: Cli, schedule_id: _Id) -> None:
-    """Fire a paused schedule again.
+    """Let a paused schedule fire again.
 
-    Firings that it missed while paused are not made up.
+    Firings that were missed during the pause are not made up.
     """
     _report(cli, cli.client().resume_schedule(schedule_id))
 
@@ -288,7 +288,7 @@ def remove(
 ) -> int:
     """Remove a schedule.
 
-    The tasks that it has published stay. On a terminal, it asks first.
+    The tasks that the schedule has published stay. On a terminal, the command asks for confirmation.
     """
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove schedule {clean(schedule_id)}?", err=True):
         cli.notice("not removed")

@@ -40,14 +40,14 @@ def _changed(cli: Cli, named: tuple[str, str], change: Callable[[Client, str, st
     try:
         return change(client, *named)
     except (OperationFailed, KeyError, TypeError):
-        client.get(*named)  # raises with the reason if the document is malformed
+        client.get(*named)  # if the document is malformed, this raises an error that says so
         raise
 
 
 def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
-    """Cancel a task, or ask the worker that runs it to stop.
+    """Cancel a task. If a worker runs the task, ask that worker to stop.
 
-    A finished task stays as it is.
+    A finished task is not changed.
     """
     task = _changed(cli, name_and_key(name, key), Client.cancel)
     if task.status is TaskStatus.CANCELED:
@@ -60,12 +60,12 @@ def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
 
 
 def retry(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
-    """Let a FAIL or CANCELED task run again, its failures no longer counted."""
+    """Let a FAIL or CANCELED task run again. Its earlier failures no longer count."""
     _report(cli, _changed(cli, name_and_key(name, key), Client.retry), "runs again; failures so far no longer count")
 
 
 def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
-    """Let a finished task run again from the start, successes included."""
+    """Let a finished task run again from the start, even if it succeeded."""
     _report(cli, _changed(cli, name_and_key(name, key), Client.rerun), "runs again from the start")
 
 
@@ -91,9 +91,9 @@ def remove(
     key: KeyArgument = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Remove a task, whatever its status; a live run ends.
+    """Remove a task, whatever its status. If the task runs, the run ends.
 
-    On a terminal, it asks first.
+    On a terminal, the command asks for confirmation.
     """
     named = name_and_key(name, key)
     task_id = task_id_of(*named)

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def separated(texts: list[str]) -> list[str]:
-    """Return the values that were given with several flags or with commas."""
+    """Return the values of a flag that was given several times, or with commas between the values."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
@@ -104,7 +104,7 @@ def nothing_found(cli: Cli, client: Client) -> None:
 
 
 def _next(task: Task, now: datetime) -> str:
-    """Return the time until the task can change next."""
+    """Return when the task can change next: its lease ends, or it is due."""
     if task.status.is_final:
         return ""
     live = rules.live_runs(task, now)
@@ -137,7 +137,7 @@ def stats(
         typer.Option("--name", "-n", metavar="NAME", help="Only these names; repeatable.", show_default=False),
     ] = [],  # noqa: B006
 ) -> None:
-    """Count tasks per queue, name and status, and show how long the oldest waits."""
+    """Count tasks by queue, name and status, and show how long the oldest task has waited."""
     queues, names = separated(queue), separated(name)
     client = cli.client(reads_only=True)
     rows = [

@@ -1,4 +1,4 @@
-"""`mtask publish`: one task, or many from a file of JSON lines."""
+"""`mtask publish` publishes one task, or many tasks from a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def publish(
         typer.Option("--not-update-running", help="Fail while a live run holds it.", rich_help_panel=EXISTING),
     ] = False,
 ) -> int | None:
-    """Publish a task, once for each key."""
+    """Publish a task. A second publish with the same key adds no second task."""
     existing = {"clean_failed": clean_failed, "clean_success": clean_success, "not_update_running": not_update_running}
     policy(if_exists, **existing)  # type: ignore[arg-type]
     defaults: dict[str, Any] = {"queue": queue}
@@ -98,7 +98,7 @@ def publish(
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare()  # a wrong task raises here, before the connection to a database
+    spec.prepare()  # raises an error for a wrong task, before the client connects
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,

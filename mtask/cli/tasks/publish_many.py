@@ -1,4 +1,4 @@
-"""Publishing from a file of JSON lines, with a result for each task."""
+"""Publishes the tasks in a file of JSON lines, and prints a result for each task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mtask.model.options import check_option_names
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.tasks.publishing import Published
 
-#: The number of tasks in one round trip.
+#: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000
 FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
@@ -32,7 +32,7 @@ def word(result: object) -> str:
 
 
 def read(text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[Numbered]:
-    """Return each line's number and task; raise InvalidInput for the first bad line. Nothing is published then."""
+    """Return the number and the task of each line. Raise InvalidInput for the first bad line, before any publish."""
     specs = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -65,7 +65,7 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
 
 
 def _start(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the start_time or delay of a line, if it has one."""
+    """Return the start_time or delay of a line, if the line has one."""
     start: dict[str, Any] = {}
     for field, read_text in (("delay", values.duration), ("start_time", values.instant)):
         value = given.get(field)

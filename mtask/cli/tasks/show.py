@@ -1,4 +1,4 @@
-"""`mtask show`: one task, with its runs on a time axis."""
+"""`mtask show` shows one task, with its runs on a time axis."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def show(
 ) -> None:
     """Show a task: why it waits, its options and params, and its runs as bars on a time axis.
 
-    A malformed document is shown as it is stored, with its fault.
+    A malformed document is printed as it is stored, with a description of the fault.
     """
     seen = _inspect(cli, name, key)
     if seen.task is None:
@@ -77,7 +77,7 @@ def show(
 def _inspect(cli: Cli, name: str, key: str | None) -> Inspected:
     client = cli.client(reads_only=True)
     if key is None and ":" not in name:
-        # Only the id of a malformed document has no colon.
+        # An id without a colon can only belong to a malformed document.
         try:
             return client.inspect(name)
         except TaskNotFound:
@@ -150,7 +150,7 @@ def _when(instant: datetime, now: datetime) -> str:
 
 
 def changed_options(option: TaskOption) -> dict[str, Any]:
-    """Return the options that differ from the default, in readable form."""
+    """Return the options that differ from their defaults, with values for people."""
     changed = {}
     for name in TaskOption.model_fields:
         value = getattr(option, name)

@@ -1,4 +1,4 @@
-"""`mtask tail`: prints the events of tasks as they occur."""
+"""`mtask tail` prints the events of tasks as they occur."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tail(
 ) -> int:
     """Print the events of tasks as they occur, until Ctrl-C.
 
-    With --json each event is one line, with the token for --after.
+    With --json, each event is one line of JSON. It contains the event's token, which --after takes.
     """
     client = cli.client(reads_only=True)
     begin = None if since is None else client.server_time() - values.duration(since, "since")

@@ -1,4 +1,4 @@
-"""Runs as bars on a time axis, scaled to the terminal."""
+"""Draws runs as bars on a time axis, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scale:
     width: int
 
     def column(self, instant: datetime) -> int:
-        """Return the column of the instant within the bar."""
+        """Return the column of the bar in which the instant lies."""
         whole = self.end - self.begin
         share = (instant - self.begin) / whole if whole > timedelta(0) else 0.0
         return min(max(int(share * self.width), 0), self.width - 1)
@@ -50,7 +50,7 @@ ASCII = Glyphs(run="#", open_end=">", waiting="-", before=".")
 def timeline(
     task: Task, runs: Sequence[Run], now: datetime, width: int, *, is_ascii: bool = False, is_full: bool = False
 ) -> list[Text]:
-    """Return the lines: an axis, and for each run its bar and its result."""
+    """Return the lines to print: a time axis, and then the bar and the result of each run."""
     glyphs = ASCII if is_ascii else UNICODE
     begin = task.task_state.create_time
     end = max([task.task_state.finish_time or now, *(_end(run, now) for run in runs)])

@@ -44,7 +44,7 @@ def wait(
 ) -> int:
     """Wait until a task has ended.
 
-    Exit code 0: SUCCESS, 8: FAIL, 9: CANCELED, 6: timeout.
+    The exit code is 0 for SUCCESS, 8 for FAIL, 9 for CANCELED, and 6 after the timeout.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     named = name_and_key(name, key)
@@ -57,7 +57,7 @@ def wait(
 
 
 def ended(task: Task) -> Text:
-    """Return a finished task as a line."""
+    """Return a line that describes a finished task."""
     line = Text.assemble(status_text(task.status), "  ", clean(task.id))
     if task.status is TaskStatus.SUCCESS and task.returns is not None:
         line.append(f"  returns {compact(task.returns, 200)}")

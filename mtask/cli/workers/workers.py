@@ -98,7 +98,7 @@ def _names(worker: WorkerDocument) -> Text:
 
 
 def state(worker: WorkerDocument, now: datetime) -> str:
-    """Return the worker's status for people: also "paused", and "gone" after its heartbeat has expired."""
+    """Return the worker's status for people. "gone" means that the heartbeat of the worker has expired."""
     if not worker.is_live(now):
         return "stopped" if worker.status == "stopped" else "gone"
     if worker.control.stop and worker.status != "stopping":
@@ -107,7 +107,7 @@ def state(worker: WorkerDocument, now: datetime) -> str:
 
 
 def worker_document(worker: WorkerDocument, now: datetime) -> dict[str, Any]:
-    """Return the worker as its document, with fields computed from the server's clock."""
+    """Return the worker's document, with two fields from the server's clock: is_live and heartbeat_age_ms."""
     age = max(now - worker.heartbeat_time, timedelta(0))
     return {
         **worker.model_dump(by_alias=True),
@@ -129,7 +129,7 @@ def stop_worker(
 ) -> None:
     """Ask a worker to stop.
 
-    It claims nothing more, finishes or hands back its runs, and ends.
+    The worker claims no more tasks, finishes or hands back its runs, and ends.
     """
     limit = values.duration(timeout, "timeout")
     client = cli.client()

@@ -1,1 +1,1 @@
-"""Requests of a caller, checked before anything is sent."""
+"""Checks the requests of a caller before anything is sent to the server."""

@@ -1,4 +1,4 @@
-"""Tasks to publish, checked and in the form that the store takes."""
+"""Checks the tasks that a caller publishes, and puts them into the form that the store takes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mtask.model.values import storable
 from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, stored_size
 from mtask.store.tasks.publishing import IfExists, NewTask, Policy
 
-#: A task's name, or its registered function.
+#: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 #: The default options, encoded once, because most tasks have them.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 
 
 class TaskSpec:
-    """One task for publish_many, with the arguments of publish. publish_many checks these arguments."""
+    """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
     __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
 
@@ -57,7 +57,7 @@ class TaskSpec:
         return f"TaskSpec({self.task!r}, key={self.key!r})"
 
     def prepare(self) -> NewTask:
-        """Return the checked task; raise the errors of InvalidInput."""
+        """Check the task and return it; raise a subclass of InvalidInput."""
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         params = _checked_params(name, self.params)
@@ -78,7 +78,7 @@ class TaskSpec:
 
 
 def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
-    """Return the checked tasks; raise InvalidInput with the index of the first bad one. Nothing is published then."""
+    """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task."""
     prepared = []
     for index, spec in enumerate(specs):
         if not isinstance(spec, TaskSpec):
@@ -92,7 +92,7 @@ def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
 
 
 def policy(if_exists: IfExists, *, clean_failed: bool, clean_success: bool, not_update_running: bool) -> Policy:
-    """Return the checked policy for tasks that exist already."""
+    """Check the arguments about tasks that exist already; return them as a Policy."""
     if if_exists not in ("keep", "update", "reject"):
         raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
     if if_exists == "reject" and (clean_failed or clean_success):
@@ -146,7 +146,7 @@ def _checked_params(name: str, params: Any) -> Any:
 
 
 def _path_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
-    """Return the path of the part of the params that BSON cannot hold, and the reason."""
+    """Find the part of the params that BSON cannot hold. Return its path and the reason."""
     path: list[str] = []
     while True:
         entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

@@ -31,8 +31,8 @@ from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
 
-#: Times of a wait, in seconds: the time after which it also follows the task's events, the time of one request for
-#: events, and the interval at which the task is read nevertheless.
+#: Times of a wait, in seconds. _LASTS: the time after which the wait follows the task's events. _EVENT_WAIT: the length
+#: of one request for events. _READ_EVERY: the interval at which the task is read while its events are followed.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
@@ -95,7 +95,7 @@ def cancel(task_id: str) -> Operation[Task]:
 
 
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
-    """Make the change and return the changed task; raise MalformedTask if its document prevented the change."""
+    """Make the change and return the changed task. If the document prevents the change, raise MalformedTask."""
     try:
         return views.task_of((yield from change))
     except (OperationFailed, KeyError, TypeError):
@@ -121,7 +121,7 @@ def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:
 
 
 def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[WorkerDocument]:
-    """Order a worker to stop or to change its concurrency."""
+    """Send a worker the order to stop or to change its concurrency."""
     checked = check_text("worker_id", worker_id)
     concurrency = change.get("concurrency")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
@@ -137,7 +137,7 @@ def control_worker(worker_id: str, change: Mapping[str, Any]) -> Operation[Worke
 
 @dataclass(slots=True)
 class WaitPolicy:
-    """How to wait for a task: read it by `_id` every 10 to 500 ms, and after a while also follow its events."""
+    """How a client waits for a task. It reads the task every 10 to 500 ms. After 1 s, it follows the task's events."""
 
     task_id: str
     timeout: timedelta | None
@@ -148,14 +148,14 @@ class WaitPolicy:
     is_removed: bool = False
 
     def same(self, found: Task) -> Task:
-        """Return the task that was read; raise TaskNotFound if the first read found another task."""
+        """Return the task that was read. Raise TaskNotFound if the awaited task was removed or replaced."""
         first, self.create_time = self.create_time, found.task_state.create_time
         if self.is_removed or first not in (None, self.create_time):
             raise TaskNotFound(self.task_id)
         return found
 
     def note(self, event: TaskEvent | None) -> None:
-        """Note whether the event removed the task."""
+        """If the event is the removal of the task, set `is_removed`."""
         self.is_removed |= event is not None and event.kind is EventKind.REMOVED
 
     def next_pause(self, elapsed: float) -> float | None:
@@ -167,7 +167,7 @@ class WaitPolicy:
         return None if left <= 0 else min(pause, left)
 
     def patience(self, elapsed: float) -> float | None:
-        """Return the seconds to wait for an event before the next read; None to read without waiting for an event."""
+        """Return the seconds to wait for an event before the next read. None: do not wait for an event."""
         if not self.can_follow or elapsed < _LASTS:
             return None
         left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed

@@ -1,4 +1,4 @@
-"""Publishing within middleware: see `mtask.app.middleware`."""
+"""Publishes tasks with middleware around each publish. See `mtask.app.middleware`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PublishMiddleware = Sequence[Around[TaskSpec]]
 def publish(
     spec: TaskSpec, middleware: PublishMiddleware, then: Callable[[TaskSpec], Operation[Published]]
 ) -> Operation[Published]:
-    """Publish one task with this middleware around it. Each middleware may change the spec before its yield."""
+    """Publish one task with the middleware around the publish. Before its `yield`, a middleware may change the spec."""
     begun = enter(middleware, spec)
     try:
         published = yield from then(spec)
@@ -31,15 +31,15 @@ def publish(
 def publish_many(
     specs: Iterable[TaskSpec], middleware: PublishMiddleware, then: Callable[[list[TaskSpec]], Operation[list[Any]]]
 ) -> Operation[list[Any]]:
-    """Publish many tasks, each with this middleware around its publish.
+    """Publish many tasks, with the middleware around the publish of each task.
 
-    The middleware gets copies of the specs. If a middleware raises an error before its yield, nothing is published.
+    The middleware gets copies of the specs. If a middleware raises an error before its `yield`, no task is published.
     """
     own = [_copied(spec) for spec in specs]
     all_begun: list[Begun] = []
     try:
         for spec in own:
-            # `publish_many` refuses objects of other types with a clear message.
+            # For an object that is no TaskSpec, `publish_many` raises an error with a clear message.
             all_begun.append(enter(middleware, spec) if isinstance(spec, TaskSpec) else [])  # noqa: PERF401 each as it is
         results = yield from then(own)
     except BaseException as error:

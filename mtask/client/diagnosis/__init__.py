@@ -1,1 +1,1 @@
-"""Diagnosis: problems with the reasons, and the reasons why a task waits."""
+"""Diagnosis: finds problems and their remedies, and explains why a task waits."""

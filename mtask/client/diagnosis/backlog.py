@@ -1,4 +1,4 @@
-"""The doctor's checks of tasks and workers: which tasks are stuck, and which workers they lack."""
+"""The doctor's checks of tasks and workers: which tasks are stuck, and which workers are missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tasks_and_workers(patience: timedelta) -> Findings:
 
 
 def stats() -> Operation[list[views.StatRow]]:
-    """Count tasks, and state why no worker can take the due ones."""
+    """Count tasks by queue, name and status. Add the reasons why no worker can take due tasks."""
     rows = views.stats_of((yield from queries.statistics()))
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
@@ -54,7 +54,7 @@ def stats() -> Operation[list[views.StatRow]]:
     try:
         reasons = yield from stuck()
     except DatabaseError:
-        return rows  # the search was too slow or not permitted; the counts are complete without the reasons
+        return rows  # the search for reasons was too slow or not permitted: return only the counts
     return [replace(row, stuck=reasons.get((row.queue, row.name))) if row.status == waiting else row for row in rows]
 
 
@@ -65,7 +65,7 @@ def _due_groups() -> Operation[list[DueGroup]]:
 
 
 def stuck() -> Operation[dict[tuple[str, str], str]]:
-    """Return why no worker can take due tasks, by queue and name."""
+    """Return the reasons why no worker can take due tasks. The keys are pairs of queue and name."""
     now = yield from diagnosis.server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
     groups, holds = (yield from _due_groups()), (yield from controls.known())
@@ -81,7 +81,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """Due tasks that no worker holds. All have the same queue, name and set of named workers."""
+    """A group of due tasks that no worker holds. Their queue, name and specific_worker_ids are the same."""
 
     queue: str
     name: str
@@ -92,7 +92,7 @@ class DueGroup:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> DueGroup:
-        """Return the group of one row of `due_groups`."""
+        """Return the group that a row of the query `due_groups` describes."""
         key = row["_id"]
         named = key.get("worker_ids")
         return cls(
@@ -112,7 +112,7 @@ def due_tasks(
     patience: timedelta,
     holds: Sequence[Control] = (),
 ) -> list[Finding]:
-    """Return why due tasks wait: FAIL if they wait for longer than the patience, else WARN."""
+    """Return a finding for each group that no worker can take. It is a FAIL after `patience`, and a WARN before."""
     found = []
     for group in groups:
         waited = now - group.oldest
@@ -130,7 +130,7 @@ def due_tasks(
 def _not_taken(
     groups: Sequence[DueGroup], live: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control]
 ) -> Findings:
-    """Explain, with an example, why tasks wait too long although a worker serves them."""
+    """Return findings about groups that wait although a worker serves them. Each reason is that of an example task."""
     found = []
     tasks: dict[str, Task] = {}
     for group in groups[:_EXAMPLES]:
@@ -140,7 +140,7 @@ def _not_taken(
         task = tasks.get(group.task_id)
         reasons = waits_for(task, live, now, holds) if task else []
         if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
-            continue  # the task was taken meanwhile, or is meant to wait
+            continue  # a worker has taken the task meanwhile, or the task has to wait
         waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
@@ -160,7 +160,7 @@ _REMEDIES = {
 
 
 def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Control]) -> tuple[str, str] | None:
-    """Return why no worker can take a group's tasks, with the remedy; None if one can."""
+    """Return the reason why no worker can take a group's tasks, and the remedy. Return None if a worker can."""
     for control in pauses_of(group.queue, group.name, holds):
         return f"the {control.kind} {control.target!r} is paused", f"`mtask resume --{control.kind} {control.target}`."
     admitted = [worker for worker in live if not group.worker_ids or worker.worker_id in group.worker_ids]
@@ -198,7 +198,7 @@ def _live_workers(live: Sequence[WorkerDocument]) -> list[Finding]:
 
 
 def _unserved(live: Sequence[WorkerDocument]) -> list[Finding]:
-    """Return findings about task names that live workers met in their queues but have no handler for."""
+    """Return a finding if live workers have met tasks for which none of them has a handler."""
     served = {(queue, name) for worker in live for queue in worker.queues for name in worker.names}
     met = {
         name

@@ -1,4 +1,4 @@
-"""The doctor: problems of server, collections, workers and tasks, each with its remedy."""
+"""The doctor looks for problems of the server, the collections, the workers and the tasks, and names remedies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_NAMED = 10_000
 _MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
-#: The collections in which every document is checked.
+#: The collections whose documents are all read and parsed. Each entry: its name, the query, the parser.
 _RULES = (
     ("schedules", schedules.every, scheduling.schedule_of),
     ("controls", controls.every, control_of),
@@ -67,7 +67,8 @@ def _guarded(check: str, findings: Findings) -> Findings:
     try:
         return (yield from findings)
     except AccessDenied as error:
-        # `rights` reports what the user may do. Few users need the rights for every check.
+        # The check `rights` tests what every user must be allowed to do. The other checks need rights that few users
+        # have.
         finding = fail if check == "rights" else warn
         who = f"a user with the role {' or '.join(error.roles)}" if error.roles else "an administrator"
         return [finding(check, f"not examined, this user lacks rights: {error.need or error.reason}", f"Ask as {who}.")]
@@ -81,7 +82,7 @@ def _guarded(check: str, findings: Findings) -> Findings:
 
 def _server() -> Findings:
     try:
-        yield from diagnosis.greeting()  # this call connects, so that the next call measures only the clock
+        yield from diagnosis.greeting()  # this call connects, so that the next call takes only one round trip
         before = datetime.now(UTC)
         hello = yield from diagnosis.greeting()
         after = datetime.now(UTC)
@@ -95,7 +96,7 @@ def _server() -> Findings:
 
 
 def unreachable(error: DatabaseError) -> Finding:
-    """Return the only finding if no server answers, or if it rejects the login."""
+    """Return the finding for a server that does not answer or that rejects the login."""
     reason = getattr(error, "reason", str(error))
     if isinstance(error, AccessDenied):
         remedy = "Check user, password and authSource in --uri (MTASK_URI)."
@@ -265,8 +266,8 @@ def _malformed(
     remedy = f"`mtask show {first}` shows what is wrong; mend or remove them"
     if are_marked:
         return warn("documents", f"{many}; workers have marked them FAIL", f"{remedy}.", task_ids=ids)
-    # Why no worker marked these documents: no live worker serves them, or they are not yet due, have finished, or have
-    # no room for the mark.
+    # No worker has marked these documents. Possible reasons: no live worker serves them, they are not due, they have
+    # finished, or they have no room for the mark.
     remedy += " by hand: workers mark only the tasks that they meet. `mtask doctor --json` names all."
     marked = f"; {len(marked_ids)} more are marked" if marked_ids else ""
     message = f"{many}, and not marked FAIL by any worker{marked}"
@@ -274,7 +275,7 @@ def _malformed(
 
 
 def _shown_id(document_id: Any) -> str:
-    return str(document_id)  # JavaScript code is a subclass of str that is not hashable
+    return str(document_id)  # an id of the type bson.Code is a str, too, but it cannot be hashed
 
 
 def _sizes() -> Findings:

@@ -1,4 +1,4 @@
-"""Explain why a task waits, from the task, the workers on record and the server's time."""
+"""Explains why a task waits. The explanation uses the task, the workers on record and the server's time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mtask.model.status import WorkerStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 
-#: The time within which a worker takes a due task. A task that waits longer has a problem.
+#: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)
 
 
@@ -32,7 +32,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A task and the reasons why it waits. A malformed document has no task, but a description of its fault."""
+    """A task and the reasons why it waits. For a malformed document, `task` is None and `malformed` names the fault."""
 
     document: dict[str, Any]
     task: Task | None
@@ -42,7 +42,7 @@ class Inspected:
 
 
 def inspect(task_id: str) -> Operation[Inspected]:
-    """Return the task and what it waits for; raise TaskNotFound."""
+    """Return the task and the reasons why it waits; raise TaskNotFound."""
     seen = yield from diagnosis.inspect(task_id)
     try:
         task = views.task_of(seen.document)
@@ -56,7 +56,7 @@ def inspect(task_id: str) -> Operation[Inspected]:
 def waits_for(
     task: Task, workers: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control] = ()
 ) -> list[Reason]:
-    """Return the reasons why the task has not ended, the most important first; none for a finished task."""
+    """Return the reasons why the task has not ended, the most important first. A finished task has none."""
     if task.status.is_final:
         return []
     live = [worker for worker in workers if worker.is_live(now)]
@@ -125,7 +125,7 @@ def limits_of(queue: str, holds: Sequence[Control]) -> list[str]:
 
 
 def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
-    """Return the pauses that keep tasks of a queue and a name from being claimed."""
+    """Return the controls that pause this queue or this task name."""
     return [
         control
         for control in holds
@@ -134,7 +134,7 @@ def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
 
 
 def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
-    """Explain why no worker takes a free seat."""
+    """Yield the reasons why no worker takes a free seat of the task."""
     named = task.task_option.specific_worker_ids
     if named:
         open_ids = [worker_id for worker_id in named if rules.is_candidate(task, worker_id, now)]
@@ -182,7 +182,7 @@ def _shortage(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iter
 
 
 def is_paused(worker: WorkerDocument) -> bool:
-    """Whether the worker takes no tasks until its concurrency is raised."""
+    """Whether the worker takes no tasks, because its concurrency is set to 0."""
     asked = worker.control.concurrency
     return (worker.concurrency if asked is None else asked) == 0
 
@@ -195,6 +195,6 @@ def _about_to_be_taken(task: Task, now: datetime) -> Reason:
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:
-    """Return the names as a phrase, abridged."""
+    """Return the first `limit` names as text, and the number of the other names."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -33,12 +33,12 @@ def ok(check: str, message: str, **fields: Any) -> Finding:
 
 
 def warn(check: str, message: str, remedy: str, **fields: Any) -> Finding:
-    """Return a finding worth knowing."""
+    """Return a finding that is worth knowing, although everything works."""
     return Finding(check, Level.WARN, message, remedy, fields)
 
 
 def fail(check: str, message: str, remedy: str, **fields: Any) -> Finding:
-    """Return a finding of something that does not work."""
+    """Return a finding about something that does not work."""
     return Finding(check, Level.FAIL, message, remedy, fields)
 
 

@@ -1,1 +1,1 @@
-"""Operating: controls, schedules and purges."""
+"""The requests of operators: controls, schedules and purges."""

@@ -1,4 +1,4 @@
-"""Requests to pause a queue or a task name, to limit a queue, and to limit the number of its kept tasks.
+"""Requests to pause a queue or a task name, to limit the runs of a queue, and to keep only its newest tasks.
 
 The module also finds the workers that have not yet confirmed a control.
 """
@@ -25,7 +25,8 @@ from mtask.store.tasks.publishing import milliseconds
 
 #: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
 Rate: TypeAlias = tuple[int, timedelta | float]
-#: The default time limit of a wait for confirmations. A dead worker counts as live for a shorter time.
+#: The default time limit of a wait for confirmations. It is longer than the time for which a dead worker counts as
+#: live.
 PATIENCE = timedelta(seconds=60)
 
 
@@ -45,11 +46,11 @@ class Change:
     kind: Kind
     target: str
     fields: Mapping[str, Any]
-    done: str  #: the state of the target afterwards, in words
+    done: str  #: the target's state after the change, in words
     waiting: requests.WaitPolicy
 
     def write(self) -> Operation[Control]:
-        """Store the control; from then on it is in force, and workers learn of it."""
+        """Store the control. From then on, it is in force, and workers are informed of it."""
         if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
             yield from retention.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
@@ -64,7 +65,7 @@ class Change:
         return found
 
     def give_up(self, control: Control, unconfirmed: list[str]) -> ControlUnconfirmed:
-        """Return the error for a wait that took too long."""
+        """Return the error for workers that have not confirmed in time."""
         return ControlUnconfirmed(control.kind, control.target, self.done, unconfirmed)
 
 
@@ -94,7 +95,7 @@ def limit(
     key_rate: Rate | None,
     timeout: timedelta | float | None,
 ) -> Change:
-    """Return the checked request to limit a queue, and each limit_key in it; raise InvalidInput."""
+    """Return the checked request to limit a queue and each of its limit_keys; raise InvalidInput."""
     kind, target = check_target(queue, None)
     fields = {
         "limit": _limit("", concurrency, rate),
@@ -119,7 +120,7 @@ def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta |
 
 
 def known() -> Operation[list[Control]]:
-    """Return the controls that can be read, by id. Use them only for explanations, not for decisions."""
+    """Return the controls, without malformed ones, sorted by id. Use them for explanations, not for decisions."""
     found = []
     for document in (yield from controls.every()):
         with suppress(SchemaMismatch):
@@ -151,5 +152,5 @@ def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str,
 
 
 def every() -> Operation[list[Control]]:
-    """Return all controls, by id; raise SchemaMismatch if one is malformed."""
+    """Return all controls, sorted by id. If a control is malformed, raise SchemaMismatch."""
     return [control_of(document) for document in (yield from controls.every())]

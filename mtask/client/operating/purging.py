@@ -1,4 +1,4 @@
-"""Purging: the choice of tasks, and the pace."""
+"""Purging: chooses the tasks to remove, and pauses between the batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE = 1.0
 
 @dataclass(slots=True)
 class Purging:
-    """A purge: batch by batch, with pauses between them, until nothing more matches or the limit is reached."""
+    """A purge. It removes batch after batch, until no more tasks match or the limit is reached."""
 
     criteria: Mapping[str, Any]
     older_than_ms: int | None
@@ -43,7 +43,7 @@ class Purging:
             self.has_more = False
 
     def pause(self, took: float) -> float:
-        """Return the pause after a batch that took `took` seconds, in seconds."""
+        """Return the pause after a batch, in seconds. `took`: the time that the batch took, in seconds."""
         return took * _PAUSE if self.has_more else 0.0
 
 
@@ -54,7 +54,7 @@ def prepare(
     older_than: timedelta | float | None,
     limit: int,
 ) -> Purging:
-    """Return the checked purge; raise InvalidInput."""
+    """Check the arguments and return the purge; raise InvalidInput."""
     criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
     wanted = criteria["status"]
     statuses = [wanted] if isinstance(wanted, str) else wanted

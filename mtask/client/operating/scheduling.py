@@ -1,4 +1,4 @@
-"""Schedules that a caller adds or changes, checked and in the form that the store takes."""
+"""Checks the schedules that a caller adds or changes, and puts them into the form that the store takes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import IfExists, NewTask
 
-#: The times of a schedule: a crontab's five fields, the interval between firings, the time of the only firing, or
-#: one of these as an object.
+#: The times of a schedule: a crontab of five fields, the interval between firings, the time of the only firing, or an
+#: object that holds one of these.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
-#: A time before the times of any likely schedule.
+#: A time that is earlier than the firings of any likely schedule.
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
 logger = logging.getLogger("mtask.client")
 
 
 def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
-    """Return the trigger; raise InvalidInput."""
+    """Return the trigger that `when` describes; raise InvalidInput."""
     if timezone is not None and not isinstance(when, str):
         raise InvalidInput("timezone belongs to a crontab such as '30 2 * * *'; a Cron has its own.", field="timezone")
     try:
@@ -45,7 +45,7 @@ def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
         if isinstance(when, datetime):
             return Once(time=whole(when, "when"))
     except ValidationError as error:
-        # An error about the document as a whole is an error about its time zone.
+        # An error that names no single field is about the time zone.
         what = describe_validation(error).removeprefix("document: ")
         raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
     except (ValueError, OverflowError) as error:
@@ -67,7 +67,7 @@ def _every(interval: timedelta) -> Every:
 
 
 def whole(moment: object, field: str) -> datetime:
-    """Return an aware datetime in UTC, in whole ms; raise InvalidInput."""
+    """Convert an aware datetime to UTC, without fractions of a millisecond; raise InvalidInput."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidInput(f"{field} {shown(moment)}: give an aware datetime, such as datetime.now(UTC).", field=field)
     try:
@@ -78,7 +78,7 @@ def whole(moment: object, field: str) -> datetime:
 
 
 def check_schedule_id(schedule_id: object) -> str:
-    """Return the id; raise InvalidInput."""
+    """Return the schedule id if it is valid; raise InvalidInput if it is not."""
     checked = check_text("schedule id", schedule_id)
     if len(checked.encode()) > MAX_ID_BYTES:
         raise InvalidInput(f"schedule id {shown(checked, 40)}: at most {MAX_ID_BYTES} bytes.", field="schedule id")
@@ -100,7 +100,7 @@ class ScheduleArguments(TaskOptions, total=False):
 
 
 class ScheduleSpec:
-    """One schedule: the arguments of add_schedule, checked by `prepare`."""
+    """The arguments of `add_schedule` for one schedule. `prepare` checks them."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ScheduleSpec:
         return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"
 
     def prepare(self) -> Definition:
-        """Return the checked definition; raise the errors of InvalidInput."""
+        """Check the arguments and return the definition; raise a subclass of InvalidInput."""
         task = TaskSpec(self.task, self.params, key="-", queue=self.queue, **self.options).prepare()
         trigger = trigger_of(self.when, self.timezone)
         fields: dict[str, Any] = {
@@ -166,13 +166,13 @@ class Definition:
 
     schedule_id: str
     fields: Mapping[str, Any]
-    #: Whether the schedule is paused. None changes nothing, and a new schedule is then not paused.
+    #: Whether the schedule is paused. None: an existing schedule stays as it is, and a new one is not paused.
     paused: bool | None = None
 
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the document to store now: a new one, or one that replaces the former.
+        """Return the document to store. `former`: the stored document that it replaces, or None for a new schedule.
 
-        The next firing stays the same unless the times of the schedule change.
+        The next firing stays the same, unless the times of the schedule change or the schedule is resumed.
         """
         made: dict[str, Any] = {
             "_id": self.schedule_id,
@@ -201,7 +201,7 @@ class Definition:
 
 def _checked(definition: Definition) -> None:
     """Raise InvalidInput if the document would be malformed, or if the schedule could never fire."""
-    now = datetime.now(UTC)  # for the check alone: the server's clock decides later
+    now = datetime.now(UTC)  # only for this check: later, the server's clock counts
     try:
         schedule = Schedule.model_validate(definition.document(now, "client"))
     except ValidationError as error:
@@ -235,7 +235,7 @@ def schedule_of(document: Mapping[str, Any]) -> Schedule:
 
 
 def put(definition: Definition, if_exists: IfExists, source: Source = "client") -> Operation[Schedule]:
-    """Store a schedule and return it as it is stored; raise ScheduleExists for if_exists "reject"."""
+    """Store a schedule and return the stored one. With if_exists="reject", raise ScheduleExists if the id is taken."""
     if if_exists not in ("keep", "update", "reject"):
         raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
 
@@ -258,7 +258,7 @@ def _put(schedule_id: str, changed: schedules.Changed, is_new: bool) -> Operatio
 
 
 def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
-    """Pause or resume a schedule. Firings missed while it was paused are not made up. Raises ScheduleNotFound."""
+    """Pause or resume a schedule; raise ScheduleNotFound. Firings missed during the pause are not made up."""
     checked = check_schedule_id(schedule_id)
 
     def changed(now: datetime, former: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -283,7 +283,7 @@ def get(schedule_id: str) -> Operation[Schedule]:
 
 
 def every() -> Operation[list[Schedule]]:
-    """Return all schedules, by id. Malformed ones are left out, with a warning in the log."""
+    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
     found = []
     for document in (yield from schedules.every()):
         try:
@@ -299,7 +299,7 @@ def remove(schedule_id: str) -> Operation[bool]:
 
 
 def check_count(count: object) -> None:
-    """Raise InvalidInput unless one call may return this number of firings."""
+    """Raise InvalidInput if the number of firings is not a whole number from 1 to 10,000."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
         raise InvalidInput(f"count {shown(count)}: use 1 to 10000.", field="count")
 
@@ -313,7 +313,7 @@ def firings_of(schedule: Schedule, count: int) -> list[datetime]:
 
 
 def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
-    """Return the task that a firing publishes. Its key holds the schedule and the firing. It starts at `start`."""
+    """Return the task that a firing publishes. The key names the schedule and the firing. `start`: its start_time."""
     key = schedule.key_of(firing)
     return NewTask(
         f"{schedule.name}:{key}",

@@ -1,1 +1,1 @@
-"""Reading: tasks, workers and statistics as clients return them, and events as they occur."""
+"""The results of clients: tasks, workers and statistics, and the iterators over events."""

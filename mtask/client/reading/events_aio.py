@@ -1,4 +1,4 @@
-"""The iterator over events for asyncio: it continues after failovers, and from a token."""
+"""The iterator over events for asyncio: it continues after failovers, and can begin at a token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class AsyncEvents(AsyncReader):
-    """The events of tasks as they occur: iterate over this object in an `async with` block, or call `poll` and `close`.
+    """An iterator over the events of tasks. Use it in an `async with` block, or call `poll` and `close`.
 
     The iteration continues by itself after a failover, without a gap. It raises EventsLost if the oplog no longer
     reaches back to the point where the iteration begins.
@@ -31,7 +31,7 @@ class AsyncEvents(AsyncReader):
         return await self.open()
 
     async def open(self) -> Self:
-        """Begin now: the iteration returns every event from here on."""
+        """Open the change stream now, so that no later event is missed."""
         if self._cursor is None and not self._is_closed:
             await self._open()
         return self
@@ -52,7 +52,7 @@ class AsyncEvents(AsyncReader):
         raise StopAsyncIteration
 
     async def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
-        """Return the next event, or None if no event came in time.
+        """Return the next event, or None if no event came within `timeout`.
 
         `timeout`: a timedelta or seconds; None means no limit.
         """
@@ -92,12 +92,13 @@ class AsyncEvents(AsyncReader):
         try:
             is_whole = await self._read_one(self._cursor or await self._open())
         finally:
-            # If not, the cursor's position is unknown. A new cursor begins after the last change that was taken.
+            # After a partial read, the cursor's position is unknown. A new cursor begins after the last change that was
+            # taken.
             if not is_whole:
                 await self._drop()
 
     async def _read_one(self, cursor: AsyncCursor) -> bool:
-        """Read a change, if one comes; return whether the stream may stay open. If not, it must be opened again."""
+        """Read at most one change. Return whether the stream may stay open. If False, it must be opened again."""
         try:
             change = await cursor.next()
         except DocumentTooLarge as error:

@@ -1,5 +1,5 @@
 # Generated from mtask/client/reading/events_aio.py: edit that one, then run `make generate`.
-"""The iterator over events for sync code: it continues after failovers, and from a token."""
+"""The iterator over events for sync code: it continues after failovers, and can begin at a token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 
 
 class Events(SyncReader):
-    """The events of tasks as they occur: iterate over this object in a `with` block, or call `poll` and `close`.
+    """An iterator over the events of tasks. Use it in a `with` block, or call `poll` and `close`.
 
     The iteration continues by itself after a failover, without a gap. It raises EventsLost if the oplog no longer
     reaches back to the point where the iteration begins.
@@ -31,7 +31,7 @@ class Events(SyncReader):
         return self.open()
 
     def open(self) -> Self:
-        """Begin now: the iteration returns every event from here on."""
+        """Open the change stream now, so that no later event is missed."""
         if self._cursor is None and not self._is_closed:
             self._open()
         return self
@@ -52,7 +52,7 @@ class Events(SyncReader):
         raise StopIteration
 
     def poll(self, timeout: timedelta | float | None = 0.0) -> TaskEvent | None:
-        """Return the next event, or None if no event came in time.
+        """Return the next event, or None if no event came within `timeout`.
 
         `timeout`: a timedelta or seconds; None means no limit.
         """
@@ -92,12 +92,13 @@ class Events(SyncReader):
         try:
             is_whole = self._read_one(self._cursor or self._open())
         finally:
-            # If not, the cursor's position is unknown. A new cursor begins after the last change that was taken.
+            # After a partial read, the cursor's position is unknown. A new cursor begins after the last change that was
+            # taken.
             if not is_whole:
                 self._drop()
 
     def _read_one(self, cursor: SyncCursor) -> bool:
-        """Read a change, if one comes; return whether the stream may stay open. If not, it must be opened again."""
+        """Read at most one change. Return whether the stream may stay open. If False, it must be opened again."""
         try:
             change = cursor.next()
         except DocumentTooLarge as error:

@@ -23,27 +23,27 @@ Texts = str | Sequence[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The position that a token names. The reader has read everything before it, and the stream begins at its time."""
+    """The position that a token names. All changes before it were read. The stream begins at its oplog time."""
 
     #: The token of the last change that was read, at least in part. Tokens sort in the order of their changes.
     change: str
-    count: int | None  #: the number of that change's events that were read, before any selection; None: all
-    #: The number of events of the next change that were read. Only tokens of earlier versions give this number: for a
-    #: change that was read in part, they hold the change before it and the number.
+    count: int | None  #: the number of events of `change` that were read, selected or not; None: all
+    #: The number of events that were read of the change after `change`. Only tokens of earlier versions contain this
+    #: number. Their `change` is the one before the change that was read in part.
     count_of_next: int = 0
 
     def unread(self, here: str, found: list[tuple[TaskEvent, str]]) -> list[tuple[TaskEvent, str]]:
-        """Return the unread events among those of the change with this token."""
+        """Return the unread events of a change. `here`: the token of the change; `found`: all its events."""
         if here < self.change:
             return []
         if here == self.change:
             return [] if self.count is None else found[self.count :]
-        # The change that was read in part had more events than were read. If this change does not, it is another one:
-        # the task of the first was removed.
+        # The change that was read in part had more than `count_of_next` events. If this change has no more, it is
+        # another one, because the task of the first one was removed.
         return found[self.count_of_next :] if len(found) > self.count_of_next else found
 
     def is_behind(self, here: str) -> bool:
-        """Whether all events after the change with this token are unread."""
+        """Whether all later changes are unread. `here`: the token of the current change."""
         return here > self.change or (here == self.change and not self.count_of_next)
 
 
@@ -52,41 +52,42 @@ class Following:
     """A reader's position in the stream of changes, and the events that the reader wants."""
 
     wanted: Wanted
-    since: Any = None  #: the oplog time at which to begin, as the driver takes it
-    #: The changes after that time that were read already.
+    since: Any = None  #: the oplog time at which the stream begins, in the driver's type
+    #: The position up to which the changes after `since` were read already.
     begun: Begun | None = None
-    #: The token from which to continue after the events that were taken.
+    #: The token of the position after the events that were taken.
     token: str | None = None
-    #: The text of the resume token after which to open the stream again.
+    #: The resume token, as text. If the stream is opened again, it begins after this token.
     after: str | None = None
-    #: The detail in which changes are read. It is less than usual if a change is too large.
+    #: How much of the next change is read. It is less than usual if that change is too large.
     detail: Detail = Detail.FULL
 
     @property
     def opening(self) -> Opening:
-        """How to open the change stream at this position."""
+        """The arguments that open the change stream at this position."""
         return Opening(self.wanted, self.detail, self.after, self.since)
 
     def opened(self, token: str | None) -> None:
-        """Note where the stream begins, so that it can be opened there again."""
+        """Remember where the stream begins, so that it can be opened there again."""
         if self.after is None and token is not None:
             self.after = token
             self.token = self.token or self.after
 
     def is_in_doubt(self, change: Document) -> bool:
-        """Whether to look up the task's document as it was at the change."""
+        """Whether the task's document must be looked up, as it was at the time of the change."""
         if self.detail is Detail.WITHOUT_DOCUMENT:
             return self.wanted.needs_document and change["operationType"] == "update"
         return _understood(events.is_in_doubt, change, False)
 
     def take(self, change: Document) -> tuple[list[TaskEvent], bool]:
-        """Return the unread events of a change, and move behind it.
+        """Return the unread events of a change, and move the position behind the change.
 
-        Also return whether the stream may stay open. If not, it must be opened again.
+        The second result is whether the stream may stay open. If False, the stream must be opened again.
         """
         here = str(change["_id"]["_data"])
         instant = change["clusterTime"]
-        # Events are counted before the selection, because another reader of this token may ask for other tasks.
+        # Events are counted before they are selected, because another reader may use this token and ask for other
+        # tasks.
         nothing: list[TaskEvent] = []
         found = _understood(events.events_of, change, nothing)
         pairs = [(event, f"{here}.{count}.{instant.time}-{instant.inc}") for count, event in enumerate(found, start=1)]
@@ -99,9 +100,9 @@ class Following:
         return selected, self._is_usual_again()
 
     def passed(self, token: str | None) -> bool:
-        """Move behind the changes that the server has left out, up to this token.
+        """Move the position to this token. The server has left out the changes before it.
 
-        Return whether the stream may stay open. If not, it must be opened again.
+        Return whether the stream may stay open. If False, the stream must be opened again.
         """
         if token is not None:
             self.after = token
@@ -110,7 +111,7 @@ class Following:
         return self._is_usual_again()
 
     def ask_for_less(self, error: DocumentTooLarge) -> None:
-        """Ask for the next change in less detail; raise the error if there is no lower level of detail."""
+        """Ask for the next change in less detail. If no lower level of detail exists, raise the error."""
         if self.detail is Detail.NAME:
             raise error
         self.detail = Detail(self.detail + 1)
@@ -124,7 +125,7 @@ class Following:
 
 
 def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherwise: T) -> T:
-    """Return what `read` finds in a change. A document may hold anything. So an error of `read` is only logged."""
+    """Return the result of `read` for a change. If `read` raises an error, log the error and return `otherwise`."""
     try:
         return read(change)
     except Exception:
@@ -133,7 +134,7 @@ def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherw
 
 
 def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None) -> Following:
-    """Return the checked request; raise InvalidInput."""
+    """Check the arguments and return the request for events; raise InvalidInput."""
     criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None)
 
     def several(field: str) -> list[str] | None:
@@ -156,12 +157,13 @@ def follow_task(task_id: str) -> Following:
 def _going_on(wanted: Wanted, after: str) -> Following:
     """Return the request that continues after the event with this token.
 
-    The token holds the change, the number of its events that were read, and its oplog time. The stream begins at that
-    time. A resume token would not work instead: the server must find its change, and it does not find the change if the
-    request now selects another name or key.
+    The token contains the change, the number of the change's events that were read, and the change's oplog time. The
+    stream begins at this time. It cannot begin after a resume token: the server would have to find the token's change,
+    and it does not find the change if the request now selects another name or key.
 
-    Before the first event, the token is only that of the server. Tokens of earlier versions also lack the oplog time.
-    For a change that was read in part, they hold the change before it and the number of events.
+    Before the first event, the token is only the server's resume token. Tokens of earlier versions have no oplog time,
+    either. For a change that was read in part, such a token contains the change before it and the number of events that
+    were read.
     """
     change, *counted = after.split(".") if isinstance(after, str) else [""]
     try:
@@ -171,8 +173,8 @@ def _going_on(wanted: Wanted, after: str) -> Following:
             seconds, ordinal = map(_number, counted[1].split("-"))
         else:
             begun = Begun(change, None, *map(_number, counted))
-            # The server's token begins with the oplog time: one byte as a mark, then 4 bytes each for the seconds and
-            # the ordinal.
+            # The server's token begins with a marker byte and the oplog time: 4 bytes for the seconds, 4 bytes for the
+            # ordinal.
             seconds, ordinal = int(change[2:10], 16), int(change[10:18], 16)
         return Following(wanted, readers.place_in_oplog(seconds, ordinal), begun, token=after)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The part of the event iterators that is written by hand: their state, and how each reads and waits."""
+"""The hand-written part of the event iterators: their state, and how each iterator reads and waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 class _Reader:
-    """The state of both kinds of iterator."""
+    """The state that the sync and the asyncio iterator have in common."""
 
     def __init__(self, following: Following) -> None:
         self._following = following
@@ -28,7 +28,7 @@ class _Reader:
 
     @property
     def token(self) -> str | None:
-        """The token from which to continue: after the last event returned and the changes that were left out since."""
+        """The token with which a new iterator continues. It lies behind the last event that was returned."""
         return self._returned if self._found else self._following.token
 
     def _next(self) -> TaskEvent | None:
@@ -39,7 +39,7 @@ class _Reader:
         return event
 
     def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:
-        """Take a change that was read; return whether the stream may stay open. If not, it must be opened again."""
+        """Take a change that was read. Return whether the stream may stay open. If False, it must be opened again."""
         if change is None:
             is_as_before = self._following.passed(token)
             return is_alive and is_as_before
@@ -84,7 +84,7 @@ class AsyncReader(_Reader):
         self._reading: asyncio.Task[None] | None = None
 
     async def _read_on(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until a read has ended, with or without a change. If this call is cancelled, the next one takes over."""
+        """Wait until the read has ended, with or without a change. A cancelled call leaves the read to the next."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(read())
             self._reading.add_done_callback(_consume_error)
@@ -96,7 +96,7 @@ class AsyncReader(_Reader):
             reading.result()
 
     async def _end_reading(self) -> None:
-        """End the read under way, whether or not a call waits for it."""
+        """End the read under way, even if no call waits for it."""
         reading = self._reading
         if reading is not None and not reading.done():
             if isinstance(self._store, SyncStore):  # the read is in a thread: it cannot be cancelled, but ends soon
@@ -106,13 +106,13 @@ class AsyncReader(_Reader):
 
 
 def _consume_error(reading: asyncio.Task[None]) -> None:
-    """Retrieve the error of a read that no call waits for, so that asyncio logs none."""
+    """Retrieve the error of a read, so that asyncio does not log it when no call waits for the read."""
     if not reading.cancelled():
         reading.exception()
 
 
 def end_of(timeout: timedelta | float | None) -> float:
-    """Return the end of a wait that begins now, on the monotonic clock."""
+    """Return the time at which a wait ends that begins now. The times are those of the monotonic clock."""
     if timeout is None:
         return float("inf")
     return time.monotonic() + (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)

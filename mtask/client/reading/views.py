@@ -22,7 +22,7 @@ MAX_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class StatRow:
-    """The number of tasks of one queue, name and status."""
+    """The number of tasks with the same queue, name and status."""
 
     queue: str
     name: str
@@ -30,7 +30,7 @@ class StatRow:
     count: int
     #: The earliest time at which one of these tasks is or was due; None for finished tasks.
     oldest_preempt_time: datetime | None
-    #: The reason why no worker can take the due tasks, if none can: no worker serves them, or they are paused.
+    #: The reason why no worker can take the due tasks, such as a pause. None: a worker can take them.
     stuck: str | None = None
 
 
@@ -43,7 +43,7 @@ def task_of(document: Mapping[str, Any]) -> Task:
 
 
 def tasks_of(documents: Iterable[Mapping[str, Any]]) -> list[Task]:
-    """Return the documents as Tasks. Malformed ones are left out, with a warning in the log."""
+    """Return the documents as Tasks. Malformed documents are left out, and the log warns of them."""
     found = []
     for document in documents:
         try:
@@ -64,7 +64,7 @@ def worker_of(document: Mapping[str, Any]) -> WorkerDocument:
 
 
 def workers_of(documents: Iterable[Mapping[str, Any]]) -> list[WorkerDocument]:
-    """Return the documents as workers. Malformed ones are left out, with a warning in the log."""
+    """Return the documents as workers. Malformed documents are left out, and the log warns of them."""
     found = []
     for document in documents:
         try:
@@ -89,7 +89,7 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
 
 
 def _instant(value: Any) -> datetime | None:
-    """Return the instant; None for another type, which a malformed document may hold."""
+    """Return the value if it is a datetime. Return None for another type, which a malformed document may hold."""
     return value if isinstance(value, datetime) else None
 
 
@@ -101,7 +101,7 @@ def criteria(
     key: str | Sequence[str] | None,
     worker_id: str | Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the checked criteria of a search; raise InvalidInput."""
+    """Check the criteria of a search and return them; raise InvalidInput."""
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
     checked: dict[str, Any] = {}
     for field, wanted in given.items():
