@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from pymongo import MongoClient
@@ -51,21 +52,34 @@ def mongo_session_client(mongo_uri: str) -> Iterator[Mongo]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def dropping(mongo_session_client: Mongo) -> Iterator[Callable[[str], Future[None]]]:
+    """Drop databases aside: a drop waits for the disk, and no test needs to wait for that."""
+    with ThreadPoolExecutor(1) as executor:
+        yield lambda name: executor.submit(lambda: mongo_session_client.drop_database(name))
+
+
+@pytest.fixture
+def nothing_is_dropped(dropping: Callable[[str], Future[None]]) -> None:
+    """Wait for the databases of former tests to be gone, for a test that counts all that the server does."""
+    dropping("none").result()
+
+
 @pytest.fixture(scope="module")
-def module_store(mongo_session_client: Mongo) -> Iterator[SyncStore]:
+def module_store(mongo_session_client: Mongo, dropping: Callable[[str], Future[None]]) -> Iterator[SyncStore]:
     """Set up a database for the tests of one module; its validators refuse what the schema does not allow."""
     made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
     made.run(setup.ensure())
     yield made
-    mongo_session_client.drop_database(made.database.name)
+    dropping(made.database.name)
 
 
 @pytest.fixture
-def database_name(mongo_session_client: Mongo) -> Iterator[str]:
+def database_name(dropping: Callable[[str], Future[None]]) -> Iterator[str]:
     """Name a database for one test on the shared server, dropped afterwards."""
     name = f"test_{uuid.uuid4().hex}"
     yield name
-    mongo_session_client.drop_database(name)
+    dropping(name)
 
 
 @pytest.fixture

@@ -7,11 +7,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import mtask
 from mtask.local import ReplicaSet
 from tests.acceptance.conftest import Report
 from tests.mongo import Client, eventually
 from tests.workers import Stage, open_stage
+
+pytestmark = pytest.mark.usefixtures("nothing_is_dropped")
 
 #: A multiple of every period of the worker, so that where it begins makes no difference.
 WINDOW = 20.0

@@ -18,6 +18,8 @@ from tests.acceptance.conftest import Report
 from tests.mongo import Client, Document, eventually
 from tests.workers import Stage, open_stage
 
+pytestmark = pytest.mark.usefixtures("nothing_is_dropped")
+
 APP = "benchmarks.measuring.app:app"
 TASKS = 5_000
 SINGLES = 60

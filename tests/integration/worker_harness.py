@@ -83,6 +83,10 @@ class Bench:
         """From now on only scans bring news."""
         self.worker.parts.stream._take = lambda event: True  # type: ignore[method-assign]
 
+    def resume_stream(self) -> None:
+        """From now on the stream brings news again, where `stop_stream` ended that."""
+        vars(self.worker.parts.stream).pop("_take", None)
+
     def stop_scans(self) -> None:
         """From now on only the change stream brings news: what it lost, a scan would bring five seconds later."""
         scans: Any = self.worker.parts.scans
@@ -133,7 +137,8 @@ async def working(
         try:
             await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
             # The scan that comes with the stream's opening is over: the next one is due in five seconds.
-            await until(lambda: bench.life.done() or not worker.parts.scans._is_full_due)
+            parts = worker.parts
+            await until(lambda: bench.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
             yield bench
         finally:
             worker.stop()

@@ -44,6 +44,8 @@ class StreamLoop:
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
         self.event_cnt = 0
+        #: Whether a change stream is open, so that no event is missed.
+        self.is_open = False
 
     def stop(self) -> None:
         """End `run`, even if it waits for an event."""
@@ -76,6 +78,7 @@ class StreamLoop:
         stream = await Stream.open(
             self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
         )
+        self.is_open = True
         self._scans.ask_full()
         # Changes that happened while no stream was open were not reported.
         self._scope.signals.schedules_changed.send()
@@ -83,6 +86,7 @@ class StreamLoop:
         try:
             await self._store.while_primary(self._read(stream))
         finally:
+            self.is_open = False
             with suppress(Exception):
                 await stream.close()
 
