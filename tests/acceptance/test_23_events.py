@@ -92,7 +92,7 @@ def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(
     lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
     specs = [TaskSpec("noop", key=str(n)) for n in range(_TASKS - 120)]
     specs += [TaskSpec("fail", key=str(n), max_unexpected_retries=1) for n in range(100)]
-    specs += [TaskSpec("sleep", {"seconds": 2.0}, key=str(n)) for n in range(10)]
+    specs += [TaskSpec("hold", {"gate": stage.gate()}, key=str(n)) for n in range(10)]
     specs += [TaskSpec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
     for spec in specs:
         spec.options.update(lease)
@@ -102,8 +102,9 @@ def test_every_transition_of_a_thousand_tasks_once_and_in_order_across_restarts(
         reader.start()
     for n in range(10):
         stage.client.cancel("noop", f"late {n}")
-    holder = eventually(lambda: holder_of(stage, "sleep"), PATIENCE, "a sleeper runs")
+    holder = eventually(lambda: holder_of(stage, "hold"), PATIENCE, "one that holds on")
     next(worker for worker in workers if worker.worker_id == holder).kill()
+    stage.open_gate()
     open_tasks = ("INIT", "RUNNING")
     eventually(lambda: stage.client.count(status=open_tasks) == 0, PATIENCE, "all have ended")
     wanted = expected(stage)
