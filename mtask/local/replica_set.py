@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +18,14 @@ from mtask.local.find import find_mongod
 from mtask.local.node import SMALLEST_CACHE_MB, Node
 from mtask.local.ownership import STOP_TIMEOUT, is_stopped
 from mtask.local.ports import free_ports
-from mtask.local.replication import direct_client, initiate, is_member_ready, make_administrator, primary_of
+from mtask.local.replication import (
+    direct_client,
+    initiate,
+    is_member_ready,
+    make_able_to_roll_back,
+    make_administrator,
+    primary_of,
+)
 from mtask.local.security import Security, uri_of
 from mtask.local.waiting import Deadline, wait_until
 
@@ -105,6 +113,9 @@ class ReplicaSet:
             make_administrator(primary)
         except PyMongoError as error:
             raise self._failed(f"its first user could not be made: {error}") from error
+        for node in self.nodes if len(self.nodes) > 1 else ():
+            if not wait_until(partial(make_able_to_roll_back, node), deadline):
+                raise self._failed(f"node {node.address} wrote no checkpoint in time")
 
     @property
     def uri(self) -> str:

@@ -119,3 +119,16 @@ def is_member_ready(node: Node) -> bool:
     """Whether the node is a ready member: a primary, or a secondary that has caught up at least once."""
     reply = ask(node, "hello")
     return reply is not None and bool(reply.get("isWritablePrimary") or reply.get("secondary"))
+
+
+def make_able_to_roll_back(node: Node) -> bool:
+    """Write a checkpoint of a member; return whether the member can roll back to it.
+
+    A new primary may make a former one roll back. A member without any checkpoint that a majority holds cannot do so
+    and aborts. A member writes its first checkpoint by itself only after a minute.
+    """
+    with direct_client(node, timedelta(seconds=20), as_admin=True) as client, contextlib.suppress(PyMongoError):
+        client.admin.command("fsync")
+        checkpoint = client.admin.command("replSetGetStatus").get("lastStableRecoveryTimestamp")
+        return bool(checkpoint and checkpoint.time)
+    return False

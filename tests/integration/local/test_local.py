@@ -24,6 +24,7 @@ from mtask.local import LocalServer, Node, ReplicaSet, default_folder, find, fin
 from mtask.local import folder as folders
 from mtask.local._supervise import mongods_in
 from mtask.local.ownership import kill_mongods, serving_pid
+from mtask.local.replication import ask
 from mtask.local.waiting import Deadline
 from tests.mongo import PATIENCE, TEST_COMMANDS, Client, eventually, fail_command
 
@@ -408,6 +409,15 @@ with mtask.local.temporary():
 
 
 # --- several nodes -----------------------------------------------------------------------------------------
+
+
+def test_each_member_of_a_new_set_can_roll_back_when_it_has_started() -> None:
+    # Without a checkpoint it would abort, as the former primary of an election in the set's first seconds.
+    with mtask.local.temporary(nodes=3) as new:
+        for node in new.nodes:
+            status = ask(node, "replSetGetStatus")
+            assert status is not None
+            assert status["lastStableRecoveryTimestamp"].time > 0
 
 
 def test_killed_primary_is_replaced_and_follows_after_its_restart(replica_set: ReplicaSet) -> None:
