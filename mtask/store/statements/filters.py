@@ -235,7 +235,7 @@ def search(criteria: Mapping[str, Any]) -> Filter:
     statuses = criteria.get("status")
     asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
     if asked and all(TaskStatus(status).is_final for status in asked):
-        # Finished tasks have no next_preempt_time. If the filter says so, the query can also use the name in the index
-        # on status.
+        # Finished tasks have no next_preempt_time. With this condition, the query uses the index on status also for the
+        # name.
         matched[NEXT] = None
     return matched

@@ -183,9 +183,9 @@ def _just_claimed(
 ) -> Iterator[tuple[Document, Document]]:
     """Yield the runs that a claim closed, then the run that the claim appended. The claim also dropped old runs.
 
-    So the other runs have moved to lower indexes. The change either contains a moved run whole, or only the fields in
-    which the moved run differs from the former run at its index. In the second case, the status is missing if both runs
-    have the same status. `has_closed` says that another closed run was already yielded; that run did not move.
+    Because old runs were dropped, each remaining run moved to a lower index. The change may contain a moved run whole.
+    Or it contains only the fields that differ from the run that had this index before the claim. Then the status is
+    missing if both runs have the same status. `has_closed`: a closed run that did not move was already yielded.
     """
     index = max(named)
     newest = named[index]

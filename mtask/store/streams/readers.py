@@ -65,7 +65,7 @@ class Wanted:
     def pipeline(self, detail: Detail = Detail.FULL) -> list[Document]:
         """Return the pipeline stages with which the change stream is opened.
 
-        The stages drop the changes of other tasks, and the fields of documents that can be large. Some changes of other
+        The stages drop the changes of other tasks, and the large fields of documents. Some changes of other
         queues still come through, because only `events.events_of` can determine the queue.
         """
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}

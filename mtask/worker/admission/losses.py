@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: The number of lost claims in a row after which a task is paused. Fewer losses are usual: another worker was faster,
-#: or the claim took the task for a simple task and it was not.
+#: or the claim wrongly assumed that the task was simple.
 _USUAL = 3
 #: The first and the longest pause of a task after lost claims, in seconds. Each pause is twice the one before.
 _PAUSE, _MAX_PAUSE = 0.1, 30.0

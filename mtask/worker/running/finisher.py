@@ -42,8 +42,8 @@ MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
 #: The fewest outcomes that a new group must have while another group is being sent.
 _MIN_FURTHER = 50
-#: The longest time that a smaller group waits, counted from the beginning of the last group, in seconds. So a slow
-#: group does not hold back the next group for longer.
+#: A smaller group is sent at this time, in seconds, after the sending of the group before it began. It is sent even if
+#: the group before it is still under way.
 _MAX_GATHER = 0.2
 #: The shortest and the longest time limit of a finish that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0

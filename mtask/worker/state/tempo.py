@@ -22,7 +22,7 @@ class Tempo:
     """
 
     def __init__(self, usual: float) -> None:
-        """`usual`: the duration of a first statement, in seconds. It is the first value of the usual duration."""
+        """`usual`: the duration that is assumed, in seconds, until a statement was measured."""
         self._usual = usual
 
     def took(self, seconds: float) -> None:
