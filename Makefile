@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # A folder of files for the demo; empty: Python's own standard library.
 FOLDER ?=
 # Test processes. Most tests wait for a database or for other processes, so there may be more of them than cores.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 5
 # Further arguments of the demo or of pytest, such as PYTEST_ARGS="-k publish -x".
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -39,7 +39,9 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 	pytest -n 2 --dist loadfile tests/unit tests/parity $(PYTEST_ARGS)
 
 .PHONY: test
-test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
+test: $(VENV)/.dev-ready ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
+	@# Collecting compiles the modules of the tests once, not in each process, while the linters leave a core free.
+	pytest --collect-only -qq >/dev/null & $(MAKE) --no-print-directory lint; wait $$!
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
 

@@ -25,7 +25,7 @@ SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
 #: What a loaded machine may take for something that comes, in seconds: the tests assert order and state, not speed.
-PATIENCE = 40.0
+PATIENCE = 100.0
 
 
 def eventually(

@@ -1,6 +1,6 @@
 """Schedules by real worker processes: each firing once, whatever clocks say and whoever is killed.
 
-A usual run fires for a third of a minute and kills the faster for it; MTASK_TEST_FUZZ=2 for a whole one.
+A usual run fires for twelve seconds and kills the faster for it; MTASK_TEST_FUZZ=2 for a whole one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.faults.fuzzing import SCALE
 from tests.mongo import PATIENCE, eventually
 from tests.workers import Stage, WorkerProcess
 
-_SECONDS, _KILL_EVERY = (20, 4.0) if SCALE == 1 else (60, 10.0)
+_SECONDS, _KILL_EVERY = (12, 2.5) if SCALE == 1 else (60, 10.0)
 _OFFSETS = [timedelta(minutes=minutes) for minutes in (-5, -2, 0, 2, 5)]
 
 
