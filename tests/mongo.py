@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
 #: What a loaded machine may take for something that comes, in seconds: the tests assert order and state, not speed.
-PATIENCE = 100.0
+PATIENCE = float(os.environ.get("MTASK_TEST_PATIENCE", "100"))
 
 
 def eventually(

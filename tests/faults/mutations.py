@@ -101,6 +101,8 @@ class Copy:
             _MARK: self._mark,
             "COLUMNS": "250",
             "PYTHONPATH": str(self.folder),
+            # Most mutants are caught by something that does not come.
+            "MTASK_TEST_PATIENCE": "40",
         }
         command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", "-p", "no:cacheprovider", *arguments]
         with subprocess.Popen(
