@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
