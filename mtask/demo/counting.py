@@ -76,7 +76,7 @@ def count_file(path: Path) -> Counted:
 
 
 def _whole_lines(head: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in other blocks. A block with line ends is cut after the last one. So no word is cut."""
+    """Yield the same bytes in blocks that end with a line. So no word is cut. A block without any line end stays."""
     rest = head
     for block in blocks:
         end = rest.rfind(b"\n") + 1 or len(rest)

@@ -28,8 +28,8 @@ class Begun:
     #: The token of the last change that was read, at least in part. Tokens sort in the order of their changes.
     change: str
     count: int | None  #: the number of events of `change` that were read, selected or not; None: all
-    #: The number of events that were read of the change after `change`. Only tokens of earlier versions contain this
-    #: number. Their `change` is the one before the change that was read in part.
+    #: Only tokens of earlier versions contain this number. Their `change` was read whole, and the next change in part:
+    #: this is the number of events of the next change that were read.
     count_of_next: int = 0
 
     def unread(self, here: str, found: list[tuple[TaskEvent, str]]) -> list[tuple[TaskEvent, str]]:

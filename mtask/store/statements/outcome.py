@@ -68,8 +68,8 @@ def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) ->
     """
     index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
     reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
-    # If the stored progress is equal, its time stays. A worker sends the same progress again if the first reply was
-    # lost.
+    # If the reported progress equals the stored one, the stored time stays. A worker sends the same progress again if
+    # the first reply was lost.
     there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
     is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
     return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

@@ -23,7 +23,8 @@ class ParkedTasks:
 
     width: int  #: the most permits of the pool that can be free at once
     keep: int  #: the number of the most urgent tasks that are kept when others are dropped
-    #: Whether the pool had no free permit. If it had none, no task requests a permit until some parked tasks try again.
+    #: Whether the pool had run out of permits. Then tasks are parked without a request. The next requests are those of
+    #: the parked tasks that try again.
     is_blocked: bool = True
     #: The latest time at which some parked tasks try again (monotonic seconds). A report of a free permit lets them try
     #: earlier.

@@ -31,7 +31,7 @@ TOO_LARGE = "too large: a claim would exceed MongoDB's 16 MB; put less into para
 _MAX_REASON = 1_000
 #: The first and the longest pause of a task with a locked document, in seconds. Each pause is twice the one before.
 _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
-#: The time since the end of a task's last pause, in seconds, after which the next pause is as short as the first one.
+#: If a task's last pause ended more than this many seconds ago, its next pause is as short as the first one.
 _FORGOTTEN_AFTER = 60.0
 #: The time limit for marking a task FAIL. The task's document may be locked.
 _LOCK_WAIT = timedelta(seconds=1)

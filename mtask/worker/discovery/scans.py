@@ -39,8 +39,9 @@ _ENOUGH = 4
 #: The number of documents that the server should read for a share scan, as a multiple of the queue's capacity. If the
 #: share is small, few of the documents read belong to it. So the batch of the scan is small, too.
 _LOOKED_THROUGH = 4
-#: The first value: the time limit of a share scan. It may read many documents of a long backlog and find few tasks. The
-#: second value: the pause after a share scan that found all tasks or too few, as a multiple of the scan's duration.
+#: The first value: the time limit of a share scan. It may read many documents of a long backlog and find few tasks.
+#: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
+#: found all tasks of the share, or too few to be worth it.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
 #: After this time, in seconds, a refill scans the whole backlog again. If all refills scanned only this worker's share,
 #: older tasks of a full or departed worker would wait behind newer tasks.

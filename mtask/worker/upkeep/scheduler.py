@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
+from mtask.logs import fields
 from mtask.model import triggers
 from mtask.model.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.store import schedules
@@ -102,7 +103,7 @@ class Scheduler:
                 await self._declare()
                 pause = await self._fire_due()
             except DatabaseError as error:
-                logger.warning("schedules not read, will be tried again: %s", error)
+                logger.warning("schedules not read, will be tried again", extra=fields(reason=str(error)))
                 pause = _ERROR_PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
             except Exception:
                 logger.exception("the scheduler failed, and goes on")
@@ -118,7 +119,7 @@ class Scheduler:
             except DatabaseUnavailable:
                 raise
             except MtaskError as error:
-                logger.error("declared schedule not stored: %s", error)
+                logger.error("declared schedule not stored", extra=fields(reason=str(error)))
             self._undeclared.discard(schedule_id)
 
     async def _fire_due(self) -> float:
@@ -152,7 +153,9 @@ class Scheduler:
             if page is None:
                 break
         if self._unlogged_cnt:
-            logger.error("%d more schedules cannot be fired, left alone for a while", self._unlogged_cnt)
+            logger.error(
+                "more schedules cannot be fired, will be tried again later", extra=fields(schedules=self._unlogged_cnt)
+            )
         if is_any_due:
             return 0.0
         return max(0.0, min([wake_at, *self._left_alone.values()]) - monotonic())
@@ -226,7 +229,9 @@ class Scheduler:
             self._note_advanced(schedule, planned.made, published)
             await self._store.run(schedules.publish(schedule.id, published))
         except DatabaseUnavailable as error:
-            logger.warning("schedule %s not fired, will be tried again: %s", schedule.id, error)
+            logger.warning(
+                "schedule not fired, will be tried again", extra=fields(schedule_id=schedule.id, reason=str(error))
+            )
             self._leave_alone_for(schedule.id, _ERROR_PAUSE)
         except Exception as error:
             self._leave_alone(schedule.id, error)
@@ -259,17 +264,22 @@ class Scheduler:
             _remember(self._made, schedule.id, last)
         if made.has_missed:
             logger.warning(
-                "firings of schedule %s since %s were missed: catch_up is %r, %d are made",
-                schedule.id,
-                schedule.schedule_state.next_fire_time,
-                schedule.catch_up,
-                len(made.firings),
+                "firings were missed",
+                extra=fields(
+                    schedule_id=schedule.id,
+                    since=schedule.schedule_state.next_fire_time,
+                    catch_up=schedule.catch_up,
+                    made=len(made.firings),
+                ),
             )
 
     def _leave_alone(self, schedule_id: str, reason: Exception | str) -> None:
         if self._logged_cnt < _MAX_LOGGED:
             self._logged_cnt += 1
-            logger.error("schedule %s cannot be fired, left alone for a while: %s", schedule_id, reason)
+            logger.error(
+                "schedule cannot be fired, will be tried again later",
+                extra=fields(schedule_id=schedule_id, reason=str(reason)),
+            )
         else:
             self._unlogged_cnt += 1
         self._leave_alone_for(schedule_id, _REFUSED_PAUSE)

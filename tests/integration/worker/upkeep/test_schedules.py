@@ -13,6 +13,7 @@ from pymongo.errors import WriteError
 from mtask import App, Client, Cron
 from mtask.client.operating import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
+from mtask.logs import FIELDS
 from mtask.model.schedules import GRACE, Pending, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore, SyncStore
@@ -173,7 +174,8 @@ def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
             assert refused.tried_cnt == 2
 
     asyncio.run(scenario())
-    assert "stuck cannot be fired, left alone" in caplog.text
+    told = [getattr(record, FIELDS) for record in caplog.records if "schedule cannot be fired" in record.message]
+    assert "stuck" in [values["schedule_id"] for values in told]
     assert all(key.startswith("good/") for key in keys(store))
 
 
