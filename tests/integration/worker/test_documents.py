@@ -284,8 +284,15 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None], step: str
     serve(scenario)
 
 
-def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(serve: Callable[..., None]) -> None:
+@pytest.mark.parametrize("reader", ["scan", "stream"])
+def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(
+    serve: Callable[..., None], reader: str
+) -> None:
     async def scenario(bench: Bench) -> None:
+        if reader == "scan":
+            bench.stop_stream()
+        else:
+            bench.stop_scans()
         inbox: Any = bench.worker.parts.inbox
         push = inbox.push
 
