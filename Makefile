@@ -39,9 +39,7 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 	pytest -n 2 --dist loadfile tests/unit tests/parity $(PYTEST_ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev-ready ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
-	@# Collecting compiles the modules of the tests once, not in each process, while the linters leave a core free.
-	pytest --collect-only -qq >/dev/null & $(MAKE) --no-print-directory lint; wait $$!
+test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
 

@@ -61,7 +61,7 @@ def run(script: str, folder: Path, **more: str) -> str:
         env=environment(folder, **more),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, f"{script}\n--- out\n{done.stdout}\n--- err\n{done.stderr}"

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+from pymongo.read_concern import ReadConcern
+
 from mtask import App, AsyncClient
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
@@ -56,13 +58,15 @@ class Bench:
         return self.tasks.count_documents({"task_state.status": status})
 
     async def status(self, task_id: str, status: str, timeout: float = PATIENCE) -> Document:
-        """Wait until the task has this status; return its state."""
+        """Wait until the task has this status for a majority, as the clients read it; return its state."""
         end = time.monotonic() + timeout
-        while (state := self.state(task_id))["status"] != status:
+        read = self.tasks.with_options(read_concern=ReadConcern("majority"))
+        while (state := (read.find_one({"_id": task_id}) or self.document(task_id))["task_state"])["status"] != status:
             assert time.monotonic() < end, f"{task_id} not {status} within {timeout:g} s: {state}"
             assert not self.life.done(), f"the worker ended: {self.life}"
             await asyncio.sleep(0.01)
-        return state
+        found: Document = state
+        return found
 
     async def heard(self, count: int) -> None:
         """Wait until the change stream has brought more than that many events."""

@@ -145,5 +145,5 @@ def test_make_test_runs_each_check() -> None:
     for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         assert check in commands
     tests, faults = commands[-2:]
-    assert tests == ["pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
+    assert tests == ["pytest", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
     assert faults[:4] == ["python", "-m", "tests.faults.chaos", "--once"]
