@@ -62,7 +62,7 @@ def dropping(mongo_session_client: Mongo) -> Iterator[Callable[[str], Future[Non
 @pytest.fixture
 def nothing_is_dropped(dropping: Callable[[str], Future[None]]) -> None:
     """Wait for the databases of former tests to be gone, for a test that counts all that the server does."""
-    dropping("none").result()
+    dropping("none").result()  # the drops are made one after the other
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""Processes that are forked from one that has imported mtask already: Python's imports cost most of a short process.
+"""`mtask-worker` processes that are forked from one that has imported mtask already. Imports cost most of their start.
 
-Each has an environment, a session, a working folder and an output of its own, and signals reach it as any other. What
-depends on a fresh interpreter is started as users start it: `/proc/<pid>/environ` and `cmdline` of a forked process are
-those of the process that it was forked from.
+Each has an environment, a session and a log of its own, and signals reach it as any other. `/proc/<pid>/environ` and
+`cmdline` of such a process are those of the process that it was forked from. A test that reads these files starts its
+worker as users do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+from mtask.cli import worker
+
 ROOT = Path(__file__).resolve().parents[1]
-#: Imported before the first fork.
-_MODULES = ("mtask.cli.worker", "mtask.cli.main", "mtask.worker.worker", "mtask.testing", "tests.acceptance.app")
-#: What these variables say holds from a process's start on: libraries to preload, and the clock that they show.
+#: How the variables begin that the system reads when a process starts: the libraries to preload, and their clock.
 _FROM_START = ("LD_", "DYLD_", "FAKETIME")
+#: Time limit of an answer of the forking process, in seconds.
 _ANSWER = 60.0
 
 
@@ -76,30 +78,18 @@ class Nursery:
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._lock = threading.Lock()
-        self._born = threading.Condition()
-        self._processes: dict[int, Forked] = {}
-        self._unclaimed: list[Forked] = []
+        self._born: SimpleQueue[Forked] = SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(
-        self, entry: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path = ROOT
-    ) -> Forked:
-        """Fork a process that calls `entry` (module:function) with these arguments in sys.argv; it logs into a file."""
-        order = {
-            "entry": entry,
-            "arguments": [*arguments],
-            "environment": dict(environment),
-            "log": str(log),
-            "folder": str(folder),
-        }
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+        """Fork `mtask-worker` with these arguments. It appends its output to the file `log`."""
+        order = {"arguments": [*arguments], "environment": dict(environment), "log": str(log)}
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock:
             stdin.write(json.dumps(order).encode() + b"\n")
             stdin.flush()
-            with self._born:
-                assert self._born.wait_for(lambda: bool(self._unclaimed), _ANSWER), "the forking process is silent"
-                return self._unclaimed.pop()
+            return self._born.get(timeout=_ANSWER)
 
     def close(self) -> None:
         """End the forking process; what it forked lives on."""
@@ -109,27 +99,26 @@ class Nursery:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
+        living: dict[int, Forked] = {}
         with self._process.stdout as replies:
-            for line in replies:
-                reply = json.loads(line)
+            for reply in map(json.loads, replies):
+                pid = reply["pid"]
                 if "code" in reply:
-                    self._processes.pop(reply["pid"]).end(reply["code"])
-                    continue
-                with self._born:
-                    born = self._processes[reply["pid"]] = Forked(reply["pid"])
-                    self._unclaimed.append(born)
-                    self._born.notify_all()
+                    living.pop(pid).end(reply["code"])
+                else:
+                    living[pid] = Forked(pid)
+                    self._born.put(living[pid])
 
 
-def fork(entry: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-    """Fork a process that calls `entry` (module:function) with these arguments in sys.argv, and logs into a file."""
+def fork_worker(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+    """Start an `mtask-worker` process with these arguments. It appends its output to the file `log`."""
     from_start = {name: environment[name] for name in sorted(environment) if name.startswith(_FROM_START)}
-    return _nursery(tuple(from_start.items())).start(entry, arguments, environment, log)
+    return _nursery(tuple(from_start.items())).start(arguments, environment, log)
 
 
 @cache
 def _nursery(from_start: tuple[tuple[str, str], ...]) -> Nursery:
-    """Return this test process's own, started on first use."""
+    """Return the forking process of this test process. It is started on first use."""
     made = Nursery({**os.environ, **dict(from_start)})
     atexit.register(made.close)
     return made
@@ -138,8 +127,8 @@ def _nursery(from_start: tuple[tuple[str, str], ...]) -> Nursery:
 # --- in the forking process ---------------------------------------------------------------------------------------
 
 
-def _serve() -> Callable[[], Any] | None:
-    """Fork for each order until there are no more. Return in each forked process with what it is to call."""
+def _serve() -> bool:
+    """Fork for each order until there are no more. Return True in each forked process, and False in this one."""
     ends: dict[int, int] = {}  # the processes that live, by the descriptor that tells of their end
     orders = b""
     while True:
@@ -153,14 +142,15 @@ def _serve() -> Callable[[], Any] | None:
             continue
         received = os.read(0, 1 << 16)
         if not received:
-            return None
+            return False
         *whole, orders = (orders + received).split(b"\n")
         for order in map(json.loads, whole):
             pid = os.fork()
             if not pid:
                 for descriptor in ends:
                     os.close(descriptor)
-                return _become(order)
+                _become(order)
+                return True
             ends[os.pidfd_open(pid)] = pid
             _reply({"pid": pid})
 
@@ -169,7 +159,7 @@ def _reply(reply: dict[str, int]) -> None:
     os.write(1, json.dumps(reply).encode() + b"\n")
 
 
-def _become(order: dict[str, Any]) -> Callable[[], Any]:
+def _become(order: dict[str, Any]) -> None:
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -179,22 +169,15 @@ def _become(order: dict[str, Any]) -> Callable[[], Any]:
     os.close(log)
     os.environ.clear()
     os.environ.update(order["environment"])
-    os.chdir(order["folder"])
-    module, _, function = order["entry"].partition(":")
-    imported = importlib.import_module(module)
-    sys.argv = [str(imported.__file__), *order["arguments"]]
-    entry: Callable[[], Any] = getattr(imported, function)
-    return entry
+    sys.argv = [str(worker.__file__), *order["arguments"]]
 
 
 def main() -> None:
-    """Serve orders from stdin; as a forked process, do what was ordered, and end as Python does."""
-    for module in _MODULES:
-        importlib.import_module(module)
+    """Serve orders from stdin. In a forked process, run `mtask-worker`, and end as Python does."""
+    importlib.import_module("tests.acceptance.app")
     gc.freeze()
-    entry = _serve()
-    if entry is not None:
-        entry()
+    if _serve():
+        worker.run()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pymongo import MongoClient
 import mtask
 from mtask.local.ownership import is_stopped
 from tests.acceptance.app import EVENTS_VARIABLE
-from tests.forked import fork
+from tests.forked import fork_worker
 from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
 from tests.processes import kill_marked, marked
@@ -109,7 +109,7 @@ class WorkerProcess:
         arguments = [app, "--database", database, *given, *flags]
         variables = {**os.environ, "MTASK_URI": uri, **(environment or {}), _MARK: self._mark}
         self.log_path.touch()
-        self._process = fork("mtask.cli.worker:run", arguments, variables, self.log_path)
+        self._process = fork_worker(arguments, variables, self.log_path)
 
     @property
     def pid(self) -> int:

@@ -61,12 +61,12 @@ class Bench:
         """Wait until the task has this status for a majority, as the clients read it; return its state."""
         end = time.monotonic() + timeout
         read = self.tasks.with_options(read_concern=ReadConcern("majority"))
-        while (state := (read.find_one({"_id": task_id}) or self.document(task_id))["task_state"])["status"] != status:
-            assert time.monotonic() < end, f"{task_id} not {status} within {timeout:g} s: {state}"
+        while (found := read.find_one({"_id": task_id}) or self.document(task_id))["task_state"]["status"] != status:
+            assert time.monotonic() < end, f"{task_id} not {status} within {timeout:g} s: {found['task_state']}"
             assert not self.life.done(), f"the worker ended: {self.life}"
             await asyncio.sleep(0.01)
-        found: Document = state
-        return found
+        state: Document = found["task_state"]
+        return state
 
     async def heard(self, count: int) -> None:
         """Wait until the change stream has brought more than that many events."""
