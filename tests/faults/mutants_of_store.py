@@ -354,8 +354,7 @@ STORE_MUTATIONS = (
         "stream-turned-from-now-on",
         "A stream that is read another way from now on begins anew there: what came in between is not told.",
         (Edit(_WATCH, "                await self._watch(token)", "                await self._watch()"),),
-        ("tests/integration/store/streams/test_wakeups.py"
-         "::test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once",),
+        ("tests/integration/store/streams/test_wakeups.py::test_what_changes_while_it_turns_to_dense_writes_is_told",),
     ),
     Mutation(
         "weak-writes",

@@ -23,7 +23,7 @@ from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, queries
 from tests.clients import server_now
 from tests.integration.stores import claim, parsed, publish, stored
-from tests.mongo import Client, until
+from tests.mongo import PATIENCE, Client, until
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 _SHORT: dict[str, Any] = {"worker_timeout_ms": 2_000, "ping_interval_ms": 200}
@@ -118,6 +118,29 @@ def is_waited_in(mongo: Client, app_name: str) -> bool:
         "command.maxTimeMS": wakeups.MAX_AWAIT_MS[Density.STILL],
     }
     return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
+
+
+def test_what_changes_while_it_turns_to_dense_writes_is_told(mongo_uri: str, store: SyncStore) -> None:
+    """The stream is reopened where it was last read, not at the present."""
+
+    async def scenario() -> list[str]:
+        reader = AsyncStore(AsyncMongoClient(mongo_uri, tz_aware=True), store.database.name)
+        stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
+        assert await stream.next() is None
+        told: list[str] = []
+        for density, key in ((Density.DENSE, "first"), (Density.STILL, "second")):
+            await asyncio.to_thread(publish, store, key)
+            stream._traffic.density = density
+            told.extend(event.task_id for event in [await stream.next()] if event is not None)
+            assert stream.density is density
+        await asyncio.to_thread(publish, store, "last")
+        while "task:last" not in told:
+            told.extend(event.task_id for event in [await stream.next()] if event is not None)
+        await stream.close()
+        await reader.close()
+        return told
+
+    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE)) == ["task:first", "task:second", "task:last"]
 
 
 def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
