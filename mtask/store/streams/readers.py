@@ -59,6 +59,7 @@ class Wanted:
     queues: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     task_id: str | None = None
+    task_ids: Sequence[str] | None = None
     #: Whether the reader needs fields of the document that a change does not name.
     needs_document: bool = True
 
@@ -71,6 +72,8 @@ class Wanted:
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}
         if self.task_id is not None:
             matched["documentKey._id"] = self.task_id
+        elif self.task_ids is not None:
+            matched["documentKey._id"] = {"$in": list(self.task_ids)}
         if self.names is not None:
             matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, self.names))}):"}
         stages: list[Document] = [{"$match": matched}]
