@@ -11,7 +11,7 @@ from pymongo import ReturnDocument
 from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNotFinished, TaskNotFound
 from mtask.model.options import TaskOption, build_option, check_option_names
 from mtask.model.status import FINAL_STATUSES, TaskStatus
-from mtask.store.driver.operation import Call, Operation, tasks
+from mtask.store.driver.operation import Call, Operation, command, tasks
 from mtask.store.layout.schema import LOOKUP_INDEX
 from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
@@ -20,6 +20,8 @@ Document = dict[str, Any]
 _RACES = 10
 #: The most ids in one query.
 _AT_ONCE = 1000
+#: The code of MongoDB's error for a hint that names no index, among others.
+_BAD_VALUE = 2
 _CREATE_TIME = "task_state.create_time"
 
 
@@ -93,13 +95,16 @@ def _hint(criteria: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_index(call: Call) -> Operation[Any]:
-    """Send a call with a hint; raise SchemaMismatch if the index does not exist."""
+    """Send a call, which may have a hint; raise SchemaMismatch if the index of the hint does not exist."""
     try:
         return (yield call)
     except OperationFailed as error:
-        if "hint" in call.kwargs and "hint provided does not correspond to an existing index" in error.reason:
-            raise SchemaMismatch("tasks", f"the index {call.kwargs['hint']} is missing", "Run `mtask init`.") from error
-        raise
+        if error.code != _BAD_VALUE or "hint" not in call.kwargs:
+            raise
+        listed = yield command("listIndexes", "tasks")
+        if call.kwargs["hint"] in {index["name"] for index in listed["cursor"]["firstBatch"]}:
+            raise
+        raise SchemaMismatch("tasks", f"the index {call.kwargs['hint']} is missing", "Run `mtask init`.") from error
 
 
 def cancel(task_id: str) -> Operation[Document]:
