@@ -91,9 +91,9 @@ def _counted(matched: Filter, condition: x.Expression, standing: Standing, most:
 
 
 def finished_lately(queue: str, names: Sequence[str]) -> Operation[list[datetime]]:
-    """Return the times at which tasks of this queue finished. Only the newest tasks of some of the names are read."""
+    """Return the times at which tasks of this queue finished. Only the newest tasks of the first names are read."""
     ended = [TaskStatus.SUCCESS.value, TaskStatus.FAIL.value]
-    newest = {"task_state.status": {"$in": ended}, NEXT: None, "name": {"$in": sorted(names)[:_NAMES]}}
+    newest = {"task_state.status": {"$in": ended}, NEXT: None, "name": {"$in": list(dict.fromkeys(names))[:_NAMES]}}
     found = yield tasks(
         "find",
         newest,
