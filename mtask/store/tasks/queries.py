@@ -42,6 +42,16 @@ def get_many(task_ids: Sequence[str], fields: Sequence[str] | None = None) -> Op
     return found
 
 
+def get_ended(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return the documents of those of these tasks that have a final status, in any order."""
+    final = {"task_state.status": {"$in": [status.value for status in sorted(FINAL_STATUSES)]}}
+    found: list[Document] = []
+    for start in range(0, len(task_ids), _AT_ONCE):
+        # The hint keeps the server from choosing the index on the status.
+        found += yield tasks("find", {**filters.by_ids(task_ids[start : start + _AT_ONCE]), **final}, hint="_id_")
+    return found
+
+
 def created(task_id: str) -> Operation[datetime | None]:
     """Return a task's create_time; raise TaskNotFound. None: the document is malformed and has no create_time."""
     document: Document | None = yield tasks("find_one", {"_id": task_id}, {views.CREATED: f"${_CREATE_TIME}"})
