@@ -114,7 +114,7 @@ _known_options = st.fixed_dictionaries(
     },
 )
 _own_arguments = frozenset({
-    "task", "params", "key", "queue", "start_time", "delay", "if_exists", "clean_failed", "clean_success",
+    "task", "params", "key", "queue", "start_time", "delay", "lookup", "if_exists", "clean_failed", "clean_success",
     "not_update_running", "session", "self", "specs",
 })  # fmt: skip
 _unknown_names = st.one_of(
