@@ -272,7 +272,7 @@ def test_search_answers_or_names_what_it_cannot_search_by(client: Client, criter
 
 def test_search_takes_what_can_be_read_only_once(client: Client) -> None:
     task_id = client.publish("fuzz", key="k").task_id
-    assert [task.id for task in client.find(name=(name for name in ["fuzz"]))] == [task_id]  # type: ignore[arg-type]
+    assert [task.id for task in client.find(name=(name for name in ["fuzz"]))] == [task_id]  # type: ignore[call-overload]
 
 
 @fuzz(20)

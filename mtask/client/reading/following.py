@@ -157,11 +157,11 @@ def follow_task(task_id: str) -> Following:
 
 
 def follow_tasks(task_ids: Sequence[str]) -> Following:
-    """Return the request for the events of several tasks. If there are very many, it selects events by name."""
+    """Return the request for the ends and removals of several tasks. Of very many tasks, it selects them by name."""
     if len(task_ids) > MOST_IDS:
         names = sorted({task_id.partition(":")[0] for task_id in task_ids})
-        return Following(Wanted(names=names, needs_document=False))
-    return Following(Wanted(task_ids=task_ids, needs_document=False))
+        return Following(Wanted(names=names, ends_only=True, needs_document=False))
+    return Following(Wanted(task_ids=task_ids, ends_only=True, needs_document=False))
 
 
 def _going_on(wanted: Wanted, after: str) -> Following:

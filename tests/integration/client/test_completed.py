@@ -120,11 +120,11 @@ def test_one_stream_serves_all_tasks_and_is_closed_in_the_end(
 def test_wait_for_several_times_out_and_names_one(client: AnyClient, store: SyncStore) -> None:
     published = publish(client, "1", "2", "3")
     done(store, "1")
-    for ask in (client.wait_all, lambda tasks, timeout: client.wait_any(tasks[1:], timeout=timeout)):
+    for ask, tasks in ((client.wait_all, published), (client.wait_any, published[1:])):
         with pytest.raises(
             WaitTimeout, match=r"task a:2 is still INIT after 0\.2 s, and 1 other task with it"
         ) as raised:
-            ask(published, timeout=0.2)
+            ask(tasks, timeout=0.2)
         assert raised.value.others == ("a:3",)
         assert raised.value.task_id == "a:2"
 
@@ -140,7 +140,7 @@ def test_wait_does_not_go_on_with_a_later_task_of_the_same_key(
     with Client(mongo_uri, database=database_name) as client:
         published = client.publish_many([TaskSpec("a", key=key) for key in "12"])
         done(store, "1")
-        with client.as_completed(published, timeout=60) as completed:  # type: ignore[arg-type]
+        with client.as_completed(published, timeout=60) as completed:
             assert next(completed).key == "1"  # the other one was read, too
             client.remove("a", "2")
             client.publish("a", key="2")
@@ -173,7 +173,7 @@ def test_as_completed_yields_tasks_as_they_end(store: SyncStore, mongo_uri: str,
         published = client.publish_many([TaskSpec("a", key=key) for key in "123"])
         order: list[str] = []
         done(store, "3")
-        with client.as_completed(published, timeout=60) as completed:  # type: ignore[arg-type]
+        with client.as_completed(published, timeout=60) as completed:
             for task in completed:
                 order.append(task.key)
                 if len(order) < 3:
@@ -188,7 +188,7 @@ def test_as_completed_is_awaited(store: SyncStore, mongo_uri: str, database_name
         async with AsyncClient(mongo_uri, database=database_name) as client:
             published = await client.publish_many([TaskSpec("a", key=key) for key in "123"])
             done(store, "3")
-            async for task in client.as_completed(published, timeout=60):  # type: ignore[arg-type]
+            async for task in client.as_completed(published, timeout=60):
                 order.append(task.key)
                 if len(order) < 3:
                     await asyncio.to_thread(done, store, {1: "1", 2: "2"}[len(order)])
@@ -202,7 +202,7 @@ def test_closed_iterator_yields_nothing_more(store: SyncStore, mongo_uri: str, d
         published = client.publish_many([TaskSpec("a", key=key) for key in "12"])
         done(store, "1")
         done(store, "2")
-        with client.as_completed(published) as completed:  # type: ignore[arg-type]
+        with client.as_completed(published) as completed:
             assert next(completed).key == "1"
         assert list(completed) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,11 +15,10 @@ from tests.integration.stores import register
 
 
 @pytest.fixture
-def serving(client: AnyClient, store: SyncStore) -> Iterator[None]:
+def serving(client: AnyClient, store: SyncStore) -> None:
     """Put a worker on record that runs the names "a" and "b"."""
     client.init(repair=False)
     register(store, "w1", ["a", "b"])
-    return
 
 
 def reasons(found: Any) -> list[str]:

@@ -34,7 +34,7 @@ def document(
     status: str = "INIT",
 ) -> Document:
     """Return a task; `due`: the seconds from now until it is due. None: it has finished."""
-    made = {
+    made: Document = {
         "_id": f"{name}:{number:06}",
         "name": name,
         "key": f"{number:06}",
@@ -79,7 +79,7 @@ def fill(store: SyncStore, backlog: list[Document]) -> None:
 
 
 _WORKERS = st.sampled_from([(), (), (), ("w1",), ("w2",), ("w1", "w2"), ("w3", "w1", "w2")])
-_TASK = st.fixed_dictionaries(
+_TASK: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "queue": st.sampled_from(["mail", "mail", "mail", "other"]),
         "name": st.sampled_from(["send", "send", "index"]),
