@@ -44,6 +44,7 @@ def test_lookups_are_stored_as_pairs_and_lists_are_exploded(client: AnyClient) -
     assert lookup_of(client, "a:k") == pairs
     assert client.get("a", "k").lookups == {"user_id": [7], "tags": ["x", "y"]}
     assert ids(client.find(lookup={"user_id": 7})) == ["a:k"]
+    assert client.find(lookup={"user_id": "x"}) == client.find(lookup={"tags": 7}) == [], "of one pair, k and v"
 
 
 @pytest.mark.parametrize("given", [None, {}, {"tags": []}])
