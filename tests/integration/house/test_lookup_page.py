@@ -21,11 +21,15 @@ def test_code_of_the_page_runs_as_written(
     blocks = re.findall(r"^```python( continued)?\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6
     names: dict[str, Any] = {"__name__": "page"}
-    for has_run, block in blocks:
-        if has_run:
-            Bench(names["app"], mongo_uri, database_name).run()
-        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
-    names["client"].close()
+    try:
+        for is_of_results, block in blocks:
+            if is_of_results:
+                bench = Bench(names["app"], mongo_uri, database_name)
+                with bench.client:
+                    bench.run()
+            exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
+    finally:
+        names["client"].close()
     printed = capsys.readouterr().out.splitlines()
     assert "a INIT 3" in printed
     assert any(line.startswith("INIT 2 True ") for line in printed), "the two that were published before go first"
