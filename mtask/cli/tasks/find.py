@@ -96,13 +96,17 @@ def list_tasks(
         nothing_found(cli, client)
         return
     if asked:
-        lines = [[row.id, *(compact(row[field], _FIELD_WIDTH) for field in asked)] for row in shown]
+        lines = [[row.id, *(_shown(row[field]) for field in asked)] for row in shown]
         headings = [Column(title.upper(), gives_way=True) for title in ("task", *asked)]
         cli.say(*listing(headings, lines, cli.out.width))
     else:
         _list(cli, client, shown)
     if limit and len(found) > limit:
         cli.notice(f"there are more: --after {shown[-1].id} continues, --limit {limit * 2} shows them, --limit 0 all")
+
+
+def _shown(value: object) -> str:
+    return clean(value, _FIELD_WIDTH) if type(value) is str else compact(value, _FIELD_WIDTH)
 
 
 def fields_document(row: TaskFields) -> dict[str, Any]:

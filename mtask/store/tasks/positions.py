@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
@@ -56,7 +57,8 @@ def count_ahead(standing: Standing, now: datetime) -> Operation[Ahead]:
     found = Ahead(0, False, frozenset())
     highest = yield tasks("find", higher, {_PRIORITY: 1}, sort=[(_PRIORITY, -1)], limit=1, hint=DISCOVERY_INDEX)
     if highest:
-        seeks = 2 * (named + 2) * (int(highest[0]["task_option"]["priority"] - standing.priority) + 1)
+        spread = _spread(highest[0]["task_option"]["priority"], standing.priority)
+        seeks = 2 * (named + 2) * (spread + 1)
         if seeks <= _SEEKS:
             # Within each priority, the due tasks are one range of the index. The server seeks from range to range.
             higher[NEXT] = {"$exists": True, "$lte": now}
@@ -70,6 +72,12 @@ def count_ahead(standing: Standing, now: datetime) -> Operation[Ahead]:
     is_before = {"$or": [{"$lt": [f"${NEXT}", own]}, {"$lt": ["$_id", x.literal(standing.task_id)]}]}
     also, _ = yield from _counted(level, is_before, standing, left)
     return Ahead(found.count + also.count, also.is_more, found.names | also.names)
+
+
+def _spread(highest: Any, own: int) -> int:
+    """Return how many priorities lie above this one. A malformed task may have a priority of any type of number."""
+    is_plain = isinstance(highest, int | float) and highest - own <= _SEEKS
+    return int(highest - own) if is_plain else _SEEKS
 
 
 def _counted(matched: Filter, condition: x.Expression, standing: Standing, most: int) -> Operation[tuple[Ahead, int]]:

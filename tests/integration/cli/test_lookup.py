@@ -89,7 +89,7 @@ def test_find_prints_the_fields_that_were_asked_for(mtask: Commands, store: Sync
     ]
     heading, line = mtask.ok("find", "--fields", fields).out.splitlines()
     assert heading.split() == ["TASK", "STATUS", "RETURNS.ID", "PARAMS.TO", "PARAMS.NONE"]
-    assert line.split() == ["send:k", '"SUCCESS"', "7", '"a"', "null"]
+    assert line.split() == ["send:k", "SUCCESS", "7", "a", "null"]
     ended = mtask("find", "--fields", "retuns")
     assert (ended.code, "did you mean 'returns'?" in ended.err) == (2, True)
 

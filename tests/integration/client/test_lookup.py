@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -187,6 +188,23 @@ def test_handler_takes_its_lookups_from_the_params(client: AnyClient) -> None:
 def test_lookup_of_a_publish_goes_before_that_of_the_params(client: AnyClient) -> None:
     client.publish(charge, {"user_id": 7, "tags": ["x"]}, key="1", lookup={"user_id": 8, "more": 1})
     assert client.get("charge", "1").lookups == {"user_id": [8], "tags": ["x"], "more": [1]}
+
+
+def test_middleware_around_a_publish_can_add_lookups(mongo_uri: str, database_name: str) -> None:
+    tenants = App()
+
+    @tenants.middleware("publish")
+    def of_tenant(spec: TaskSpec) -> Iterator[None]:
+        spec.lookup = {**(spec.lookup or {}), "tenant": "t1"}
+        yield
+
+    with Client(mongo_uri, database=database_name, middleware=tenants.around.publish) as client:
+        given = {"user_id": 7}
+        client.publish("a", key="1", lookup=given)
+        client.publish_many([TaskSpec("a", key="2", lookup=given), TaskSpec("a", key="3")])
+        assert sorted(ids(client.find(lookup={"tenant": "t1"}))) == ["a:1", "a:2", "a:3"]
+        assert sorted(ids(client.find(lookup={"tenant": "t1", "user_id": 7}))) == ["a:1", "a:2"]
+        assert given == {"user_id": 7}
 
 
 def test_param_that_is_no_scalar_is_refused_as_a_lookup(client: AnyClient) -> None:
