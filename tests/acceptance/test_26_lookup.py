@@ -18,6 +18,8 @@ from mtask.store.tasks import queries
 from tests.acceptance.conftest import Report
 from tests.explaining import Examined, examined_by
 
+pytestmark = pytest.mark.timeout(1_200)  # for the long form
+
 TASKS = int(os.environ.get("MTASK_LOOKUP_TASKS", "20000"))
 USERS, OF_ONE = TASKS // 100, 100
 PAGE = 20
