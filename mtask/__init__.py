@@ -3,12 +3,16 @@
 from mtask.app.app import App
 from mtask.app.context import Context
 from mtask.client import AsyncClient, Client, TaskSpec
+from mtask.client.diagnosis.position import Position
+from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import (
     Fail,
     LeaseLost,
     MtaskError,
     Retry,
+    TaskCanceled,
     TaskExists,
+    TaskFailed,
     TaskNotFound,
     TaskRunning,
     WaitTimeout,
@@ -28,14 +32,19 @@ __all__ = [
     "Context",
     "Cron",
     "Fail",
+    "FoundTasks",
     "LeaseLost",
     "MtaskError",
+    "Position",
     "Published",
     "Retry",
     "RunStatus",
     "Schedule",
     "Task",
+    "TaskCanceled",
     "TaskExists",
+    "TaskFailed",
+    "TaskFields",
     "TaskNotFound",
     "TaskOption",
     "TaskRunning",

@@ -8,6 +8,7 @@ MtaskError
 │   ├── InvalidOption            an option's value is out of range or of the wrong type
 │   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
+│   ├── InvalidLookup            a lookup's name or value cannot be used, or there are too many
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
@@ -15,6 +16,8 @@ MtaskError
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
+│   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
+│   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
@@ -146,6 +149,16 @@ class InvalidParams(InvalidInput):
         self.reason = reason
 
 
+class InvalidLookup(InvalidInput):
+    """A lookup's name or value cannot be used, or a task has too many lookups."""
+
+    def __init__(self, name: object, reason: str) -> None:
+        of_name = "" if name is None else f" {shown(name)}"
+        super().__init__(f"lookup{of_name}{':' if name is None else ''} {reason}.", field="lookup")
+        self.name = name
+        self.reason = reason
+
+
 class InvalidURI(InvalidInput):
     """The connection string cannot be read."""
 
@@ -230,19 +243,42 @@ class MalformedTask(TaskError):
         self.reason = reason
 
 
+class TaskFailed(TaskError):
+    """The task ended as FAIL, so the handler returned nothing. `reason` is the reason of its last failed run."""
+
+    exit_code = 8
+
+    def __init__(self, task_id: str, reason: str | None, *, status: str = "FAIL") -> None:
+        why = "" if reason is None else f": {reason.rstrip('.')}"
+        super().__init__(task_id, f"task {task_id} ended as {status}{why}. To run it again: retry.")
+        self.status = status
+        self.reason = reason
+
+
+class TaskCanceled(TaskFailed):
+    """The task was canceled, so the handler returned nothing."""
+
+    exit_code = 9
+
+    def __init__(self, task_id: str, reason: str | None = None) -> None:
+        super().__init__(task_id, reason, status="CANCELED")
+
+
 class WaitTimeout(TaskError, TimeoutError):
-    """The task did not finish within the timeout."""
+    """The task did not finish within the timeout. `others` holds the ids of other tasks that did not, either."""
 
     exit_code = 6
 
-    def __init__(self, task_id: str, status: str, timeout: timedelta) -> None:
+    def __init__(self, task_id: str, status: str, timeout: timedelta, others: Sequence[str] = ()) -> None:
+        more = f", and {len(others)} other task{'s' * (len(others) > 1)} with it" if others else ""
         super().__init__(
             task_id,
-            f"task {task_id} is still {status} after {timeout.total_seconds():g} s. "
+            f"task {task_id} is still {status} after {timeout.total_seconds():g} s{more}. "
             "`mtask show` tells what it waits for.",
         )
         self.status = status
         self.timeout = timeout
+        self.others = tuple(others)
 
 
 # --- errors about a schedule ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from mtask.cli.database import demo, doctor, local, setup
 from mtask.cli.options import callback
 from mtask.cli.queues import controls, purge
 from mtask.cli.schedules import schedule
-from mtask.cli.tasks import change, find, publish, show, tail, wait
+from mtask.cli.tasks import change, find, position, publish, result, show, tail, wait
 from mtask.cli.workers import workers
 from mtask.version import __version__
 
@@ -60,6 +60,8 @@ show.register(app)
 tail.register(app)
 find.register(app)
 wait.register(app)
+result.register(app)
+position.register(app)
 change.register(app)
 workers.register(app)
 controls.register(app)

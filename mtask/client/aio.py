@@ -5,22 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
-from mtask.client.asking import publication, requests
+from mtask.client.asking import pointing, publication, requests, several
+from mtask.client.asking.pointing import TaskPointer
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.connection_aio import AsyncConnection
-from mtask.client.diagnosis import backlog, doctor, explain
+from mtask.client.diagnosis import backlog, doctor, explain, position
+from mtask.client.diagnosis.position import Position
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import views
+from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.events_aio import AsyncEvents
+from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
 from mtask.store import diagnosis
@@ -49,6 +54,7 @@ class AsyncClient(AsyncConnection):
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
         if_exists: IfExists = "keep",
         clean_failed: bool = False,
         clean_success: bool = False,
@@ -59,9 +65,10 @@ class AsyncClient(AsyncConnection):
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
         `task` is a registered handler or its name. `key` is the idempotency key. Without `key`, the task gets a fresh
-        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. If the task
-        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option
-        and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
+        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. `lookup` holds
+        values by name, such as {"user_id": 7, "tags": ["a", "b"]}, by which `find` finds the task. If the task
+        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option,
+        lookup and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
         `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
         is raised while a live run holds the task.
 
@@ -71,7 +78,9 @@ class AsyncClient(AsyncConnection):
 
         Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
         """
-        spec = TaskSpec(task, params, key=key, queue=queue, start_time=start_time, delay=delay, **options)
+        spec = TaskSpec(
+            task, params, key=key, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options
+        )
         policy = publication.policy(
             if_exists,
             clean_failed=clean_failed,
@@ -106,7 +115,53 @@ class AsyncClient(AsyncConnection):
 
     async def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""
-        return await self._run(requests.get(requests.identify(task, key)))
+        return await self._run(requests.get(pointing.identify(task, key)))
+
+    @overload
+    async def get_many(self, tasks: Iterable[TaskPointer], *, fields: None = None) -> FoundTasks[Task]: ...
+
+    @overload
+    async def get_many(self, tasks: Iterable[TaskPointer], *, fields: Sequence[str]) -> FoundTasks[TaskFields]: ...
+
+    async def get_many(self, tasks: Iterable[TaskPointer], *, fields: Sequence[str] | None = None) -> Any:
+        """Return several tasks by id, and the ids under which there is no task.
+
+        A task is its id NAME:KEY, a pair of name and key, or a result of `publish`, `get` or `find`. `fields` means the
+        same as in `find`. Raises InvalidInput.
+        """
+        if fields is None:
+            return await self._run(requests.get_many(tasks))
+        return await self._run(requests.get_many_fields(tasks, fields))
+
+    @overload
+    async def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: None = None,
+        limit: int = 100,
+        after: TaskPointer | None = None,
+    ) -> list[Task]: ...
+
+    @overload
+    async def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: Sequence[str],
+        limit: int = 100,
+        after: TaskPointer | None = None,
+    ) -> list[TaskFields]: ...
 
     async def find(
         self,
@@ -116,11 +171,25 @@ class AsyncClient(AsyncConnection):
         queue: str | Sequence[str] | None = None,
         key: str | Sequence[str] | None = None,
         worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: Sequence[str] | None = None,
         limit: int = 100,
-    ) -> list[Task]:
-        """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0."""
-        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id)
-        return await self._run(requests.find(criteria, limit))
+        after: TaskPointer | None = None,
+    ) -> Any:
+        """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0.
+
+        A criterion with several values matches tasks with any of them. `lookup` holds values by name: a task must have
+        one of the values under each name. An index finds these tasks. `after` is the last task of the former page, or
+        its id: the search continues with the next task.
+
+        With `fields`, only these fields are sent: "status", "returns", "fail_reason", "runs", or paths in the document,
+        such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
+        there is no task under the id in `after`.
+        """
+        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id, lookup=lookup)
+        if fields is None:
+            return await self._run(requests.find(criteria, limit, after))
+        return await self._run(requests.find_fields(criteria, limit, fields, after))
 
     async def count(
         self,
@@ -128,10 +197,19 @@ class AsyncClient(AsyncConnection):
         status: str | Sequence[str] | None = None,
         name: str | Sequence[str] | None = None,
         queue: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
     ) -> int:
         """Return the number of tasks that match."""
-        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
         return await self._run(queries.count(criteria))
+
+    async def position(self, task: TaskRef, key: str) -> Position:
+        """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
+
+        Tasks go before it by priority, then by the time at which they were due, then by `_id`. Only tasks that the same
+        workers may take are counted, up to nearly 10,000. Raises TaskNotFound or MalformedTask.
+        """
+        return await self._run(position.find(pointing.identify(task, key)))
 
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -139,7 +217,7 @@ class AsyncClient(AsyncConnection):
         Raises WaitTimeout after `timeout`. Raises TaskNotFound if the task does not exist, or if it is removed or
         expires during the wait. The wait does not go on with a later task of the same key.
         """
-        waiting = requests.wait_policy(requests.identify(task, key), timeout)
+        waiting = requests.wait_policy(pointing.identify(task, key), timeout)
         began = time.monotonic()
         happening: AsyncEvents | None = None
         try:
@@ -168,6 +246,34 @@ class AsyncClient(AsyncConnection):
             if happening is not None:
                 await happening.close()
 
+    async def result(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until a task has ended; return what its handler returned. `timeout`: a timedelta or seconds.
+
+        Raises TaskFailed with the reason, TaskCanceled, WaitTimeout or TaskNotFound.
+        """
+        return requests.result_of(await self.wait(task, key, timeout=timeout))
+
+    def as_completed(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> AsyncCompleted:
+        """Return an iterator over tasks in the order in which they end. Use it in an `async with` block.
+
+        A task is its id NAME:KEY, a pair of name and key, or a result of `publish`, `get` or `find`. One stream of
+        events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
+        TaskNotFound if a task does not exist, or is removed or expires during the wait.
+        """
+        return AsyncCompleted(self, several.wait_for_many(tasks, timeout))
+
+    async def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
+        """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
+        waiting = several.wait_for_many(tasks, timeout)
+        async with AsyncCompleted(self, waiting) as completed:
+            found = {task.id: task async for task in completed}
+        return [found[task_id] for task_id in waiting.task_ids]
+
+    async def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
+        """Wait until one of the tasks has ended; return this task. See `as_completed`."""
+        async with AsyncCompleted(self, several.wait_for_any(tasks, timeout)) as completed:
+            return await completed.__anext__()
+
     def events(
         self,
         *,
@@ -194,21 +300,21 @@ class AsyncClient(AsyncConnection):
 
         A finished task is not changed.
         """
-        return await self._run(requests.cancel(requests.identify(task, key)))
+        return await self._run(requests.cancel(pointing.identify(task, key)))
 
     async def retry(self, task: TaskRef, key: str) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return await self._run(requests.run_again(requests.identify(task, key), everything=False))
+        return await self._run(requests.run_again(pointing.identify(task, key), everything=False))
 
     async def rerun(self, task: TaskRef, key: str) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return await self._run(requests.run_again(requests.identify(task, key), everything=True))
+        return await self._run(requests.run_again(pointing.identify(task, key), everything=True))
 
     async def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
         """Change some of a task's options; return the task.
@@ -216,11 +322,11 @@ class AsyncClient(AsyncConnection):
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
         specific_worker_ids no longer admits the worker of a run, that run ends at once.
         """
-        return await self._run(requests.update_option(requests.identify(task, key), dict(options)))
+        return await self._run(requests.update_option(pointing.identify(task, key), dict(options)))
 
     async def remove(self, task: TaskRef, key: str) -> bool:
         """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
-        return await self._run(queries.remove(requests.identify(task, key)))
+        return await self._run(queries.remove(pointing.identify(task, key)))
 
     async def purge(
         self,

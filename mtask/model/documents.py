@@ -25,12 +25,13 @@ from pydantic import (
 )
 
 from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
+from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 4
+SCHEMA_REVISION = 5
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
@@ -130,6 +131,8 @@ class Task(BaseModel):
     queue: Annotated[Text, Field(min_length=1)]
     params: Any = None
     task_option: TaskOption
+    #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
+    lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
@@ -152,6 +155,14 @@ class Task(BaseModel):
     def runs(self) -> list[Run]:
         """The runs that the document still holds, the oldest first."""
         return self.task_state.worker_states
+
+    @property
+    def lookups(self) -> dict[str, list[Any]]:
+        """The values by which the task is looked up, by name."""
+        found: dict[str, list[Any]] = {}
+        for entry in self.lookup or ():
+            found.setdefault(entry.k, []).append(entry.v)
+        return found
 
     @property
     def fail_reason(self) -> str | None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from mtask.errors import HandlerError, InvalidInput, InvalidParams, shown
+from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidParams, shown
 from mtask.model.documents import DEFAULT_QUEUE, describe_validation
 from mtask.model.identity import check_name, check_text
+from mtask.model.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 from mtask.model.options import build_option
 
 HANDLER_ATTRIBUTE = "__mtask_handler__"
@@ -42,6 +43,12 @@ class Handler:
     #: parameter.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
+    #: The parameters whose values are stored as lookups of the task.
+    lookup: tuple[str, ...] = ()
+
+    def lookup_in(self, params: Any) -> dict[str, Any]:
+        """Return the lookups that these params give. A parameter without a value, or with None, gives none."""
+        return taken_from(params, self.lookup, self.sole_parameter) if self.lookup else {}
 
     def bind(self, params: Any) -> dict[str, Any]:
         """Return the keyword arguments of the function for these params; raise InvalidParams.
@@ -78,6 +85,7 @@ def make_handler(
     queue: str | None,
     on_exception: OnException,
     options: Mapping[str, Any],
+    lookup: Sequence[str] = (),
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -114,6 +122,7 @@ def make_handler(
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[position] = parameter.name
         definitions[position] = (hint, Field(default, alias=parameter.name))
+    looked_up = _lookup_names(shown, lookup, None if takes_extra else fields.values())
     settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
     try:
         arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)
@@ -130,7 +139,26 @@ def make_handler(
         arguments=arguments,
         sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
         fields=fields,
+        lookup=looked_up,
     )
+
+
+def _lookup_names(shown: str, names: Sequence[str], parameters: Collection[str] | None) -> tuple[str, ...]:
+    """Check the parameters that are lookups; raise HandlerError. `parameters`: all of them; None: any name is one."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise HandlerError(shown, 'lookup is a list of parameters, such as ["user_id"]')
+    checked = tuple(dict.fromkeys(names))
+    for name in checked:
+        try:
+            check_lookup_name(name)
+        except InvalidLookup as error:
+            raise HandlerError(shown, str(error)) from None
+        if parameters is not None and name not in parameters:
+            of = f"its parameters are {', '.join(parameters)}" if parameters else "it has none"
+            raise HandlerError(shown, f"lookup {name!r} is no parameter of it: {of}")
+    if len(checked) > MAX_LOOKUPS:
+        raise HandlerError(shown, f"a task has at most {MAX_LOOKUPS} lookups")
+    return checked
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from time import monotonic
 from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
@@ -37,6 +38,7 @@ from tests.processes import kill_marked, marked
 
 MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,
+    *LOOKUP_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

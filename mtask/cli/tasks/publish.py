@@ -8,7 +8,7 @@ import typer
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
 from mtask.client import TaskSpec
@@ -46,6 +46,7 @@ def publish(
         str | None,
         typer.Option("--start-time", metavar="INSTANT", help="Earliest start, ISO 8601: 2030-01-31T08:00:00Z."),
     ] = None,
+    lookup: LookupFlag = [],  # noqa: B006 typer reads it
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -54,7 +55,7 @@ def publish(
         typer.Option(
             "--many",
             metavar="FILE",
-            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time and "
+            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup and "
             "task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
@@ -63,7 +64,7 @@ def publish(
         typer.Option(
             "--if-exists",
             metavar="keep|update|reject",
-            help="keep: untouched. update: params, options, queue and start_time replaced. reject: an error.",
+            help="keep: untouched. update: params, options, queue, lookup and start_time replaced. reject: an error.",
             rich_help_panel=EXISTING,
         ),
     ] = "keep",
@@ -83,7 +84,7 @@ def publish(
     """Publish a task. A second publish with the same key adds no second task."""
     existing = {"clean_failed": clean_failed, "clean_success": clean_success, "not_update_running": not_update_running}
     policy(if_exists, **existing)  # type: ignore[arg-type]
-    defaults: dict[str, Any] = {"queue": queue}
+    defaults: dict[str, Any] = {"queue": queue, "lookup": values.lookup_from_pairs(lookup)}
     if delay is not None:
         defaults["delay"] = values.duration(delay, "delay")
     if start_time is not None:

@@ -135,6 +135,8 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
     changed = changed_options(task.task_option)
     if changed:
         lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))
+    if task.lookup:
+        lines.append(("lookup", compact(task.lookups, limit)))
     if task.params is not None:
         lines.append(("params", compact(task.params, limit)))
     reason_text = task.fail_reason

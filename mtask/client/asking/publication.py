@@ -18,9 +18,10 @@ from mtask.errors import (
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handlers import Handler, handler_of
 from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
+from mtask.model.lookup import Lookup, entries_of, values_by_name
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
 from mtask.model.values import storable
-from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, stored_size
+from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.store.tasks.publishing import IfExists, NewTask, Policy
 
 #: The name of a task, or the registered handler of that name.
@@ -32,7 +33,7 @@ _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
+    __slots__ = ("delay", "key", "lookup", "options", "params", "queue", "start_time", "task")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class TaskSpec:
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.task = task
@@ -51,6 +53,7 @@ class TaskSpec:
         self.queue = queue
         self.start_time = start_time
         self.delay = delay
+        self.lookup = lookup
         self.options = options
 
     def __repr__(self) -> str:
@@ -74,7 +77,18 @@ class TaskSpec:
             params=params,
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay),
+            lookup=_lookup(handler, params, self.lookup),
         )
+
+
+def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
+    """Return the lookups in their stored form: those that the handler takes from the params, and those given."""
+    taken = handler.lookup_in(params) if handler else {}
+    if not taken and given is None:
+        return None
+    if given is not None:
+        values_by_name(given, is_scalar)  # a mapping, as the next line needs one
+    return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
 
 
 def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from mtask.client.asking import within
-from mtask.client.asking.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
+from mtask.client.asking.pointing import TaskPointer, id_of, ids_of, position_of
+from mtask.client.asking.publication import TaskSpec, explain_unstorable, prepare_many
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.reading import views
+from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields, fields_of
 from mtask.errors import (
     DocumentTooLarge,
     InvalidInput,
     InvalidParams,
+    MalformedTask,
     NotStorable,
     OperationFailed,
+    TaskCanceled,
+    TaskFailed,
     TaskNotFound,
     shown,
 )
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.handlers import handler_of
-from mtask.model.identity import check_key, check_name, check_text, task_id_of
+from mtask.model.identity import check_text
+from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
 
+#: The task after which a search goes on: the last task of the former page, or its id. None: begin with the newest.
+After: TypeAlias = TaskPointer | None
+
 #: Times of a wait, in seconds. _LASTS: the time after which the wait follows the task's events. _EVENT_WAIT: the length
 #: of one request for events. _READ_EVERY: the interval at which the task is read while its events are followed.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
-
-
-def identify(task: TaskRef, key: str) -> str:
-    """Return the task's id; raise InvalidName or InvalidKey."""
-    handler = handler_of(task)
-    return task_id_of(handler.name if handler else check_name(task), check_key(key))
 
 
 def publish(spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = ()) -> Operation[Published]:
@@ -84,9 +86,80 @@ def get(task_id: str) -> Operation[Task]:
     return views.task_of((yield from queries.get(task_id)))
 
 
-def find(criteria: Mapping[str, Any], limit: int) -> Operation[list[Task]]:
+def get_many(pointers: Iterable[TaskPointer]) -> Operation[FoundTasks[Task]]:
+    """Return several tasks."""
+    task_ids = list(dict.fromkeys(ids_of(pointers)))
+
+    def operation() -> Operation[FoundTasks[Task]]:
+        documents = {document["_id"]: document for document in (yield from queries.get_many(task_ids))}
+        found: FoundTasks[Task] = FoundTasks({})
+        for task_id in task_ids:
+            if task_id not in documents:
+                found.missing.append(task_id)
+                continue
+            try:
+                found.tasks[task_id] = views.task_of(documents[task_id])
+            except MalformedTask as error:
+                found.malformed[task_id] = error.reason
+        return found
+
+    return operation()
+
+
+def get_many_fields(pointers: Iterable[TaskPointer], fields: Sequence[str]) -> Operation[FoundTasks[TaskFields]]:
+    """Return these fields of several tasks."""
+    task_ids, asked = list(dict.fromkeys(ids_of(pointers))), check_fields(fields)
+
+    def operation() -> Operation[FoundTasks[TaskFields]]:
+        rows = {row.id: row for row in fields_of((yield from queries.get_many(task_ids, asked)), asked)}
+        there = {task_id: rows[task_id] for task_id in task_ids if task_id in rows}
+        return FoundTasks(there, [task_id for task_id in task_ids if task_id not in rows])
+
+    return operation()
+
+
+def find(criteria: Mapping[str, Any], limit: int, after: After = None) -> Operation[list[Task]]:
     """Search, newest first."""
-    return views.tasks_of((yield from queries.find(criteria, views.check_limit(limit))))
+    most, begin = views.check_limit(limit), _begin(after)
+
+    def operation() -> Operation[list[Task]]:
+        return views.tasks_of((yield from queries.find(criteria, most, None, (yield from begin))))
+
+    return operation()
+
+
+def find_fields(
+    criteria: Mapping[str, Any], limit: int, fields: Sequence[str], after: After = None
+) -> Operation[list[TaskFields]]:
+    """Search, newest first. Return only these fields of each task."""
+    most, begin, asked = views.check_limit(limit), _begin(after), check_fields(fields)
+
+    def operation() -> Operation[list[TaskFields]]:
+        return fields_of((yield from queries.find(criteria, most, asked, (yield from begin))), asked)
+
+    return operation()
+
+
+def _begin(after: After) -> Operation[tuple[datetime, str] | None]:
+    """Check `after` and return the operation that finds the position where a search goes on."""
+    given = position_of(after) if isinstance(after, Task | TaskFields) else None
+    task_id = None if after is None else id_of(after)
+
+    def operation() -> Operation[tuple[datetime, str] | None]:
+        if given is not None or task_id is None:
+            return given
+        return position_of(TaskFields(task_id, (yield from queries.created(task_id)), {}))
+
+    return operation()
+
+
+def result_of(task: Task) -> Any:
+    """Return what the handler of a finished task returned; raise TaskFailed or TaskCanceled."""
+    if task.status is TaskStatus.SUCCESS:
+        return task.returns
+    if task.status is TaskStatus.CANCELED:
+        raise TaskCanceled(task.id, task.fail_reason)
+    raise TaskFailed(task.id, task.fail_reason)
 
 
 def cancel(task_id: str) -> Operation[Task]:

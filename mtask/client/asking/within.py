@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.client.asking.publication import TaskSpec
@@ -56,4 +56,5 @@ def _copied(spec: TaskSpec) -> TaskSpec:
     own = copy.copy(spec)
     if isinstance(own, TaskSpec):
         own.options = own.options.copy()
+        own.lookup = dict(own.lookup) if isinstance(own.lookup, Mapping) else own.lookup
     return own

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
+from bson import ObjectId
 from bson.code import Code
 from bson.raw_bson import RawBSONDocument
 
@@ -47,6 +48,11 @@ def stored_size(value: Any) -> int:
 def is_code(value: Any) -> bool:
     """Whether the value is JavaScript code. Its class is a subclass of `str`, but BSON stores no string for it."""
     return isinstance(value, Code)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether the value is an ObjectId, or a subclass of text that BSON stores as a string."""
+    return isinstance(value, ObjectId) or (isinstance(value, str) and not isinstance(value, Code))
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

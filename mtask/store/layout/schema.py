@@ -12,6 +12,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.identity import MAX_KEY_BYTES
+from mtask.model.lookup import MAX_LOOKUP_TEXT
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.schedules import Schedule
 from mtask.store.driver.operation import Collection
@@ -22,6 +23,7 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
+LOOKUP_INDEX = "mtask_lookup"
 FIRING_INDEX = "mtask_coming"
 PENDING_INDEX = "mtask_pending"
 
@@ -36,6 +38,9 @@ _BOUNDS = [
     {"required": ["starts", "window_ms"], "properties": {"starts": _NUMBER, "window_ms": _NUMBER}},
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
 ]
+
+#: The value of a lookup, as `lookup.LookupEntry` takes it. The bound applies only to text.
+_SCALAR = {"not": {"bsonType": ["object", "array", "null"]}, "maxLength": MAX_LOOKUP_TEXT}
 
 #: Matches printable text without a comma, as `identity.check_text` does in Python.
 _PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
@@ -101,6 +106,9 @@ def _model_schema(model: type[BaseModel], collection: str, required: dict[str, l
             node = node["properties"][part]
             node = node.get("items", node)
         node["required"] = names
+    if "lookup" in made["properties"]:
+        made["properties"]["lookup"]["items"] |= {"required": ["k", "v"]}
+        made["properties"]["lookup"]["items"]["properties"]["v"] = _SCALAR
     return {"title": schema_title(collection), **made}
 
 
@@ -217,6 +225,8 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
     - `mtask_expiry` serves retention.
+    - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
+      fields let the server reject tasks by status, name and queue without a read of their documents.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -245,6 +255,19 @@ def task_indexes() -> list[IndexModel]:
             name=EXPIRY_INDEX,
             expireAfterSeconds=0,
             partialFilterExpression={"expire_time": {"$exists": True}},
+        ),
+        IndexModel(
+            [
+                ("lookup.k", ASCENDING),
+                ("lookup.v", ASCENDING),
+                ("task_state.create_time", DESCENDING),
+                ("_id", DESCENDING),
+                ("task_state.status", ASCENDING),
+                ("name", ASCENDING),
+                ("queue", ASCENDING),
+            ],
+            name=LOOKUP_INDEX,
+            partialFilterExpression={"lookup": {"$exists": True}},
         ),
     ]
 

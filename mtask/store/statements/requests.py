@@ -18,8 +18,8 @@ from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimme
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
     """Return a new task's document, or the expression that makes the document.
 
-    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time. If `start` is None, the task
-    starts at once.
+    `fixed` holds _id, name, key, queue, params and task_option, and lookup where it is given. `start` is its
+    start_time. If `start` is None, the task starts at once.
     """
     state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
     if start is not None:
@@ -54,15 +54,16 @@ def republish(
 ) -> Pipeline:
     """Change an existing task.
 
-    `replacement` and `start` replace queue, params, task_option and start_time. `clean_failed` drops closed runs
-    without a SUCCESS. `clean_success` drops runs with a SUCCESS.
+    `replacement` and `start` replace queue, params, task_option, lookup and start_time. `clean_failed` drops closed
+    runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
     if replacement is not None:
         pipeline.append(
             {
                 "$set": {
-                    **{name: x.literal(value) for name, value in replacement.items()},
+                    **{name: x.literal(value) for name, value in replacement.items() if name != "lookup"},
+                    "lookup": "$$REMOVE" if (lookup := replacement.get("lookup")) is None else x.literal(lookup),
                     "task_state.start_time": "$$REMOVE" if start is None else start,
                     **_moved(replacement["queue"], now),
                 }

@@ -19,7 +19,7 @@ from mtask.store.statements import filters, requests
 
 IfExists = Literal["keep", "update", "reject"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option")
+_REPLACED = ("queue", "params", "task_option", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,12 @@ class NewTask:
     task_option: Mapping[str, Any]
     #: The start of the task: an instant, or a delay after the publish. If it is None, the task starts at once.
     start: datetime | timedelta | None = None
+    #: The lookups in their stored form. None: the task has none, and its document has no such field.
+    lookup: Sequence[Mapping[str, Any]] | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
+        looked_up = {} if self.lookup is None else {"lookup": self.lookup}
         return {
             "_id": self.task_id,
             "name": self.name,
@@ -44,6 +47,7 @@ class NewTask:
             "queue": self.queue,
             "params": self.params,
             "task_option": self.task_option,
+            **looked_up,
         }
 
     def start_expression(self) -> x.Expression:
@@ -118,7 +122,7 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
     if not policy.changes_existing:
         return False
     fixed = task.fixed()
-    replacement = {name: fixed[name] for name in _REPLACED} if policy.if_exists == "update" else None
+    replacement = {name: fixed.get(name) for name in _REPLACED} if policy.if_exists == "update" else None
     pipeline = requests.republish(
         replacement=replacement,
         start=task.start_expression(),

@@ -122,6 +122,20 @@ _WRONG: list[tuple[str, Any]] = [
     (f"{_RUN}.retry_time", "soon"),
     (f"{_RUN}.final", "yes"),
     ("expire_time", "never"),
+    ("lookup", "user_id"),
+    ("lookup", {"k": "user_id", "v": 7}),
+    ("lookup", [7]),
+    ("lookup", [{"k": "user_id"}]),
+    ("lookup", [{"v": 7}]),
+    ("lookup", [{"k": "user id", "v": 7}]),
+    ("lookup", [{"k": 7, "v": 7}]),
+    ("lookup", [{"k": "", "v": 7}]),
+    ("lookup", [{"k": "a" * 65, "v": 7}]),
+    ("lookup", [{"k": "user_id", "v": None}]),
+    ("lookup", [{"k": "user_id", "v": [7]}]),
+    ("lookup", [{"k": "user_id", "v": {"deep": 7}}]),
+    ("lookup", [{"k": "user_id", "v": "a" * 513}]),
+    ("lookup", [{"k": "user_id", "v": n} for n in range(33)]),
     ("task_option.priority", "high"),
     ("task_option.priority", 1.5),
     ("task_option.priority", 10**10),
@@ -145,6 +159,10 @@ _WRONG: list[tuple[str, Any]] = [
     ("task_option.retain_fail_ms", "1d"),
 ]
 _RIGHT: list[tuple[str, Any]] = [
+    ("lookup", None),
+    ("lookup", []),
+    ("lookup", [{"k": "user_id", "v": value} for value in (7, 7.5, "a" * 512, True, _NOW, Int64(7), b"7")]),
+    ("lookup", [{"k": "user.id-1_", "v": n} for n in range(32)]),
     ("params", None),
     ("params", [1, "two"]),
     ("task_state.start_time", None),
@@ -175,6 +193,12 @@ def test_a_document_without_a_required_field_is_refused(store: SyncStore, path: 
 @pytest.mark.parametrize(("path", "value"), _WRONG)
 def test_a_wrong_value_is_refused(store: SyncStore, path: str, value: Any) -> None:
     assert_refused(store, with_field(path, value))
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, value in _WRONG if path == "lookup"], ids=str)
+def test_a_wrong_lookup_is_refused_by_the_model_too(value: Any, path: str) -> None:
+    with pytest.raises(ValidationError, match="lookup"):
+        Task.model_validate(with_field(path, value))
 
 
 @pytest.mark.parametrize(("path", "value"), _RIGHT)
