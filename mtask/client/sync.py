@@ -180,7 +180,8 @@ class Client(SyncConnection):
     ) -> Events:
         """Return an iterator over the events of tasks as they occur. Use it in a `with` block.
 
-        The kinds of events: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed.
+        The kinds of events: published, released, claimed, progress, succeeded, failed, timed_out, canceled, reopened,
+        removed.
         Each event comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration
         continues with the next event. `since` is the instant at which the iteration begins. If the oplog no longer
         reaches back to the beginning, the iteration raises EventsLost. `queue` selects events by the task's queue at

@@ -115,11 +115,22 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
     If no run holds the task, it ends at once. If a run holds the task, the run's worker ends it.
     """
+    is_open = {"$not": [x.is_final()]}
     return [
         *close_lapsed(now),
-        {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
+        {"$set": {"task_state.cancel_requested": is_open, "flow": _without_holder(is_open)}},
         *derive(now),
     ]
+
+
+def _without_holder(condition: x.Expression) -> x.Expression:
+    """Return `flow`, without `held_by` if the condition holds.
+
+    A step without a holder was ended or opened again by a user: no change of another step revives it. A task of no flow
+    gets no field.
+    """
+    unheld = {"$unsetField": {"field": "held_by", "input": x.FLOW}}
+    return {"$cond": [{"$and": [x.FLOW, condition]}, unheld, {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
@@ -139,6 +150,7 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
                 "task_state.failed_cnt": 0,
                 "task_state.cancel_requested": False,
                 "task_state.status": TaskStatus.INIT.value,
+                "flow": _without_holder(True),
             }
         },
         {"$set": {"task_state.worker_states": trimmed()}},
