@@ -2,7 +2,7 @@
 
 from mtask.app.app import App
 from mtask.app.context import Context
-from mtask.client import AsyncClient, Client, TaskSpec
+from mtask.client import AsyncClient, Client, Flow, TaskSpec
 from mtask.errors import (
     Fail,
     LeaseLost,
@@ -18,6 +18,7 @@ from mtask.model.options import TaskOption
 from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.model.triggers import Cron
+from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
 
@@ -28,9 +29,11 @@ __all__ = [
     "Context",
     "Cron",
     "Fail",
+    "Flow",
     "LeaseLost",
     "MtaskError",
     "Published",
+    "PublishedFlow",
     "Retry",
     "RunStatus",
     "Schedule",

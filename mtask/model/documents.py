@@ -31,6 +31,8 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
 SCHEMA_REVISION = 5
+#: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
+FLOWS_REVISION = 5
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
@@ -111,7 +113,7 @@ class FlowStep(BaseModel):
     key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]  #: the key of the flow
     step: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
     #: The ids of the task's dependencies. The task also waits for the descendants of these tasks.
-    after: Annotated[list[Text], Field(max_length=MAX_STEPS)]
+    after: Annotated[list[Text], Field(max_length=MAX_STEPS)] = Field(default_factory=list)
     #: What becomes of the task if a dependency ends as FAIL or CANCELED.
     on_failed: OnFailed
     #: Whether a FAIL of this task cancels the open tasks of its flow.
@@ -303,6 +305,8 @@ class WorkerDocument(BaseModel):
     concurrency: Count
     running_cnt: Count
     version: str
+    #: The revision of the validators and indexes that the worker knows. Workers of before have no such field.
+    schema_revision: Count = 0
     #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
     was_silent: bool = False  #: whether the worker's registration had expired before its last heartbeat

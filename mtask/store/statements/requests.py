@@ -33,14 +33,15 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
+def publish(fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None) -> Pipeline:
     """Insert the task if it does not exist. Leave an existing task exactly as it is.
 
-    The caller must send this pipeline as an upsert by `_id`.
+    The caller must send this pipeline as an upsert by `_id`. `released` is the release_time of a flow's first step.
     """
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
     # All fields are in one literal, so that the server does not parse each value as an expression.
-    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
+    step = {"flow": {"$mergeObjects": [x.literal(fixed["flow"]), {"release_time": released}]}} if released else {}
+    made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
