@@ -130,7 +130,7 @@ class FlowStep(BaseModel):
     has_children: StrictBool = False
     #: The key of the flow, in the flow's first task only. An index makes it unique.
     head: Text | None = None
-    #: The time since which no task of the flow is open, in the flow's first task only.
+    #: The time since which no task of the flow is open, in the flow's first task only: null until then.
     end_time: Instant | None = None
 
 

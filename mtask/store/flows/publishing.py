@@ -135,7 +135,7 @@ def _part(flow: NewFlow, step: NewStep) -> Document:
     if flow.fail_fast:
         part["fail_fast"] = True
     if step is flow.head:
-        part["head"] = flow.key
+        part |= {"head": flow.key, "end_time": None}
     return part
 
 

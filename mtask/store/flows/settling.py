@@ -18,6 +18,7 @@ from mtask.model.flows import Verdict
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.driver.stores import TASKS
+from mtask.store.flows import retention
 from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows
 
@@ -95,6 +96,8 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         if not rows:
             break
         yield from _publish_owed(rows)
+        reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
+        yield from retention.revive(sorted(reopened))
         further += yield from decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
         further += yield from _reopen_undue(rows)
         for row in rows:

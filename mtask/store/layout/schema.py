@@ -29,6 +29,7 @@ HELD_INDEX = "mtask_held"
 OWED_INDEX = "mtask_owed"
 CHILDREN_INDEX = "mtask_children"
 HEAD_INDEX = "mtask_head"
+UNENDED_INDEX = "mtask_unended"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -237,8 +238,9 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_held` finds the tasks that an end concerns: those that the ended task holds, or whose end it caused.
     - `mtask_owed` finds the changes of which other tasks of a flow have not been told yet.
     - `mtask_children` finds the descendants of a task in a flow.
+    - `mtask_unended` finds the first steps of flows that have not ended. These have the end_time null.
 
-    A task of no flow is in none of the last four.
+    A task of no flow is in none of the last five.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -272,6 +274,11 @@ def task_indexes() -> list[IndexModel]:
         _index_where_set(HELD_INDEX, "flow.held_by", "task_state.status"),
         _index_where_set(OWED_INDEX, "owed_since"),
         _index_where_set(CHILDREN_INDEX, "flow.ancestors", "task_state.status"),
+        IndexModel(
+            [("flow.end_time", ASCENDING)],
+            name=UNENDED_INDEX,
+            partialFilterExpression={"flow.end_time": {"$type": "null"}},
+        ),
     ]
 
 

@@ -237,3 +237,40 @@ def fail_fast(culprit: str, now: x.Expression = x.NOW) -> Pipeline:
 
 def _unheld() -> x.Expression:
     return {"$unsetField": {"field": "held_by", "input": "$flow"}}
+
+
+def unended() -> Filter:
+    """Match the first steps of flows that have not ended. Such a step has the end_time null, not a missing one."""
+    return {"flow.end_time": {"$type": "null"}}
+
+
+def open_steps() -> Filter:
+    """Match the tasks that are open. The caller adds the flow."""
+    return {STATUS: {"$in": _OPEN}}
+
+
+def owed_steps() -> Filter:
+    """Match the tasks that still owe others something. The caller adds the flow."""
+    return {"owed_since": {"$exists": True}}
+
+
+def without_retention() -> Filter:
+    """Match the tasks whose retention has not begun, although their options ask for it. The caller adds the flow."""
+    return {"expire_time": None, "$expr": {"$ne": [_retain(), None]}}
+
+
+def begin_retention(now: x.Expression = x.NOW) -> Pipeline:
+    """Begin the retention of a step, if it has ended. The retention of a flow's steps begins at the flow's end."""
+    has_ended = {"$and": [x.is_final(), {"$not": [x.OWED_SINCE]}, {"$ne": [_retain(), None]}]}
+    return [{"$set": {"expire_time": {"$cond": [has_ended, x.add_ms(now, _retain()), "$$REMOVE"]}}}]
+
+
+def end_flow(now: x.Expression = x.NOW) -> Pipeline:
+    """Record in its first step that the flow has ended."""
+    return [{"$set": {"flow.end_time": now}}]
+
+
+def _retain() -> x.Expression:
+    is_success = {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]}
+    retain = {"$cond": [is_success, f"{x.OPTION}.retain_success_ms", f"{x.OPTION}.retain_fail_ms"]}
+    return {"$ifNull": [retain, None]}

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
-from mtask.store.flows import settling
+from mtask.store.flows import retention, settling
 from mtask.store.tasks import claims, finding
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
@@ -29,7 +29,7 @@ _MALFORMED_LIMIT = 1000
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
 _OWED_GRACE = timedelta(seconds=2)
 #: While no flows are known, each n-th regular scan looks whether there are any: every 20 s. With flows, each n-th scan
-#: looks for waiting tasks whose holder was removed: once a minute.
+#: looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute.
 _FLOWS_EVERY, _ORPHANS_EVERY = 4, 12
 
 
@@ -85,6 +85,7 @@ class Janitor:
             await self.settle_owed()
             if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
                 await self.decide_orphans()
+                await self._store.run(retention.end_flows())
 
     async def settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""

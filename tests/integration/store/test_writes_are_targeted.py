@@ -25,7 +25,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
+from mtask.store.flows import retention, settling
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
@@ -302,6 +302,18 @@ def flows(client: Client, store: SyncStore) -> None:
     store.run(settling.settle_all(["task:f/1"]))
     client.retry("task", "f/1")
     client.remove("task", "f/2")
+    ended(client, store)
+
+
+def ended(client: Client, store: SyncStore) -> None:
+    """A flow that ends, so that its retention begins, and is opened again."""
+    flow = Flow("g")
+    flow.add("1", "task", retain_fail_ms=60_000_000)
+    client.publish_flow(flow)
+    client.cancel("task", "g/1")
+    assert store.run(retention.end_flows()) == 1
+    client.retry("task", "g/1")
+    assert stored(store, "g/1")["flow"]["end_time"] is None
 
 
 def without_worker(client: Client, source: Mongo) -> None:

@@ -12,7 +12,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import publishing, settling
+from mtask.store.flows import publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries, transactions
@@ -213,6 +213,53 @@ def test_a_chain_of_cancels_is_settled_at_once(store: SyncStore) -> None:
     end(store, "s0", fails=True)
     assert set(statuses(store).values()) == {"FAIL", "CANCELED"}
     assert owed(store) == set()
+
+
+# --- retention ------------------------------------------------------------------------------------------------
+
+
+def expiring(store: SyncStore) -> set[str]:
+    return {document["flow"]["step"] for document in store.tasks.find({"expire_time": {"$exists": True}})}
+
+
+def retain(store: SyncStore) -> None:
+    store.tasks.update_many({}, {"$set": {"task_option.retain_success_ms": 60_000_000}})
+
+
+def test_the_retention_of_a_step_begins_at_the_end_of_its_flow(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    assert store.run(retention.end_flows()) == 0
+    assert expiring(store) == set()
+    end(store, "b")
+    assert store.run(retention.end_flows()) == 1
+    assert expiring(store) == {"a", "b"}
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is not None
+    assert store.run(retention.end_flows()) == 0
+    store.run(queries.run_again(_id("b"), everything=True))
+    settle(store, "b")
+    assert expiring(store) == set()
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is None
+    end(store, "b")
+    assert store.run(retention.end_flows()) == 1
+    assert expiring(store) == {"a", "b"}
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_step_that_is_opened_again_amid_the_end_of_its_flow_takes_it_back(store: SyncStore, is_settled: bool) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    end(store, "b")
+    upkeep = Frozen(store, retention.end_flows(), lambda call: call.method == "update_one")
+    store.run(queries.run_again(_id("b"), everything=True))
+    if is_settled:
+        settle(store, "b")
+    upkeep.resume()
+    recover(store)
+    assert expiring(store) == set()
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is None
 
 
 # --- what interleaves -----------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from mtask.store.layout.schema import (
     HELD_INDEX,
     OWED_INDEX,
     STATUS_INDEX,
+    UNENDED_INDEX,
     schema_title,
     task_validator,
     worker_indexes,
@@ -43,7 +44,7 @@ from tests.integration import stores
 from tests.mongo import Client, eventually
 
 Document = dict[str, Any]
-_FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, HEAD_INDEX]
+_FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX]
 _OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, *_FLOWS])
 
 
