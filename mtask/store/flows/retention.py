@@ -37,7 +37,7 @@ def _ended_heads() -> list[Document]:
         same = {"localField": "flow.key", "foreignField": "flow.key"}
         return {"$lookup": {"from": TASKS, **same, "as": "found", "pipeline": stages}}
 
-    none = {"$match": {"found": []}}
+    none: Document = {"$match": {"found": []}}
     return [
         {"$match": flows.unended()},
         {"$project": {"flow.key": 1}},
