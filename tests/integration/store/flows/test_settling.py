@@ -333,13 +333,19 @@ def test_stale_verdict(store: SyncStore) -> None:
     assert owed(store) == set()
 
 
-def test_stale_verdict_while_the_dependency_runs_again_is_taken_back(store: SyncStore) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_stale_verdict_while_the_dependency_runs_again_is_taken_back(store: SyncStore, is_killed: bool) -> None:
     publish(store, {"d": [], "p": ["d"]})
     end(store, "d", fails=True, settles=False)
     settler = Frozen(store, settling.settle_all([_id("d")]), is_write)
     store.run(queries.run_again(_id("d"), everything=False))
     settle(store, "d")
-    settler.resume()
+    if is_killed:
+        settler.step()  # the cancel, and nothing after it
+        assert statuses(store) == {"d": "INIT", "p": "CANCELED"}
+        recover(store)
+    else:
+        settler.resume()
     assert statuses(store) == {"d": "INIT", "p": "WAITING"}
     end(store, "d")
     assert statuses(store) == {"d": "SUCCESS", "p": "INIT"}
