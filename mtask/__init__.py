@@ -2,7 +2,7 @@
 
 from mtask.app.app import App
 from mtask.app.context import Context
-from mtask.client import AsyncClient, Client, TaskSpec
+from mtask.client import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import (
@@ -22,6 +22,7 @@ from mtask.model.options import TaskOption
 from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.model.triggers import Cron
+from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
 
@@ -32,11 +33,13 @@ __all__ = [
     "Context",
     "Cron",
     "Fail",
+    "Flow",
     "FoundTasks",
     "LeaseLost",
     "MtaskError",
     "Position",
     "Published",
+    "PublishedFlow",
     "Retry",
     "RunStatus",
     "Schedule",

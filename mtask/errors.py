@@ -9,16 +9,19 @@ MtaskError
 │   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
 │   ├── InvalidLookup            a lookup's name or value cannot be used, or there are too many
+│   ├── InvalidFlow              the steps of a flow do not fit together
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
 │   ├── TaskRunning              a live run holds the task, and the caller asked not to disturb that run
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
+│   ├── DependencyFailed         a step cannot run again before a dependency that failed does
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
 │   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
 │   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
+├── FlowConflict                 another task has the `_id` of a step, or the flow was just published in another shape
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
 │   │   └── DatabaseTimeout      the database was reached, but did not answer in time
@@ -39,6 +42,7 @@ MtaskError
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
 │   ├── ControlUnconfirmed       a live worker has not yet confirmed a pause, a limit or retention
+│   ├── WorkersTooOld            live workers of an older mtask do not know what the operation needs
 │   ├── HandlerError             a handler cannot be registered
 │   └── AppNotFound              no App exists at the path `package.module:app`
 ├── RunError                     about one run; the handler of that run gets the error
@@ -140,6 +144,15 @@ class UnknownOption(InvalidOption):
         self.known = known
 
 
+class InvalidFlow(InvalidInput):
+    """The steps of a flow do not fit together."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"flow {shown(key)}: {reason}.", field="flow")
+        self.key = key
+        self.reason = reason
+
+
 class InvalidParams(InvalidInput):
     """The params do not fit the handler's arguments, or cannot be stored in a document."""
 
@@ -228,6 +241,16 @@ class TaskNotFinished(TaskError):
         advice = "To run it all the same: rerun." if status == "SUCCESS" else "Wait for it, or cancel it first."
         super().__init__(task_id, f"task {task_id} is {status}, so there is nothing to run again. {advice}")
         self.status = status
+
+
+class DependencyFailed(TaskError):
+    """A step was canceled because a dependency failed. It cannot run again before that dependency does."""
+
+    def __init__(self, task_id: str, dependency: str) -> None:
+        super().__init__(
+            task_id, f"task {task_id!r} cannot run: it depends on {dependency!r}, which failed. Retry that task first."
+        )
+        self.dependency = dependency
 
 
 class MalformedTask(TaskError):
@@ -445,6 +468,23 @@ class EventsLost(OperationFailed):
         super().__init__(f"the oplog no longer reaches back that far ({reason}). Begin anew, without after or since")
 
 
+# --- errors about a flow ----------------------------------------------------------------------------------
+
+
+class FlowConflict(MtaskError):
+    """Another task has the `_id` of a step, or a flow of this key was published at the same time in another shape."""
+
+    def __init__(self, key: str, task_ids: Sequence[str]) -> None:
+        if task_ids:
+            named = ", ".join(shown(task_id) for task_id in task_ids[:5])
+            reason = f"tasks with the ids of its steps exist outside of it: {named}. Use another key"
+        else:
+            reason = "another client publishes a flow of this key at the same time. Publish it again"
+        super().__init__(f"flow {shown(key)} was not published: {reason}.")
+        self.key = key
+        self.task_ids = tuple(task_ids)
+
+
 # --- errors about a worker --------------------------------------------------------------------------------
 
 
@@ -466,6 +506,18 @@ class WorkerIdInUse(WorkerError):
         self.host = host
         self.pid = pid
         self.expires_in = expires_in
+
+
+class WorkersTooOld(WorkerError):
+    """Live workers of an older mtask do not know flows. Such a worker would mark waiting tasks FAIL."""
+
+    def __init__(self, worker_ids: Sequence[str]) -> None:
+        named = ", ".join(worker_ids[:5])
+        super().__init__(
+            f"the flow was not published: live workers of an older mtask do not know flows ({named}). Upgrade or stop "
+            "them (`mtask workers`), then publish again."
+        )
+        self.worker_ids = tuple(worker_ids)
 
 
 class WorkerNotFound(WorkerError):

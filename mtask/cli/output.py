@@ -19,6 +19,7 @@ from mtask.store.driver.extended_json import extended
 #: The width of output that is not a terminal, in characters. It is so large that no line is cut.
 PIPE_WIDTH = 4000
 STATUS_STYLES = {
+    "WAITING": "blue",
     "INIT": "cyan",
     "RUNNING": "yellow",
     "SUCCESS": "green",

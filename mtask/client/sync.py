@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
 from mtask.client.asking import pointing, publication, requests, several
+from mtask.client.asking.flows import Flow, FlowPublication
 from mtask.client.asking.pointing import TaskPointer
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.connection_sync import SyncConnection
@@ -31,6 +32,7 @@ from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.types import SyncSession
+from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks import queries
 from mtask.store.tasks.publishing import IfExists, Published
 
@@ -113,6 +115,17 @@ class Client(SyncConnection):
         is_in_session = session is not None
         request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)
         return self._run(request, session)
+
+    def publish_flow(self, flow: Flow, *, session: SyncSession | None = None) -> PublishedFlow:
+        """Publish all tasks of a flow, or none, once for each key of a flow.
+
+        If a flow of this key exists, nothing changes: `created` is False, and `differs` says whether that flow has
+        other steps or dependencies. With the `session` of a transaction that the caller has begun, the flow is
+        published inside that transaction. Raises InvalidFlow and other subclasses of InvalidInput, FlowConflict,
+        WorkersTooOld, and subclasses of DatabaseError.
+        """
+        with FlowPublication(flow, self._middleware) as publication:
+            return publication.done(self._transact(publication.operation, session))
 
     def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""
@@ -286,7 +299,8 @@ class Client(SyncConnection):
     ) -> Events:
         """Return an iterator over the events of tasks as they occur. Use it in a `with` block.
 
-        The kinds of events: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed.
+        The kinds of events: published, released, claimed, progress, succeeded, failed, timed_out, canceled, reopened,
+        removed.
         Each event comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration
         continues with the next event. `since` is the instant at which the iteration begins. If the oplog no longer
         reaches back to the beginning, the iteration raises EventsLost. `queue` selects events by the task's queue at
@@ -327,7 +341,7 @@ class Client(SyncConnection):
 
     def remove(self, task: TaskRef, key: str) -> bool:
         """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
-        return self._run(queries.remove(pointing.identify(task, key)))
+        return self._run(requests.remove(pointing.identify(task, key)))
 
     def purge(
         self,

@@ -26,15 +26,21 @@ from pydantic import (
 
 from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
-from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
+from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
 SCHEMA_REVISION = 5
+#: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
+FLOWS_REVISION = 5
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
+#: The most tasks of one flow, and so the most dependencies of one task.
+MAX_STEPS = 10_000
+#: The most ancestors of a child in a flow.
+MAX_DEPTH = 16
 
 #: A version of the marshal format that writes no references. So equal values have equal bytes, but 1, 1.0 and True have
 #: different bytes.
@@ -97,6 +103,38 @@ class Run(BaseModel):
         return self.success_time or self.fail_time
 
 
+OnFailed = Literal["cancel", "run", "fail"]
+
+
+class FlowStep(BaseModel):
+    """The part of a task's document that says for which tasks of its flow the task waits."""
+
+    model_config = _document
+
+    key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]  #: the key of the flow
+    step: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+    #: The ids of the task's dependencies. The task also waits for the descendants of these tasks.
+    after: Annotated[list[Text], Field(max_length=MAX_STEPS)] = Field(default_factory=list)
+    #: What becomes of the task if a dependency ends as FAIL or CANCELED.
+    on_failed: OnFailed
+    #: Whether a FAIL of this task cancels the open tasks of its flow.
+    fail_fast: StrictBool = False
+    #: The least time between the release and the first claim.
+    delay_ms: Duration | None = None
+    #: The time since which the task waits for no other task. Without this time, the task is WAITING.
+    release_time: Instant | None = None
+    #: While the task is WAITING: one open dependency. The end of that dependency makes the task look again. After an
+    #: end that another task caused: that task.
+    held_by: Text | None = None
+    #: The tasks to which this task was added as a child, the nearest last.
+    ancestors: Annotated[list[Text], Field(max_length=MAX_DEPTH)] = Field(default_factory=list)
+    has_children: StrictBool = False
+    #: The key of the flow, in the flow's first task only. An index makes it unique.
+    head: Text | None = None
+    #: The time since which no task of the flow is open, in the flow's first task only: null until then.
+    end_time: Instant | None = None
+
+
 class TaskState(BaseModel):
     """The state of a task."""
 
@@ -117,6 +155,8 @@ class TaskState(BaseModel):
     queue_time: Instant | None = None
     #: The former queues of the task, the newest first.
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
+    #: The reason why the task ended, if no run gives it: another task of the flow failed.
+    reason: Text | None = None
     worker_states: list[Run]
 
 
@@ -134,6 +174,12 @@ class Task(BaseModel):
     #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
+    #: The task's part in its flow. A task of no flow has no such field.
+    flow: FlowStep | None = None
+    #: The time of the last change of the task that other tasks of its flow have not been told of yet.
+    owed_since: Instant | None = None
+    #: Complete documents of tasks that are to be published because of this task.
+    owed_tasks: list[dict[str, Any]] = Field(default_factory=list)
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
     #: changes.
@@ -166,7 +212,9 @@ class Task(BaseModel):
 
     @property
     def fail_reason(self) -> str | None:
-        """The failure reason of the last run that did not succeed, or None."""
+        """The reason why the task ended without a run, or that of the last run that did not succeed, or None."""
+        if self.task_state.reason is not None:
+            return self.task_state.reason
         return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
 
     @property
@@ -179,7 +227,7 @@ class StoredTask(Task):
     """A task's document as mtask accepts it from the database.
 
     All options in `STORED_OPTIONS` must be present, because the rules that run on the server know no defaults. If the
-    status is not final, next_preempt_time must be present, too.
+    status is neither final nor WAITING, next_preempt_time must be present, too. A WAITING task must be of a flow.
     """
 
     @field_validator("task_option", mode="wrap")
@@ -199,9 +247,15 @@ class StoredTask(Task):
     @field_validator("task_state")
     @classmethod
     def _can_be_met(cls, state: TaskState) -> TaskState:
-        if state.next_preempt_time is None and not state.status.is_final:
+        if state.next_preempt_time is None and not (state.status.is_final or state.status is TaskStatus.WAITING):
             raise ValueError(f"it lacks next_preempt_time, and is {state.status}")
         return state
+
+    @model_validator(mode="after")
+    def _waits_in_a_flow(self) -> Self:
+        if self.task_state.status is TaskStatus.WAITING and self.flow is None:
+            raise ValueError("it is WAITING, but of no flow: nothing can release it")
+        return self
 
     def with_own_options(self) -> Self:
         """Return a copy of the task with a copy of its options.
@@ -262,6 +316,8 @@ class WorkerDocument(BaseModel):
     concurrency: Count
     running_cnt: Count
     version: str
+    #: The revision of the validators and indexes that the worker knows. Workers of before have no such field.
+    schema_revision: Count = 0
     #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
     was_silent: bool = False  #: whether the worker's registration had expired before its last heartbeat

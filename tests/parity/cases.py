@@ -139,6 +139,23 @@ def run(random: Random, number: int) -> Document:
     return drawn
 
 
+def flow(random: Random) -> Document:
+    """Make the part of a document that says for what it waits; a step that was released in half of the cases."""
+    after = random.sample(["task:a", "task:$b", "task:c"], random.randint(0, 3))
+    drawn: Document = {"key": "$flow", "step": "k", "after": after}
+    drawn["on_failed"] = random.choice(["cancel", "run", "fail"])
+    optional = {
+        "fail_fast": random.random() < 0.5,
+        "delay_ms": random.choice([0, 1, 70_000]),
+        "release_time": instant(random),
+        "held_by": random.choice(["task:a", "$held"]),
+        "ancestors": ["task:z"],
+        "has_children": True,
+        "end_time": earlier(random),
+    }
+    return drawn | {name: value for name, value in optional.items() if random.random() < 0.5}
+
+
 def task(random: Random, max_runs: int = 6) -> Document:
     """Make a document that the validator accepts. Its derived fields are anything: the rules must not lean on them."""
     key = random.choice(["k", "a:b", "$key", "é", "{1}"])
@@ -161,8 +178,20 @@ def task(random: Random, max_runs: int = 6) -> Document:
     if random.random() < 0.5:
         state |= {"clean_cnt": random.randint(0, 3), "queue_time": earlier(random)}
         state["former_queues"] = random.sample(["default", "$other", "third"], random.randint(0, 3))
+    flow_fields: Document = {}
+    if random.random() < 0.3:
+        flow_fields["flow"] = flow(random)
+        if random.random() < 0.3:
+            flow_fields["expire_time"] = instant(random)
+        if random.random() < 0.3:
+            state["reason"] = "another $task failed"
+    elif status is TaskStatus.WAITING:
+        state["status"] = "INIT"
+    if random.random() < 0.2:
+        flow_fields["owed_since"] = instant(random)
     return {
         "_id": f"task:{key}",
+        **flow_fields,
         "name": "task",
         "key": key,
         "queue": "default",

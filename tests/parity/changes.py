@@ -10,6 +10,7 @@ from typing import Any
 
 from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES
+from mtask.model.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
@@ -59,11 +60,21 @@ def derive(document: Document, now: datetime) -> None:
     state["status"] = status.value
     state["cancel_requested"] = state["cancel_requested"] and not status.is_final
     finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
-    document.pop("expire_time", None)
+    expire_time = document.pop("expire_time", None)
+    has_news = document.get("flow") is not None and status.is_final is not bool(finish_time)
+    if has_news:
+        owed_since = document.get("owed_since")
+        document["owed_since"] = max(now, owed_since + timedelta(milliseconds=1)) if owed_since else now
     if not status.is_final:
-        state["next_preempt_time"] = rules.next_preempt_time(parsed(document), now)
+        state.pop("reason", None)
+        if (moment := rules.next_preempt_time(parsed(document), now)) is not None:
+            state["next_preempt_time"] = moment
         return
     state["finish_time"] = finish_time or now
+    if document.get("flow") is not None:
+        if expire_time and finish_time:
+            document["expire_time"] = expire_time
+        return
     retain = option["retain_success_ms" if status is TaskStatus.SUCCESS else "retain_fail_ms"]
     if retain is not None:
         document["expire_time"] = state["finish_time"] + timedelta(milliseconds=retain)
@@ -161,7 +172,10 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
 
 
 def cancel(document: Document, now: datetime) -> None:
-    document["task_state"]["cancel_requested"] = document["task_state"]["status"] not in FINAL_STATUSES
+    is_open = document["task_state"]["status"] not in FINAL_STATUSES
+    document["task_state"]["cancel_requested"] = is_open
+    if is_open:
+        document.get("flow", {}).pop("held_by", None)
 
 
 def run_again(*, everything: bool) -> Change:
@@ -171,7 +185,36 @@ def run_again(*, everything: bool) -> Change:
             if run["status"] != "RUNNING" and (everything or run["status"] != "SUCCESS"):
                 run["past"] = True
         state |= {"failed_cnt": 0, "cancel_requested": False, "status": "INIT"}
+        document.get("flow", {}).pop("held_by", None)
         trim(document)
+
+    return change
+
+
+def release(document: Document, now: datetime) -> None:
+    flow, state = document["flow"], document["task_state"]
+    flow.pop("held_by", None)
+    flow["release_time"] = now
+    moments = [state.pop("start_time", None)]
+    if "delay_ms" in flow:
+        moments.append(now + timedelta(milliseconds=flow["delay_ms"]))
+    if given := [moment for moment in moments if moment is not None]:
+        state["start_time"] = max(given)
+
+
+def end(outcome: Verdict, culprit: str) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        document["flow"]["held_by"] = culprit
+        status = "CANCELED" if outcome is Verdict.CANCEL else "FAIL"
+        document["task_state"] |= {"status": status, "reason": end_reason(culprit)}
+
+    return change
+
+
+def fail_fast(culprit: str) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        document["flow"]["held_by"] = culprit
+        document["task_state"] |= {"cancel_requested": True, "reason": fail_fast_reason(culprit)}
 
     return change
 

@@ -60,7 +60,7 @@ def check(
         state = after["task_state"]
         is_final = state["status"] in FINAL_STATUSES
         assert rules.status(parsed(after), NOW) == state["status"]
-        assert ("next_preempt_time" in state) is not is_final
+        assert ("next_preempt_time" in state) is not (is_final or state["status"] == "WAITING")
         assert ("finish_time" in state) is is_final
         assert not (is_final and state["cancel_requested"])
         if before["task_state"]["status"] in FINAL_STATUSES and not reopens:

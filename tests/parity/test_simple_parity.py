@@ -18,7 +18,20 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import pipelines, short
 from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
-from tests.parity.cases import NOW, PROGRESS, SCALE, WORKERS, Document, made, many, numbered, parsed, task
+from tests.parity.cases import (
+    NOW,
+    PROGRESS,
+    SCALE,
+    WORKERS,
+    Document,
+    earlier,
+    flow,
+    made,
+    many,
+    numbered,
+    parsed,
+    task,
+)
 from tests.parity.stored import inserted, stored_after
 
 _properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
@@ -46,6 +59,8 @@ _SPOILED = (
     "junk before",
     "junk behind",
     "lapsed",
+    "of a flow",
+    "owed",
 )
 
 
@@ -57,6 +72,9 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
+    for field in ("flow", "owed_since", "expire_time"):
+        document.pop(field, None)
+    state.pop("reason", None)
     if is_held:
         state["worker_states"] = [held_run("own")]
     spoil: dict[str, Any] = {
@@ -77,6 +95,8 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
         "junk before": lambda: state["worker_states"].insert(0, copy.copy(random.choice(_JUNK))),
         "junk behind": lambda: state["worker_states"].append(copy.copy(random.choice(_JUNK))),
         "lapsed": lambda: state.update(worker_states=[{**held_run("own"), "ping_expire_time": NOW}]),
+        "of a flow": lambda: document.update(flow=flow(random) | {"release_time": earlier(random)}),
+        "owed": lambda: document.update(owed_since=NOW),
     }
     assert tuple(spoil) == _SPOILED
     spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
@@ -187,4 +207,5 @@ def is_simple(document: Document, held: Document | None) -> bool:
     wants_one = option["concurrent_worker_cnt"] == 1 and (held is not None or option["specific_worker_ids"] == [])
     has_lease = held is not None or option["worker_timeout_ms"] > 0
     is_calm = state["failed_cnt"] == 0 and (held is not None or not state["cancel_requested"])
-    return is_due and is_as_is and wants_one and has_lease and is_calm
+    is_of_no_flow = not {"flow", "owed_since"} & document.keys()
+    return is_of_no_flow and is_due and is_as_is and wants_one and has_lease and is_calm

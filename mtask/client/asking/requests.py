@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +17,8 @@ from mtask.client.asking.within import PublishMiddleware
 from mtask.client.reading import views
 from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields, fields_of
 from mtask.errors import (
+    DatabaseError,
+    DependencyFailed,
     DocumentTooLarge,
     InvalidInput,
     InvalidParams,
@@ -25,6 +28,7 @@ from mtask.errors import (
     TaskCanceled,
     TaskFailed,
     TaskNotFound,
+    TaskRunning,
     shown,
 )
 from mtask.model.documents import Task, WorkerDocument
@@ -32,6 +36,7 @@ from mtask.model.identity import check_text
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
+from mtask.store.flows import settling
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
@@ -170,7 +175,11 @@ def cancel(task_id: str) -> Operation[Task]:
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
     """Make the change and return the changed task. If the document prevents the change, raise MalformedTask."""
     try:
-        return views.task_of((yield from change))
+        document = yield from change
+        if document.get("owed_since") is not None:
+            with suppress(DatabaseError):  # any worker does the rest within seconds
+                yield from settling.settle_all([task_id])
+        return views.task_of(document)
     except (OperationFailed, KeyError, TypeError):
         views.task_of((yield from queries.get(task_id)))
         raise
@@ -178,7 +187,27 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
     """Open a finished task for a new round."""
-    return (yield from _changed(task_id, queries.run_again(task_id, everything=everything)))
+    opened = yield from _changed(task_id, queries.run_again(task_id, everything=everything))
+    if opened.status is not TaskStatus.WAITING:
+        return opened
+    now = yield from get(task_id)
+    if now.status.is_final and now.flow is not None and now.flow.held_by is not None:
+        raise DependencyFailed(task_id, now.flow.held_by)
+    return now
+
+
+def remove(task_id: str) -> Operation[bool]:
+    """Remove a task. A step of a flow is canceled first, and its dependents are told."""
+    if (yield from queries.remove(task_id)):
+        return True
+    try:
+        canceled = yield from cancel(task_id)
+    except TaskNotFound:
+        return False
+    yield from settling.settle_all([task_id])
+    if (yield from queries.remove_step(task_id)):
+        return True
+    raise TaskRunning(canceled.id)
 
 
 def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:

@@ -35,7 +35,7 @@ def publish_many(
 
     The middleware gets copies of the specs. If a middleware raises an error before its `yield`, no task is published.
     """
-    own = [_copied(spec) for spec in specs]
+    own = [copied(spec) for spec in specs]
     all_begun: list[Begun] = []
     try:
         for spec in own:
@@ -52,7 +52,8 @@ def publish_many(
     return results
 
 
-def _copied(spec: TaskSpec) -> TaskSpec:
+def copied(spec: TaskSpec) -> TaskSpec:
+    """Return a copy of a spec that a middleware may change."""
     own = copy.copy(spec)
     if isinstance(own, TaskSpec):
         own.options = own.options.copy()

@@ -17,6 +17,9 @@ OPTION = "$task_option"
 STATE = "$task_state"
 RUNS = f"{STATE}.worker_states"
 STATUS = f"{STATE}.status"
+#: The task's part in its flow. As a condition, it is false for a task of no flow.
+FLOW = "$flow"
+OWED_SINCE = "$owed_since"
 
 _FINAL = [status.value for status in sorted(FINAL_STATUSES)]
 
@@ -60,6 +63,16 @@ def by_worker(worker_id: Expression) -> Expression:
 def exists(runs: Expression) -> Expression:
     """Whether the array of runs is not empty."""
     return {"$gt": [{"$size": runs}, 0]}
+
+
+def is_waiting() -> Expression:
+    """Whether the task waits for other tasks of its flow. This is the server's form of `rules.is_waiting`."""
+    return {"$and": [FLOW, {"$not": [f"{FLOW}.release_time"]}]}
+
+
+def later_than(mark: Expression, now: Expression) -> Expression:
+    """Return the present time, or a later time if the mark is not before the present. So no two marks are equal."""
+    return {"$max": [now, {"$add": [mark, 1]}]}
 
 
 def is_final(status: Expression = STATUS) -> Expression:

@@ -185,9 +185,11 @@ def sound(task_ids: Sequence[Any]) -> Filter:
 def undiscoverable() -> Filter:
     """Match malformed tasks that no batch query finds.
 
-    Such a task is not final, but its next_preempt_time is missing or lies after the last possible instant.
+    Such a task is neither final nor WAITING, but its next_preempt_time is missing or lies after the last possible
+    instant.
     """
-    is_open = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
+    settled = [*FINAL_STATUSES, TaskStatus.WAITING]
+    is_open = {"task_state.status": {"$nin": [status.value for status in settled]}}
     # As an expression, this condition also matches values of types that sort after dates.
     return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
 

@@ -179,4 +179,6 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
             "input": {"$mergeObjects": [{"$cond": [is_object, x.STATE, {}]}, changes]},
         }
     }
-    return [{"$set": {"task_state": state}}]
+    # The end of a step concerns other tasks of its flow.
+    owed_since = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
+    return [{"$set": {"task_state": state, "owed_since": owed_since}}]

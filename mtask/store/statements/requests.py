@@ -33,14 +33,15 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
+def publish(fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None) -> Pipeline:
     """Insert the task if it does not exist. Leave an existing task exactly as it is.
 
-    The caller must send this pipeline as an upsert by `_id`.
+    The caller must send this pipeline as an upsert by `_id`. `released` is the release_time of a flow's first step.
     """
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
     # All fields are in one literal, so that the server does not parse each value as an expression.
-    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
+    step = {"flow": {"$mergeObjects": [x.literal(fixed["flow"]), {"release_time": released}]}} if released else {}
+    made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
@@ -116,11 +117,22 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
     If no run holds the task, it ends at once. If a run holds the task, the run's worker ends it.
     """
+    is_open = {"$not": [x.is_final()]}
     return [
         *close_lapsed(now),
-        {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
+        {"$set": {"task_state.cancel_requested": is_open, "flow": _without_holder(is_open)}},
         *derive(now),
     ]
+
+
+def _without_holder(condition: x.Expression) -> x.Expression:
+    """Return `flow`, without `held_by` if the condition holds.
+
+    A step without a holder was ended or opened again by a user: no change of another step revives it. A task of no flow
+    gets no field.
+    """
+    unheld = {"$unsetField": {"field": "held_by", "input": x.FLOW}}
+    return {"$cond": [{"$and": [x.FLOW, condition]}, unheld, {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
@@ -140,6 +152,7 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
                 "task_state.failed_cnt": 0,
                 "task_state.cancel_requested": False,
                 "task_state.status": TaskStatus.INIT.value,
+                "flow": _without_holder(True),
             }
         },
         {"$set": {"task_state.worker_states": trimmed()}},

@@ -1,6 +1,6 @@
 """Short statements for simple tasks.
 
-A simple task needs one worker, admits any worker, and has no earlier run in this round.
+A simple task is of no flow, needs one worker, admits any worker, and has no earlier run in this round.
 
 The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
 is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
@@ -23,6 +23,9 @@ from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
+    # The change of a step concerns other tasks of its flow.
+    {"$not": [x.FLOW]},
+    {"$not": [x.OWED_SINCE]},
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
@@ -38,6 +41,7 @@ def looks_simple(document: str) -> x.Expression:
             {"$eq": [f"{document}.task_option.concurrent_worker_cnt", 1]},
             {"$eq": [f"{document}.task_option.specific_worker_ids", []]},
             {"$eq": [f"{document}.task_state.status", TaskStatus.INIT.value]},
+            {"$not": [f"{document}.flow"]},
         ]
     }
 
@@ -47,7 +51,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     # The conditions are expressions, because a match by field would also match values inside arrays.
     conditions = [
         {"$lte": [f"${NEXT}", now]},
-        {"$lte": [rules.due_time(), now]},
+        {"$lte": [rules.start_time(), now]},
         {"$eq": [x.STATUS, TaskStatus.INIT.value]},
         {"$eq": [x.RUNS, []]},
         {"$eq": [f"{x.OPTION}.specific_worker_ids", []]},

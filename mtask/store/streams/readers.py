@@ -38,8 +38,10 @@ _RUN_FIELDS = (
 _VIEW = (
     "queue",
     "quiet_time",
+    "task_state.status",
     "task_state.finish_time",
     "task_state.queue_time",
+    "flow.release_time",
     *(f"{RUNS}.{field}" for field in _RUN_FIELDS),
 )
 

@@ -116,7 +116,8 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
     can_come = {"$and": [{"$eq": [{"$type": next_time}, "date"]}, {"$lte": [next_time, LAST_TIME]}]}
     is_well_formed = {"$and": [can_come, {"$isArray": [named]}]}
     is_final = {"$in": [f"{document}.task_state.status", [status.value for status in FINAL_STATUSES]]}
-    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}]}
+    is_waiting = {"$and": [{"$eq": [f"{document}.task_state.status", TaskStatus.WAITING.value]}, f"{document}.flow"]}
+    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}, {"$not": [is_waiting]}]}
     is_due = {"$and": [_is_soon(next_time, horizon_ms), is_mine]}
     moved = _is_soon(_updated("task_state.next_preempt_time"), horizon_ms)
     asks_holder = {

@@ -156,10 +156,23 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task; return whether it existed. First request the end of a live run, so that the run ends at once."""
+    """Remove a task of no flow; return whether it existed.
+
+    First request the end of a live run, so that the run ends at once.
+    """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    result = yield tasks("delete_one", {"_id": task_id})
+    result = yield tasks("delete_one", {"_id": task_id, "flow": None})
+    return bool(result.deleted_count)
+
+
+def remove_step(task_id: str) -> Operation[bool]:
+    """Remove a task of a flow that has ended; return whether it was removed.
+
+    The task stays while other tasks of the flow must still be told of its end.
+    """
+    ended = {"task_state.status": {"$in": [status.value for status in FINAL_STATUSES]}}
+    result = yield tasks("delete_one", {"_id": task_id, **ended, "owed_since": None, "owed_tasks": {"$in": [None, []]}})
     return bool(result.deleted_count)
 
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
+from mtask.store.flows import retention, settling
 from mtask.store.tasks import claims, finding
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
@@ -25,6 +26,11 @@ _SETTLE_LIMIT = 500
 #: at the same time, each in a statement of its own.
 _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
+#: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
+_OWED_GRACE = timedelta(seconds=2)
+#: While no flows are known, each n-th regular scan looks whether there are any: every 20 s. With flows, each n-th scan
+#: looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute.
+_FLOWS_EVERY, _ORPHANS_EVERY = 4, 12
 
 
 class Janitor:
@@ -60,6 +66,39 @@ class Janitor:
         except (OperationFailed, DatabaseTimeout):
             # A single document that is malformed, too large or locked makes the whole batch fail or wait.
             await self._settle_apart(task_ids)
+
+    async def settle_flows(self, count: int) -> None:
+        """Do what is left undone in flows. `count` is the number of regular scans before this one.
+
+        A database without flows only costs a look now and then.
+        """
+        try:
+            await self._settle_flows(count)
+        except OperationFailed as error:  # an index is missing, for example: the other tasks must not wait for that
+            logger.warning("flows not looked after; run `mtask init`", extra=fields(reason=str(error)))
+
+    async def _settle_flows(self, count: int) -> None:
+        ledger = self._scope.ledger
+        if not ledger.has_flows and count % _FLOWS_EVERY == 0:
+            ledger.has_flows = await self._store.run(settling.is_any())
+        if ledger.has_flows:
+            await self.settle_owed()
+            if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
+                await self.decide_orphans()
+                await self._store.run(retention.end_flows())
+
+    async def settle_owed(self) -> None:
+        """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
+        while task_ids := await self._store.run(settling.owed(_OWED_GRACE)):
+            await self._store.run(settling.settle_all(task_ids))
+            if len(task_ids) < settling.BATCH:
+                break
+
+    async def decide_orphans(self) -> None:
+        """Decide on the waiting tasks whose holder somebody has removed from the database."""
+        task_ids = await self._store.run(settling.orphans())
+        if task_ids:
+            await self._store.run(settling.settle_all(await self._store.run(settling.decide(task_ids))))
 
     async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
         """Settle each task in a statement of its own.

@@ -282,6 +282,7 @@ class Scans:
                 raise
         if count % 4 == 0:
             await self._janitor.look_for_malformed()
+        await self._janitor.settle_flows(count)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:

@@ -34,6 +34,7 @@ from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
+from mtask.worker.running.settler import Settler
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
@@ -92,13 +93,19 @@ class Finisher:
     """
 
     def __init__(
-        self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
+        self,
+        scope: Scope,
+        pinger: Pinger,
+        limits: Limits,
+        settler: Settler,
+        middleware: Sequence[Around[FinishCall]] = (),
     ) -> None:
         """`middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
+        self._settler = settler
         self._worker_id = scope.worker_id
         self._middleware = middleware
         # Two lanes: failures and hand-backs must not wait behind many successes.
@@ -315,6 +322,8 @@ class Finisher:
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
+            if ending.run.task.flow is not None:
+                self._settler.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1
             logger.warning(

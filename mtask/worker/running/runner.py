@@ -17,6 +17,7 @@ from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.finisher import Finisher, refusal
 from mtask.worker.running.outcomes import checked, ended, failed
+from mtask.worker.running.settler import Settler
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
@@ -28,13 +29,16 @@ _CANCEL_GRACE = 2.0
 class Runner:
     """Runs handlers while the worker holds the leases of their runs."""
 
-    def __init__(self, scope: Scope, pinger: Pinger, limits: Limits, finisher: Finisher, caller: Caller) -> None:
+    def __init__(
+        self, scope: Scope, pinger: Pinger, limits: Limits, finisher: Finisher, caller: Caller, settler: Settler
+    ) -> None:
         self._scope = scope
         self._ledger = scope.ledger
         self._pinger = pinger
         self._limits = limits
         self._finisher = finisher
         self._caller = caller
+        self._settler = settler
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy_threads = 0
         self._empty = asyncio.Event()
@@ -131,6 +135,8 @@ class Runner:
         """
         run.is_finishing = True
         self._release(run, is_closed=True)
+        if run.task.flow is not None:
+            self._settler.submit(run.task_id)
         if called.raised is not None:
             logger.error(
                 "handler failed after its transaction had committed: the task stays SUCCESS",

@@ -73,6 +73,22 @@ def with_field(path: str, value: Any) -> Document:
     return made
 
 
+_STEP: Document = {"key": "f", "step": "s", "after": ["task:a"], "on_failed": "cancel"}
+_WRONG_STEPS: list[Document] = [
+    {"key": ""},
+    {"step": 7},
+    {"after": "task:a"},
+    {"after": [7]},
+    {"after": ["task:a"] * 10_001},
+    {"on_failed": "ignore"},
+    {"fail_fast": "yes"},
+    {"delay_ms": -1},
+    {"release_time": 7},
+    {"held_by": 7},
+    {"ancestors": ["task:a"] * 17},
+    {"head": 7},
+    {"end_time": "never"},
+]
 _RUN = "task_state.worker_states.0"
 _REQUIRED = [
     "name",
@@ -136,6 +152,16 @@ _WRONG: list[tuple[str, Any]] = [
     ("lookup", [{"k": "user_id", "v": {"deep": 7}}]),
     ("lookup", [{"k": "user_id", "v": "a" * 513}]),
     ("lookup", [{"k": "user_id", "v": n} for n in range(33)]),
+    ("task_state.status", "WAITING"),
+    ("task_state.reason", 7),
+    ("owed_since", "now"),
+    ("owed_tasks", {}),
+    ("owed_tasks", ["task:k"]),
+    ("flow", "f"),
+    ("flow", []),
+    ("flow", {}),
+    *(("flow", {name: value for name, value in _STEP.items() if name != missing}) for missing in _STEP),
+    *(("flow", _STEP | wrong) for wrong in _WRONG_STEPS),
     ("task_option.priority", "high"),
     ("task_option.priority", 1.5),
     ("task_option.priority", 10**10),
@@ -175,6 +201,11 @@ _RIGHT: list[tuple[str, Any]] = [
     ("task_option.run_timeout_ms", 5.0),
     ("task_option.specific_worker_ids", ["$w1"]),
     ("schema_version", 1.0),
+    ("flow", None),
+    ("flow", _STEP),
+    ("flow", _STEP | {"delay_ms": 5.0, "release_time": _NOW, "held_by": None, "of_ours": True}),
+    ("owed_since", _NOW),
+    ("owed_tasks", []),
     ("of_ours", {"anything": True}),
 ]
 
@@ -281,6 +312,13 @@ def test_a_final_task_needs_no_preemption_time(store: SyncStore, status: str) ->
     made = with_field("task_state.next_preempt_time", _MISSING)
     made["task_state"]["status"] = status
     store.tasks.insert_one(made)
+
+
+def test_a_waiting_step_needs_no_preemption_time(store: SyncStore) -> None:
+    made = with_field("task_state.next_preempt_time", _MISSING) | {"flow": _STEP}
+    made["task_state"]["status"] = "WAITING"
+    store.tasks.insert_one(made)
+    assert stores.parsed(store, "k").status == "WAITING"
 
 
 def test_an_update_that_would_break_a_task_is_refused(store: SyncStore) -> None:

@@ -1,0 +1,82 @@
+"""Begins the retention of a flow's steps when the whole flow has ended.
+
+Any worker does this once a minute. The first step of a flow shows the state: its `flow.end_time` is null until the flow
+has ended. So an index holds only the flows that have not ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from mtask.model.documents import MAX_STEPS
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.driver.stores import TASKS
+from mtask.store.layout.schema import FLOW_INDEX, HEAD_INDEX, UNENDED_INDEX
+from mtask.store.statements import flows
+
+Document = dict[str, Any]
+#: The most steps that one statement changes, and the most flows that one call ends.
+BATCH = 500
+_LONG = timedelta(seconds=60)
+_ONE = [{"$limit": 1}, {"$project": {"_id": 1}}]
+
+
+def end_flows() -> Operation[int]:
+    """Begin the retention of the flows in which nothing is open and nothing is owed; return their number."""
+    heads = yield tasks("rows", _ended_heads(), hint=UNENDED_INDEX).within(_LONG)
+    for head in heads:
+        yield from _end(head["_id"], head["flow"]["key"])
+    return len(heads)
+
+
+def _ended_heads() -> list[Document]:
+    def among(matched: Document) -> Document:
+        stages = [{"$match": matched}, *_ONE]
+        same = {"localField": "flow.key", "foreignField": "flow.key"}
+        return {"$lookup": {"from": TASKS, **same, "as": "found", "pipeline": stages}}
+
+    none: Document = {"$match": {"found": []}}
+    return [
+        {"$match": flows.unended()},
+        {"$project": {"flow.key": 1}},
+        among(flows.open_steps()),
+        none,
+        among(flows.owed_steps()),
+        none,
+        {"$limit": BATCH},
+    ]
+
+
+def _end(head_id: str, key: str) -> Operation[None]:
+    for ids in (yield from _batches({"flow.key": key})):
+        yield tasks("update_many", {"_id": {"$in": ids}}, flows.begin_retention(), hint="_id_")
+    yield tasks("update_one", {"_id": head_id}, flows.end_flow())
+    # A step may have been opened again since the first look. Whoever settles that change and finds no end_time yet does
+    # nothing about it.
+    for matched in (flows.open_steps(), flows.owed_steps(), flows.without_retention()):
+        if (yield tasks("find_one", {"flow.key": key, **matched}, {"_id": 1})) is not None:
+            yield from _revive(head_id, key)
+            return
+
+
+def revive(keys: Sequence[str]) -> Operation[None]:
+    """End the retention of these flows, because a step was opened again."""
+    for key in keys:
+        matched = {"flow.head": key, "flow.end_time": {"$type": "date"}}
+        head = yield tasks("find_one", matched, {"_id": 1}, hint=HEAD_INDEX)
+        if head is not None:
+            yield from _revive(head["_id"], key)
+
+
+def _revive(head_id: str, key: str) -> Operation[None]:
+    yield tasks("update_one", {"_id": head_id}, {"$set": {"flow.end_time": None}})
+    for ids in (yield from _batches({"flow.key": key, "expire_time": {"$exists": True}})):
+        yield tasks("update_many", {"_id": {"$in": ids}}, {"$unset": {"expire_time": 1}}, hint="_id_")
+
+
+def _batches(matched: Document) -> Operation[list[list[str]]]:
+    found = yield tasks("find", matched, {"_id": 1}, limit=2 * MAX_STEPS, hint=FLOW_INDEX).within(_LONG)
+    ids = [document["_id"] for document in found]
+    return [ids[place : place + BATCH] for place in range(0, len(ids), BATCH)]

@@ -1,0 +1,386 @@
+"""Settling, step by step: what dies or stands still between two statements loses nothing and does nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus
+from mtask.store.driver.operation import Call, Operation
+from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import publishing, retention, settling
+from mtask.store.flows.publishing import NewFlow, NewStep
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, queries, transactions
+from mtask.store.tasks.publishing import NewTask
+from tests.clients import claim
+from tests.integration import stores
+from tests.mongo import Client
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def store(mongo: Client, database_name: str) -> SyncStore:
+    return stores.ready_store(mongo, database_name)
+
+
+def publish(store: SyncStore, steps: dict[str, Sequence[str]], *, fail_fast: bool = False, **on_failed: Any) -> None:
+    """Publish the flow "f" of these steps, each with the names of its dependencies."""
+    option = TaskOption(max_unexpected_retries=0).stored()
+    made = [
+        NewStep(
+            NewTask(_id(name), "task", f"f/{name}", "default", None, option),
+            name,
+            [_id(other) for other in after],
+            on_failed.get(name, "cancel"),
+        )
+        for name, after in steps.items()
+    ]
+    flow = NewFlow("f", made, fail_fast)
+    assert transactions.transact(store, lambda: publishing.publish(flow)).created
+
+
+def _id(step: str) -> str:
+    return f"task:f/{step}"
+
+
+def status(store: SyncStore, step: str) -> str:
+    return str(stores.stored(store, f"f/{step}")["task_state"]["status"])
+
+
+def statuses(store: SyncStore) -> dict[str, str]:
+    found = store.tasks.find({"flow.key": "f"})
+    return {document["flow"]["step"]: document["task_state"]["status"] for document in found}
+
+
+def end(store: SyncStore, step: str, *, fails: bool = False, settles: bool = True) -> None:
+    """Let a worker run the step to its end; without `settles`, the worker dies right after its finish."""
+    run_id = claim(store, _id(step))
+    outcome = Outcome(
+        _id(step), run_id, RunStatus.FAIL if fails else RunStatus.SUCCESS, reason="no luck" if fails else None
+    )
+    assert store.run(claims.finish([outcome])) == {run_id}
+    if settles:
+        settle(store, step)
+
+
+def settle(store: SyncStore, *steps: str) -> None:
+    store.run(settling.settle_all([_id(step) for step in steps]))
+
+
+def recover(store: SyncStore) -> None:
+    """Do what any worker's scan does."""
+    while task_ids := store.run(settling.owed(timedelta(0))):
+        store.run(settling.settle_all(task_ids))
+
+
+def hold(store: SyncStore, step: str, by: str) -> None:
+    """Let this dependency hold the step, whatever the publisher's choice was."""
+    store.tasks.update_one({"_id": _id(step)}, {"$set": {"flow.held_by": _id(by)}})
+
+
+def owed(store: SyncStore) -> set[str]:
+    return {document["flow"]["step"] for document in store.tasks.find({"owed_since": {"$exists": True}})}
+
+
+class Frozen:
+    """An operation that stands still before its first call of a kind; it can go on, or never does."""
+
+    def __init__(self, store: SyncStore, operation: Operation[Any], before: Callable[[Call], bool]) -> None:
+        self._store = store
+        self._operation: Generator[Call, Any, Any] = operation
+        self._call = next(operation)
+        while not before(self._call):
+            self._call = operation.send(store.run(_only(self._call)))
+
+    def step(self) -> None:
+        """Make the call before which the operation stands."""
+        self._call = self._operation.send(self._store.run(_only(self._call)))
+
+    def resume(self) -> None:
+        try:
+            while True:
+                self.step()
+        except StopIteration:
+            pass
+
+
+def _only(call: Call) -> Generator[Call, Any, Any]:
+    return (yield call)
+
+
+def is_write(call: Call) -> bool:
+    return call.method == "update_many"
+
+
+# --- what settling does ---------------------------------------------------------------------------------------
+
+
+def test_a_diamond_runs_in_order_and_each_step_is_released_once(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]})
+    assert statuses(store) == {"a": "INIT", "b": "WAITING", "c": "WAITING", "d": "WAITING"}
+    end(store, "a")
+    assert statuses(store) == {"a": "SUCCESS", "b": "INIT", "c": "INIT", "d": "WAITING"}
+    end(store, "b")
+    assert status(store, "d") == "WAITING"
+    end(store, "c")
+    assert status(store, "d") == "INIT"
+    assert owed(store) == set()
+    end(store, "d")
+    assert set(statuses(store).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(("on_failed", "expected"), [("cancel", "CANCELED"), ("fail", "FAIL"), ("run", "INIT")])
+def test_a_failure_does_what_the_dependent_says_on_and_on(store: SyncStore, on_failed: str, expected: str) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["b"]}, b=on_failed, c="cancel")
+    end(store, "a", fails=True)
+    assert status(store, "b") == expected
+    assert status(store, "c") == ("WAITING" if on_failed == "run" else "CANCELED")
+    if on_failed != "run":
+        document = stores.parsed(store, "f/b")
+        assert document.flow is not None
+        assert document.flow.held_by == _id("a")
+        assert _id("a") in (document.fail_reason or "")
+    assert owed(store) == set()
+
+
+def test_a_failure_is_told_when_all_dependencies_have_ended(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": [], "c": ["a", "b"]})
+    end(store, "a", fails=True)
+    assert status(store, "c") == "WAITING"
+    end(store, "b")
+    assert status(store, "c") == "CANCELED"
+
+
+def test_a_retry_opens_exactly_what_the_failure_canceled(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["b"], "d": ["a"], "e": []})
+    store.run(queries.cancel(_id("d")))
+    store.run(queries.cancel(_id("e")))
+    settle(store, "d", "e")
+    end(store, "a", fails=True)
+    assert statuses(store) == {"a": "FAIL", "b": "CANCELED", "c": "CANCELED", "d": "CANCELED", "e": "CANCELED"}
+    store.run(queries.run_again(_id("a"), everything=False))
+    settle(store, "a")
+    assert statuses(store) == {"a": "INIT", "b": "WAITING", "c": "WAITING", "d": "CANCELED", "e": "CANCELED"}
+    assert owed(store) == set()
+    for step in "abc":
+        end(store, step)
+    assert [status(store, step) for step in "abcde"] == ["SUCCESS"] * 3 + ["CANCELED"] * 2
+
+
+def test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": [], "c": ["b"], "clean": ["b", "c"], "r": []}, fail_fast=True, clean="run")
+    held = claim(store, _id("r"))
+    end(store, "a", fails=True)
+    assert statuses(store) == {"a": "FAIL", "b": "CANCELED", "c": "CANCELED", "clean": "INIT", "r": "RUNNING"}
+    assert stores.stored(store, "f/r")["task_state"]["cancel_requested"] is True
+    store.run(claims.finish([Outcome(_id("r"), held, RunStatus.CANCELED, reason="canceled")]))
+    settle(store, "r")
+    assert status(store, "r") == "CANCELED"
+    store.run(queries.run_again(_id("a"), everything=False))
+    settle(store, "a")
+    assert statuses(store) == {"a": "INIT", "b": "INIT", "c": "WAITING", "clean": "INIT", "r": "INIT"}
+    assert owed(store) == set()
+
+
+def test_a_removed_dependency_counts_as_canceled(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["b"]}, c="run")
+    store.tasks.delete_one({"_id": _id("a")})
+    orphans = store.run(settling.orphans())
+    assert orphans == [_id("b")]
+    store.run(settling.settle_all(store.run(settling.decide(orphans))))
+    assert statuses(store) == {"b": "CANCELED", "c": "INIT"}
+
+
+def test_a_delay_counts_from_the_release(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    store.tasks.update_one({"_id": _id("b")}, {"$set": {"flow.delay_ms": 60_000}})
+    end(store, "a")
+    document = stores.parsed(store, "f/b")
+    assert document.flow is not None
+    assert document.flow.release_time is not None
+    assert document.task_state.next_preempt_time == document.flow.release_time + timedelta(minutes=1)
+
+
+def test_a_chain_of_cancels_is_settled_at_once(store: SyncStore) -> None:
+    names = [f"s{number}" for number in range(40)]
+    publish(store, {name: names[place - 1 : place] if place else [] for place, name in enumerate(names)})
+    end(store, "s0", fails=True)
+    assert set(statuses(store).values()) == {"FAIL", "CANCELED"}
+    assert owed(store) == set()
+
+
+# --- retention ------------------------------------------------------------------------------------------------
+
+
+def expiring(store: SyncStore) -> set[str]:
+    return {document["flow"]["step"] for document in store.tasks.find({"expire_time": {"$exists": True}})}
+
+
+def retain(store: SyncStore) -> None:
+    store.tasks.update_many({}, {"$set": {"task_option.retain_success_ms": 60_000_000}})
+
+
+def test_the_retention_of_a_step_begins_at_the_end_of_its_flow(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    assert store.run(retention.end_flows()) == 0
+    assert expiring(store) == set()
+    end(store, "b")
+    assert store.run(retention.end_flows()) == 1
+    assert expiring(store) == {"a", "b"}
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is not None
+    assert store.run(retention.end_flows()) == 0
+    store.run(queries.run_again(_id("b"), everything=True))
+    settle(store, "b")
+    assert expiring(store) == set()
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is None
+    end(store, "b")
+    assert store.run(retention.end_flows()) == 1
+    assert expiring(store) == {"a", "b"}
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_step_that_is_opened_again_amid_the_end_of_its_flow_takes_it_back(store: SyncStore, is_settled: bool) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    end(store, "b")
+    upkeep = Frozen(store, retention.end_flows(), lambda call: call.method == "update_one")
+    store.run(queries.run_again(_id("b"), everything=True))
+    if is_settled:
+        settle(store, "b")
+    upkeep.resume()
+    recover(store)
+    assert expiring(store) == set()
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is None
+
+
+# --- what interleaves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_moved_watch(store: SyncStore, is_killed: bool) -> None:
+    """D1's settler stands still between its look and the move to D2, or dies right after it; D2 ends meanwhile."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    end(store, "d1", settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d1")]), is_write)
+    if is_killed:
+        settler.step()  # the move, and nothing after it
+        assert stores.stored(store, "f/p")["flow"]["held_by"] == _id("d2")
+    end(store, "d2")
+    if is_killed:
+        assert owed(store) >= {"d1"}
+        recover(store)
+    else:
+        assert status(store, "p") == "WAITING", "d2 did not hold it"
+        settler.resume()
+    assert status(store, "p") == "INIT"
+    assert owed(store) == set()
+
+
+def test_a_step_that_two_settlers_release_at_once_starts_once(store: SyncStore) -> None:
+    publish(store, {"a": [], "p": ["a"], "q": ["p"]})
+    end(store, "a", settles=False)
+    slow = Frozen(store, settling.settle_all([_id("a")]), is_write)
+    settle(store, "a")
+    released = stores.stored(store, "f/p")
+    end(store, "p")
+    slow.resume()
+    assert stores.stored(store, "f/p")["flow"]["release_time"] == released["flow"]["release_time"]
+    assert statuses(store) == {"a": "SUCCESS", "p": "SUCCESS", "q": "INIT"}
+
+
+def test_outbox_gap(store: SyncStore) -> None:
+    """D1 owes a child as it ends, and its worker dies; D2 ends: P starts only after both and the child."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d2")
+    child = stores.stored(store, "f/d1") | {"_id": _id("child"), "key": "f/child"}
+    child["flow"] = {**child["flow"], "step": "child", "ancestors": [_id("d1")]}
+    child["flow"].pop("head", None)
+    store.tasks.update_one({"_id": _id("d1")}, {"$set": {"owed_tasks": [child], "flow.has_children": True}})
+    end(store, "d1", settles=False)
+    end(store, "d2")
+    assert status(store, "p") == "WAITING", "the child is still owed"
+    recover(store)
+    assert status(store, "p") == "WAITING", "the child has not ended"
+    assert status(store, "child") == "INIT"
+    end(store, "child")
+    assert status(store, "p") == "INIT"
+    assert owed(store) == set()
+    assert not stores.stored(store, "f/d1").get("owed_tasks")
+
+
+def test_stale_verdict(store: SyncStore) -> None:
+    """A settler that is about to cancel P stands still while D is retried to SUCCESS; a user's cancel stays."""
+    publish(store, {"d": [], "p": ["d"], "sibling": ["d"]})
+    store.run(queries.cancel(_id("sibling")))
+    settle(store, "sibling")
+    end(store, "d", fails=True, settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d")]), is_write)
+    store.run(queries.run_again(_id("d"), everything=False))
+    settle(store, "d")
+    end(store, "d")
+    settler.resume()
+    assert statuses(store) == {"d": "SUCCESS", "p": "INIT", "sibling": "CANCELED"}
+    assert owed(store) == set()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_stale_verdict_while_the_dependency_runs_again_is_taken_back(store: SyncStore, is_killed: bool) -> None:
+    publish(store, {"d": [], "p": ["d"]})
+    end(store, "d", fails=True, settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d")]), is_write)
+    store.run(queries.run_again(_id("d"), everything=False))
+    settle(store, "d")
+    if is_killed:
+        settler.step()  # the cancel, and nothing after it
+        assert statuses(store) == {"d": "INIT", "p": "CANCELED"}
+        recover(store)
+    else:
+        settler.resume()
+    assert statuses(store) == {"d": "INIT", "p": "WAITING"}
+    end(store, "d")
+    assert statuses(store) == {"d": "SUCCESS", "p": "INIT"}
+
+
+def test_a_mark_that_a_new_change_has_renewed_stays(store: SyncStore) -> None:
+    publish(store, {"d": [], "p": ["d"]})
+    end(store, "d", fails=True, settles=False)
+    crossing = Frozen(
+        store,
+        settling.settle_all([_id("d")]),
+        lambda call: is_write(call) and call.args[1] == [{"$unset": "owed_since"}] and _id("d") in _named(call),
+    )
+    store.run(queries.run_again(_id("d"), everything=False))
+    crossing.step()
+    assert "d" in owed(store)
+    recover(store)
+    assert statuses(store) == {"d": "INIT", "p": "WAITING"}
+
+
+def _named(call: Call) -> list[str]:
+    wanted = call.args[0]["_id"]
+    return [wanted] if isinstance(wanted, str) else wanted["$in"]
+
+
+def test_idle_recovery_examines_nothing(store: SyncStore) -> None:
+    publish(store, {f"s{number}": [] for number in range(50)})
+    end(store, "s0")
+    explained = store.database.command(
+        "explain",
+        {
+            "find": "tasks",
+            "filter": {"owed_since": {"$exists": True}, "$expr": {"$lte": ["$owed_since", "$$NOW"]}},
+            "hint": "mtask_owed",
+        },
+        verbosity="executionStats",
+    )
+    assert explained["executionStats"]["totalKeysExamined"] == 0

@@ -1,0 +1,157 @@
+"""The rules of flows and their server-side twins say the same; the changes of steps are what the pure rules make."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.model import flows as rules
+from mtask.model.flows import Awaited, Verdict
+from mtask.model.status import TaskStatus
+from mtask.store.driver.stores import TASKS, SyncStore
+from mtask.store.statements import derive, flows
+from tests.parity import changes
+from tests.parity.cases import NOW, SCALE, Document, made, many, numbered, task
+from tests.parity.stored import inserted, stored_after
+
+_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_CULPRIT = "task:$culprit"
+
+
+def step(random: Random, **flow: Any) -> Document:
+    """Make a task that is a step of a flow."""
+    while "flow" not in (document := task(random, max_runs=2)):
+        pass
+    document["flow"] |= flow
+    return document
+
+
+def waiting(random: Random) -> Document:
+    document = step(random)
+    document["flow"].pop("release_time", None)
+    document["flow"].setdefault("held_by", "task:a")
+    state = document["task_state"]
+    state |= {"status": "WAITING", "worker_states": [], "cancel_requested": False, "failed_cnt": 0}
+    for field in ("next_preempt_time", "finish_time", "reason"):
+        state.pop(field, None)
+    document.pop("expire_time", None)
+    return document
+
+
+def family(random: Random) -> list[Document]:
+    """Make a WAITING step, the last, with its dependencies and their children; some dependencies are missing."""
+    names = [f"task:d{number}" for number in range(random.randint(0, 4))]
+    found: list[Document] = []
+    for name in names:
+        if random.random() < 0.15:
+            continue
+        children = [f"{name}.{number}" for number in range(random.choice([0, 0, 1, 2]))]
+        found.append(awaited(random, name, has_children=bool(children)))
+        found += [awaited(random, child, ancestors=[name]) for child in children]
+    found.append(awaited(random, "task:stranger", ancestors=["task:elsewhere"]))
+    found.append(awaited(random, "task:plain"))
+    on_failed = random.choice(["cancel", "run", "fail"])
+    last = waiting(random) | {"_id": "task:last", "key": "last"}
+    last["flow"] = {"key": "f", "step": "last", "after": names, "on_failed": on_failed}
+    last["flow"]["held_by"] = random.choice([*names, "task:nobody"])
+    return [*found, last]
+
+
+def awaited(random: Random, task_id: str, **flow: Any) -> Document:
+    document = task(random, max_runs=0) | {"_id": task_id, "key": task_id.removeprefix("task:")}
+    weights = [1, 1, 1, 12, 3, 3]
+    status = random.choices(list(TaskStatus), weights)[0]
+    document["task_state"]["status"] = status.value
+    document["task_state"]["next_preempt_time"] = NOW
+    document["flow"] = {"key": "f", "step": "s", "after": [], "on_failed": "cancel", **flow}
+    if random.random() < 0.1:
+        document["owed_tasks"] = [{"_id": "task:more"}]
+    return document
+
+
+def seen(document: Document) -> Awaited:
+    status = TaskStatus(document["task_state"]["status"])
+    return Awaited(document["_id"], status, bool(document.get("owed_tasks")))
+
+
+@settings(_properties, max_examples=150 * SCALE)
+@given(made(family))
+def test_the_server_decides_on_a_waiting_step_as_the_rules_do(store: SyncStore, documents: list[Document]) -> None:
+    last = documents[-1]
+    after, there = last["flow"]["after"], {document["_id"] for document in documents}
+    group = [
+        seen(document)
+        for document in documents
+        if document["_id"] in after or set(document["flow"].get("ancestors", ())) & set(after)
+    ]
+    group += [Awaited(task_id, None) for task_id in after if task_id not in there]
+    with inserted(store, documents) as ids, store.tasks.aggregate(flows.look(ids, TASKS)) as cursor:
+        rows = {row["_id"]: row for row in cursor.to_list()}
+    row = rows[last["_id"]]
+    expected = rules.verdict(last["flow"]["on_failed"], group)
+    assert row["verdict"] == expected
+    assert row["held_by"] == last["flow"]["held_by"]
+    assert row.get("owed_since") == last.get("owed_since")
+    if expected is Verdict.WAIT:
+        is_held = last["flow"]["held_by"] in rules.holders(group)
+        assert row["other"] in ([last["flow"]["held_by"]] if is_held else rules.holders(group))
+    elif expected is not Verdict.RELEASE:
+        assert row["other"] in rules.culprits(group)
+
+
+def check(store: SyncStore, documents: list[Document], pipeline: derive.Pipeline, change: changes.Change) -> None:
+    stored = stored_after(store, documents, pipeline)
+    for before, after in zip(documents, stored, strict=True):
+        assert after == changes.changed(before, change, NOW, closes_lapsed=False)
+
+
+@_properties
+@given(many(waiting, 40).map(numbered))
+def test_a_release_lets_the_step_start_after_its_delay(store: SyncStore, documents: list[Document]) -> None:
+    check(store, documents, flows.release(NOW), changes.release)
+    for after in stored_after(store, documents, flows.release(NOW)):
+        assert after["task_state"]["status"] == "INIT"
+        assert after["task_state"]["next_preempt_time"] >= NOW
+        assert "held_by" not in after["flow"]
+
+
+@pytest.mark.parametrize("outcome", [Verdict.CANCEL, Verdict.FAIL])
+def test_an_end_names_the_culprit_and_is_owed(store: SyncStore, outcome: Verdict) -> None:
+    @_properties
+    @given(many(waiting, 40).map(numbered))
+    def run(documents: list[Document]) -> None:
+        check(store, documents, flows.end(outcome, _CULPRIT, NOW), changes.end(outcome, _CULPRIT))
+        for before, after in zip(
+            documents, stored_after(store, documents, flows.end(outcome, _CULPRIT, NOW)), strict=True
+        ):
+            assert after["owed_since"] >= NOW
+            assert after["owed_since"] != before.get("owed_since")
+            assert "expire_time" not in after
+
+    run()
+
+
+@_properties
+@given(many(step, 40).map(numbered))
+def test_a_fail_fast_ends_what_nobody_holds(store: SyncStore, documents: list[Document]) -> None:
+    is_open = [d for d in documents if d["task_state"]["status"] not in ("SUCCESS", "FAIL", "CANCELED")]
+    if is_open:
+        stored = stored_after(store, is_open, flows.fail_fast(_CULPRIT, NOW))
+        for before, after in zip(is_open, stored, strict=True):
+            assert after == changes.changed(before, changes.fail_fast(_CULPRIT), NOW)
+
+
+@_properties
+@given(many(waiting, 40).map(numbered), st.sampled_from(["task:b", "$name"]))
+def test_a_move_is_marked(store: SyncStore, documents: list[Document], holder: str) -> None:
+    for before, after in zip(documents, stored_after(store, documents, flows.move(holder, NOW)), strict=True):
+        expected = before["flow"] | {"held_by": holder}
+        mark: datetime = after["owed_since"]
+        assert after == {**before, "flow": expected, "owed_since": mark}
+        assert mark >= NOW
+        assert mark != before.get("owed_since")
