@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +20,16 @@ from tests.clients import open_store
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
+
+#: A folder in memory, and the free bytes that all test processes together need there.
+_MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
+
+
+def pytest_configure() -> None:
+    """Keep the files of mongods in memory if several test processes run: then the disk does not slow them."""
+    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    if is_parallel and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _NEEDED:
+        os.environ["TMPDIR"] = tempfile.tempdir = _MEMORY
 
 
 @pytest.fixture(scope="session", autouse=True)
