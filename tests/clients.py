@@ -1,4 +1,4 @@
-"""The three kinds of client behind one face, so that one test holds for all; and runs made without a worker."""
+"""One interface to the three kinds of client, so that one test covers all of them. Also runs without a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_options(uri: str, options: str) -> str:
 
 
 class AnyClient:
-    """A client of one kind; its coroutines are run to their end, so that it reads like the sync one."""
+    """A client of one kind, with the methods of the sync client. It runs coroutines to their end."""
 
     def __init__(self, kind: Kind, client: Any, source: Any, runner: asyncio.Runner) -> None:
         self.kind = kind
@@ -45,7 +45,7 @@ class AnyClient:
         return call
 
     def in_transaction(self, *steps: Callable[[Any], Any]) -> list[Any]:
-        """Run the steps in one transaction of the caller's own client; it commits, or aborts if a step raises.
+        """Run the steps in one transaction of the caller's own client. The transaction aborts if a step raises.
 
         Each step is called with the session; what they return, or come to when awaited, is returned.
         """
@@ -67,7 +67,7 @@ async def _awaited(answer: Any) -> Any:
 
 @contextmanager
 def open_client(kind: Kind, uri: str, database: str | None, **options: Any) -> Iterator[AnyClient]:
-    """Connect with a driver client of the caller's own, and close it in the end."""
+    """Connect with a driver client of the caller's own. Close it at the end of the block."""
     with asyncio.Runner() as runner:
         if kind == "sync":
             sync_source: MongoClient[dict[str, Any]] = MongoClient(uri, **options)
@@ -98,7 +98,7 @@ def open_store(uri: str, database: str) -> Iterator[SyncStore]:
 
 
 def claim(store: SyncStore, task_id: str, worker_id: str = "worker-1") -> str:
-    """Let a worker of that name take the task by the engine's own claim; return the run_id."""
+    """Claim the task for a worker of this name, as the engine does. Return the run_id."""
     token = secrets.token_hex(8)
     claimed = store.run(claims.claim([task_id], worker_id, token))
     assert [document["_id"] for document in claimed] == [task_id], f"{task_id} could not be claimed by {worker_id}"
@@ -106,7 +106,7 @@ def claim(store: SyncStore, task_id: str, worker_id: str = "worker-1") -> str:
 
 
 def is_claimable(store: SyncStore, task_id: str, worker_id: str = "worker-1") -> bool:
-    """Whether that worker can take the task; it then has it."""
+    """Claim the task for this worker. Return whether the claim succeeded."""
     return bool(store.run(claims.claim([task_id], worker_id, secrets.token_hex(8))))
 
 

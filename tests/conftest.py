@@ -1,8 +1,10 @@
-"""Fixtures: real mongods, started once and shared as far as tests leave each other alone."""
+"""Fixtures: real mongods. Tests that do not disturb each other share one."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +21,16 @@ from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_o
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
 
+#: A folder in memory, and the free bytes that all test processes together need there.
+_MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
+
+
+def pytest_configure() -> None:
+    """Keep the files of mongods in memory if several test processes run: then the disk does not slow them."""
+    is_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    if is_parallel and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _NEEDED:
+        os.environ["TMPDIR"] = tempfile.tempdir = _MEMORY
+
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left() -> Iterator[None]:
@@ -32,7 +44,7 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def mongo_server(no_process_is_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
-    """Run the one-node replica set that all tests share: don't stop it, don't make it step down."""
+    """Run the one-node replica set that all tests share. A test must neither stop it nor make it step down."""
     protection = security(tmp_path_factory.mktemp("security")) if is_secure() else None
     with temporary(parameters=TEST_COMMANDS, security=protection) as server:
         yield server
@@ -40,13 +52,13 @@ def mongo_server(no_process_is_left: None, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def mongo_uri(mongo_server: ReplicaSet) -> str:
-    """Return the shared server's URI, without a database; where it asks for passwords, its administrator's."""
+    """Return the shared server's URI, without a database. On a server with passwords, it is the administrator's."""
     return mongo_server.uri
 
 
 @pytest.fixture(scope="session")
 def mongo_session_client(mongo_uri: str) -> Iterator[Mongo]:
-    """Connect once, for what is done around the tests."""
+    """Connect once, for the fixtures."""
     client: Mongo = MongoClient(mongo_uri, tz_aware=True)
     with client:
         yield client
@@ -54,20 +66,20 @@ def mongo_session_client(mongo_uri: str) -> Iterator[Mongo]:
 
 @pytest.fixture(scope="session")
 def dropping(mongo_session_client: Mongo) -> Iterator[Callable[[str], Future[None]]]:
-    """Drop databases aside: a drop waits for the disk, and no test needs to wait for that."""
+    """Drop databases in the background. A drop waits for the disk, and no test needs to wait for it."""
     with ThreadPoolExecutor(1) as executor:
         yield lambda name: executor.submit(lambda: mongo_session_client.drop_database(name))
 
 
 @pytest.fixture
 def nothing_is_dropped(dropping: Callable[[str], Future[None]]) -> None:
-    """Wait for the databases of former tests to be gone, for a test that counts all that the server does."""
+    """Wait until the databases of former tests are dropped. A test that counts the work of the server needs this."""
     dropping("none").result()  # the drops are made one after the other
 
 
 @pytest.fixture(scope="module")
 def module_store(mongo_session_client: Mongo, dropping: Callable[[str], Future[None]]) -> Iterator[SyncStore]:
-    """Set up a database for the tests of one module; its validators refuse what the schema does not allow."""
+    """Set up a database for the tests of one module. Its validators refuse documents that break the schema."""
     made = SyncStore(mongo_session_client, f"test_{uuid.uuid4().hex}")
     made.run(setup.ensure())
     yield made
@@ -76,7 +88,7 @@ def module_store(mongo_session_client: Mongo, dropping: Callable[[str], Future[N
 
 @pytest.fixture
 def database_name(dropping: Callable[[str], Future[None]]) -> Iterator[str]:
-    """Name a database for one test on the shared server, dropped afterwards."""
+    """Return a database name for one test on the shared server. The database is dropped afterwards."""
     name = f"test_{uuid.uuid4().hex}"
     yield name
     dropping(name)
@@ -92,14 +104,14 @@ def mongo(mongo_uri: str) -> Iterator[Mongo]:
 
 @pytest.fixture(scope="module")
 def replica_set(no_process_is_left: None) -> Iterator[ReplicaSet]:
-    """Run a three-node replica set for one module; a test that kills a node restarts it."""
+    """Run a three-node replica set for one module. A test that kills a node must restart it."""
     with temporary(nodes=3, parameters=TEST_COMMANDS) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def single_set(no_process_is_left: None) -> Iterator[ReplicaSet]:
-    """Run a one-node replica set for one test, which may kill, pause and restart it."""
+    """Run a one-node replica set for one test. The test may kill, pause and restart it."""
     with temporary(parameters=TEST_COMMANDS) as server:
         yield server
 
@@ -113,6 +125,6 @@ def store(mongo_uri: str, database_name: str) -> Iterator[SyncStore]:
 
 @pytest.fixture
 def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    """Give a client of the test's database."""
+    """Return a client of the test's database."""
     with Client(mongo_uri, database=database_name) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Processes whose clock is wrong, by libfaketime; their monotonic clock runs on."""
+"""Processes with a wrong clock, by libfaketime. Their monotonic clock is right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 _FOLDERS = ("/usr/lib/*/faketime", "/usr/lib*/faketime", "/usr/local/lib/faketime", "/opt/homebrew/lib/faketime")
 _LIBRARY = "libfaketime.so.1"
-#: Python's locks and pools start threads of their own: the variant that is safe with threads is preferred.
+#: Python's pools start threads, so the thread-safe variant of the library is preferred.
 _LIBRARIES = ("libfaketimeMT.so.1", _LIBRARY)
 
 
 @cache
 def library() -> Path:
-    """Return libfaketime's path; fail, saying how to install it, where there is none."""
+    """Return the path of libfaketime. If there is none, fail, and say how to install it."""
     for name in _LIBRARIES:
         for pattern in _FOLDERS:
             for found in sorted(Path("/").glob(f"{pattern}/{name}".lstrip("/"))):
@@ -30,13 +30,13 @@ def library() -> Path:
 
 
 def environment(offset: timedelta) -> dict[str, str]:
-    """Return this environment with a wall clock that is wrong by `offset`."""
+    """Return this environment for a process whose wall clock is wrong by `offset`."""
     seconds = offset.total_seconds()
     return {
         **os.environ,
         "LD_PRELOAD": str(library()),
         "FAKETIME": f"{seconds:+g}s",
-        # Both spellings: the one without prefix is that of versions before 0.9.9.
+        # Versions before 0.9.9 use the name without the prefix.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_RESET": "1",
@@ -45,7 +45,7 @@ def environment(offset: timedelta) -> dict[str, str]:
 
 
 def run(arguments: Sequence[str], offset: timedelta, *, cwd: Path, timeout: float = 60) -> str:
-    """Run a command whose clock is wrong; return what it printed, or fail with what it said."""
+    """Run a command with a wrong clock. Return its output. If the command fails, fail with its output."""
     ran = subprocess.run(
         arguments, env=environment(offset), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
     )

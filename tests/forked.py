@@ -28,22 +28,22 @@ from typing import Any
 from mtask.cli import worker
 
 ROOT = Path(__file__).resolve().parents[1]
-#: How the variables begin that the system reads when a process starts: the libraries to preload, and their clock.
+#: The first letters of the variables that take effect when a process starts: preloaded libraries, and their clock.
 _FROM_START = ("LD_", "DYLD_", "FAKETIME")
-#: Time limit of an answer of the forking process, in seconds.
+#: Time limit for an answer of the forking process, in seconds.
 _ANSWER = 60.0
 
 
 @dataclass(eq=False)
 class Forked:
-    """A forked process, with what of `subprocess.Popen` the tests use."""
+    """A forked process, with the part of the interface of `subprocess.Popen` that the tests use."""
 
     pid: int
     returncode: int | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self, returncode: int) -> None:
-        """Note how the process ended: its exit code, or minus the signal that killed it."""
+        """Record the exit code, or minus the number of the signal that killed the process."""
         self.returncode = returncode
         self._ended.set()
 
@@ -52,7 +52,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process. Return the exit code. Raises subprocess.TimeoutExpired."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         assert self.returncode is not None
@@ -61,16 +61,16 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.returncode is None:
-            with suppress(ProcessLookupError):  # it has ended, and the news of that is on its way
+            with suppress(ProcessLookupError):  # it has ended, but the forking process has not told this one yet
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
 class Nursery:
-    """The process that has imported mtask, and forks on demand."""
+    """The forking process: it has imported mtask, and forks for each order."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "tests.forked"]
@@ -92,7 +92,7 @@ class Nursery:
             return self._born.get(timeout=_ANSWER)
 
     def close(self) -> None:
-        """End the forking process; what it forked lives on."""
+        """End the forking process. The processes that it forked go on."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(_ANSWER)

@@ -1,4 +1,4 @@
-"""What tests need around a real MongoDB: waiting for a condition, and making commands fail."""
+"""Tools for tests with a real MongoDB: they wait for a condition, and make commands fail."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Client = MongoClient[Document]
 
 #: Lets a test use fail points.
 TEST_COMMANDS = {"enableTestCommands": "1"}
-#: In the environment of whatever a test session starts, so that its end can tell what is left.
+#: This variable marks all processes that a test session starts. At the end, the session looks for marked processes.
 SESSION_VARIABLE = "MTASK_TEST_SESSION"
 
 
-#: What a loaded machine may take for something that comes, in seconds: the tests assert order and state, not speed.
+#: How long tests wait for a condition, in seconds. It is long, because tests assert order and state, not speed.
 PATIENCE = float(os.environ.get("MTASK_TEST_PATIENCE", "100"))
 
 
 def eventually(
     condition: Callable[[], T], timeout: float = PATIENCE, message: str = "", *, interval: float | None = None
 ) -> T:
-    """Poll the condition and return its first true value; fail at the timeout (seconds), saying what did not come.
+    """Poll the condition. Return its first true value. At the timeout (in seconds), fail with the message.
 
     `interval`: seconds between two looks; None: as `pauses` has it.
     """
@@ -56,7 +56,7 @@ async def until(condition: Callable[[], T], timeout: float = PATIENCE, message: 
 
 
 async def until(condition: Callable[[], Any], timeout: float = PATIENCE, message: str = "") -> Any:
-    """Do as `eventually` does and leave the event loop to others meanwhile; the condition may be awaited, too."""
+    """Wait like `eventually`, on the event loop. The condition may be a coroutine function, too."""
     end = time.monotonic() + timeout
     for pause in pauses():
         value = condition()
@@ -71,7 +71,7 @@ async def until(condition: Callable[[], Any], timeout: float = PATIENCE, message
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between looks: from 10 ms on up to 60, as looks cost those time that are waited for."""
+    """Yield the pauses between two looks, in seconds: from 10 up to 60 ms, because each look costs CPU time."""
     for look in count():
         yield min(0.01 + look * 0.002, 0.06)
 
@@ -92,7 +92,7 @@ def fail_command(
     block_ms: int | None = None,
     app_name: str | None = None,
 ) -> Iterator[None]:
-    """Make the server fail or delay these commands during the block, `times` times or, with None, always.
+    """Make the server fail or delay these commands during the block: `times` times, or always if that is None.
 
     The server must run with `TEST_COMMANDS`. Several fixtures share one server, so give `app_name`: then only
     clients made with that appname meet the failure.
@@ -117,7 +117,7 @@ def fail_command(
 
 
 def processes_of_session(session: str) -> list[str]:
-    """Return the mongods, and their supervisors, that a test session started and that are still alive."""
+    """Return the mongods and supervisors of a test session that are still alive."""
     return [
         f"{pid} {command}"
         for pid, command in marked(SESSION_VARIABLE, session).items()

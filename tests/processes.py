@@ -1,4 +1,4 @@
-"""Processes that tests started, told by a variable that they inherit: whatever they start has it, too."""
+"""Finds processes that tests started, by an environment variable that child processes inherit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def marked(variable: str, value: str) -> dict[int, str]:
-    """Return the processes that live with this in their environment: each one's id and command line."""
+    """Return the id and command line of each live process that has this text in its environment."""
     marker = f"{variable}={value}".encode()
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -16,13 +16,13 @@ def marked(variable: str, value: str) -> dict[int, str]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if marker in (entry / "environ").read_bytes().split(b"\0"):
                 found[int(entry.name)] = command
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return found
 
 
 def kill_marked(variable: str, value: str) -> None:
-    """Kill them all, whatever state they are in."""
+    """Kill all these processes, also stopped ones."""
     for pid in marked(variable, value):
         try:
             os.kill(pid, signal.SIGKILL)

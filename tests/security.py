@@ -18,22 +18,22 @@ from mtask.store.driver.rights import ROLES, role_name
 from tests.mongo import TEST_COMMANDS, Document
 from tests.mongo import Client as Mongo
 
-#: "1": the tests' shared server asks for passwords, over TLS, and stages work as users with mtask's roles.
+#: With the value "1", the shared server asks for passwords, over TLS, and stages connect as users with mtask's roles.
 SECURE_VARIABLE = "MTASK_TEST_SECURE"
-#: What no process list, log, error or document may show; it holds what a URI must have escaped.
+#: A password. No process list, log, error or document may show it. Some of its characters must be escaped in a URI.
 PASSWORD = "hunter2@:/%hunter2"
 SHOWN = ("hunter2", PASSWORD, quote(PASSWORD, safe=""))
-#: Where handlers of tests write: the rights of handlers are no concern of mtask's roles.
+#: The collection in which handlers of tests write. mtask's roles give no right to it.
 HANDLERS_OWN = ("effects", "counters")
 
 
 def is_secure() -> bool:
-    """Whether the shared server is to ask for passwords."""
+    """Whether the shared server asks for passwords."""
     return os.environ.get(SECURE_VARIABLE) == "1"
 
 
 def security(folder: Path) -> Security:
-    """Make certificates of an authority of our own in the folder."""
+    """Make an authority and certificates in the folder."""
     authority = trustme.CA()
     ca, certificate = folder / "ca.pem", folder / "server.pem"
     authority.cert_pem.write_to_path(str(ca))
@@ -52,7 +52,7 @@ def secure_server(folder: Path, nodes: int = 1) -> Iterator[ReplicaSet]:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The connection strings of a database's users; each has one role, `service` publishes and operates."""
+    """The connection strings of a database's users. Each has one role, but `service` publishes and operates."""
 
     publisher: str
     worker: str
@@ -68,7 +68,7 @@ class Accounts:
 
 
 def accounts(server: ReplicaSet, database: str, *, set_up: bool = True) -> Accounts:
-    """Make a database's roles and its users; with `set_up` its collections, too."""
+    """Make the roles and users of a database. With `set_up`, also make its collections."""
     with Client(server.uri, database=database) as admin:
         if set_up:
             admin.init(roles=True)

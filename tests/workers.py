@@ -1,4 +1,4 @@
-"""Real worker processes for the acceptance tests: started, watched, ill-treated, and always reaped."""
+"""Real worker processes for the acceptance tests. Each is ended after its test."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.security import Accounts
 
 ROOT = Path(__file__).parents[1]
 APP = "tests.acceptance.app:app"
-#: In the environment of a worker and of all that it starts, so that its end can tell what is left.
+#: This variable marks a worker and all processes that it starts.
 _MARK = "MTASK_TEST_WORKER"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a handler noted: "start", then "end", "cancelled", "raised" or, if its process died, nothing."""
+    """An event of a handler: "start", then "end", "cancelled" or "raised". A process that died records no end."""
 
     event: str
     task_id: str
@@ -48,14 +48,14 @@ class Event:
 
 
 class Events:
-    """The file into which the handlers of all workers of one test note what they do."""
+    """The file in which the handlers of one test record their events."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def all(self, event: str | None = None, *, task_id: str | None = None, worker_id: str | None = None) -> list[Event]:
-        """Return what was noted so far, in the order of time; of one kind, task or worker where given."""
+        """Return the recorded events in the order of time: all, or those of one kind, task or worker."""
         epoch = _epoch()
         found = []
         for line in self.path.read_text().splitlines():
@@ -80,7 +80,7 @@ class Events:
         worker_id: str | None = None,
         timeout: float = PATIENCE,
     ) -> list[Event]:
-        """Wait until that many of these were noted, and return them."""
+        """Wait until so many of these events are recorded. Return them."""
 
         def found() -> list[Event]:
             events = self.all(event, task_id=task_id, worker_id=worker_id)
@@ -113,56 +113,56 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the process."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process lives."""
         return self._process.poll() is None
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log of the process up to now."""
         return self.log_path.read_text(errors="replace")
 
     def send(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it as `kill -9` does, and wait until it is gone; what it had sent may still be carried out."""
+        """Kill the process like `kill -9`. Wait for its end. The server may still execute its last statements."""
         self._process.kill()
         self._process.wait(PATIENCE)
 
     def pause(self) -> None:
-        """Freeze it, and wait until it is frozen."""
+        """Stop the process with SIGSTOP, and wait until it is stopped."""
         self.send(signal.SIGSTOP)
         eventually(lambda: is_stopped(self.pid), PATIENCE, "frozen", interval=0.002)
         assert self.is_alive
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let the stopped process go on."""
         self.send(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Ask it to stop, as SIGTERM does; a second time: at once."""
+        """Send SIGTERM: the worker stops gracefully. After a second one, it stops at once."""
         self.send(signal.SIGTERM)
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Wait for its end and return the exit code; fail, with its log, if it does not come."""
+        """Wait for the end of the process. Return the exit code. At the timeout, fail with the log."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.worker_id} did not end within {timeout:g} s:\n{self.log}") from None
 
     def pids(self) -> list[int]:
-        """Return the processes that it consists of: itself and, of a supervisor, its children."""
+        """Return the ids of the process and, if it is a supervisor, of its children."""
         own = [self.pid] if self.is_alive else []
         return list({*own, *marked(_MARK, self._mark)})
 
     def reap(self) -> None:
-        """End it and all that it started, whatever state they are in."""
+        """Kill the process and all processes that it started, also stopped ones."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(PATIENCE)
@@ -171,10 +171,10 @@ class WorkerProcess:
 
 
 class Stage:
-    """A database, a client, the handlers' events and the workers of one test."""
+    """The database, the client, the handlers' events and the workers of one test."""
 
     def __init__(self, uri: str, database: str, mongo: Mongo, folder: Path, users: Accounts | None = None) -> None:
-        #: Of the services, which publish and operate; of the workers; of who sets up the database.
+        #: The URIs of the services, of the workers, and of the one who sets up the database.
         self.uri = uri if users is None else users.service
         self.worker_uri = uri if users is None else users.worker
         self.admin_uri = uri
@@ -190,7 +190,7 @@ class Stage:
     def launch(
         self, worker_id: str | None, *flags: str, environment: Mapping[str, str] | None = None, app: str = APP
     ) -> WorkerProcess:
-        """Start a worker process and go on at once; what `environment` holds is added to ours."""
+        """Start a worker process without waiting for it. `environment` is added to the environment of the tests."""
         worker = WorkerProcess(
             self.worker_uri,
             self.database,
@@ -217,7 +217,7 @@ class Stage:
         return started
 
     def wait_running(self, worker: WorkerProcess, timeout: float = PATIENCE) -> Document:
-        """Wait until the worker's own document says that it works; return it."""
+        """Wait until the worker's document says that it works. Return the document."""
 
         def document() -> Document | None:
             assert worker.is_alive, f"{worker.worker_id} ended with {worker.wait()}:\n{worker.log}"
@@ -229,18 +229,18 @@ class Stage:
         return found
 
     def kill(self, worker: WorkerProcess) -> None:
-        """Kill a worker, and wait until the server has carried out what it had sent and dropped its connections."""
+        """Kill a worker. Wait until the server has executed its last statements and closed its connections."""
         worker.kill()
         every: list[Document] = [{"$currentOp": {"allUsers": True, "idleConnections": True}}]
         own = [*every, {"$match": {"appName": f"mtask-worker:{worker.worker_id}"}}]
         eventually(lambda: not list(self.mongo.admin.aggregate(own)), PATIENCE, f"{worker.worker_id} is forgotten")
 
     def worker_document(self, worker_id: str) -> Document | None:
-        """Return what `workers` holds of this worker."""
+        """Return this worker's document."""
         return self.mongo[self.database]["workers"].find_one({"_id": worker_id})
 
     def wait_heard(self, worker_id: str) -> None:
-        """Wait until the worker's change stream has brought it all that was written before this call.
+        """Wait until the worker's change stream has reported all changes before this call.
 
         Something that it need not act on is asked of it, along the same stream; it answers with a heartbeat. Twice,
         as the first heartbeat seen may be one that was due.
@@ -255,7 +255,7 @@ class Stage:
     # --- tasks --------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Make the collections, as who deploys does."""
+        """Make the collections, as `mtask init` does."""
         with mtask.Client(self.admin_uri, database=self.database) as deployer:
             deployer.init()
 
@@ -268,7 +268,7 @@ class Stage:
     def wait_document(
         self, task_id: str, condition: Callable[[Document], Any], what: str, timeout: float = PATIENCE
     ) -> Document:
-        """Wait until the task's document is as the condition has it; return it."""
+        """Wait until the condition holds for the task's document. Return the document."""
 
         def found() -> Document | None:
             document = self.mongo[self.database]["tasks"].find_one({"_id": task_id})
@@ -282,11 +282,11 @@ class Stage:
         return document
 
     def wait_status(self, task_id: str, status: str, timeout: float = PATIENCE) -> Document:
-        """Wait until the task has this status; return its document."""
+        """Wait until the task has this status. Return its document."""
         return self.wait_document(task_id, lambda found: found["task_state"]["status"] == status, status, timeout)
 
     def wait_returns(self, task_id: str, timeout: float = PATIENCE) -> Document:
-        """Wait until the task is SUCCESS and what its newest run returned is stored; return its document.
+        """Wait until the task is SUCCESS and holds the returns of its newest run. Return its document.
 
         A handler's transaction commits the SUCCESS, and what the handler returns after it is added to that.
         """
@@ -297,7 +297,7 @@ class Stage:
         return self.wait_document(task_id, has_returned, "SUCCESS, with what was returned", timeout)
 
     def wait_run(self, task_id: str, worker_id: str | None = None, timeout: float = PATIENCE) -> Document:
-        """Wait until a run of the task, of this worker where given, is under way and its handler has started."""
+        """Wait until the handler of a run of this task has started. `worker_id`: only a run of this worker."""
 
         def running() -> Document | None:
             for run in runs_of(self.document(task_id)):
@@ -310,7 +310,7 @@ class Stage:
         return run
 
     def gate(self, name: str = "gate") -> str:
-        """Return the path of a gate for the handler `hold`, still closed."""
+        """Return the path of a closed gate for the handler `hold`."""
         return str(self.folder / name)
 
     def open_gate(self, name: str = "gate") -> None:
@@ -322,7 +322,7 @@ class Stage:
         return self.client.server_time()
 
     def wait_server_time(self, moment: datetime) -> datetime:
-        """Wait until the server's clock has passed this instant; return what it shows then."""
+        """Wait until the server's clock has passed this instant. Return the server's time."""
 
         def reached() -> datetime | None:
             now = self.server_now()
@@ -333,7 +333,7 @@ class Stage:
         return found
 
     def close(self) -> None:
-        """Reap the workers and print their logs, which pytest shows if the test failed."""
+        """End the workers, and print their logs. Pytest shows these if the test failed."""
         try:
             for worker in self.started:
                 worker.reap()
@@ -346,7 +346,7 @@ class Stage:
 
 @contextmanager
 def open_stage(uri: str, database: str, folder: Path, users: Accounts | None = None) -> Iterator[Stage]:
-    """Set a stage on any server; with `users`, publish, look after tasks and work as they may."""
+    """Make a stage on any server. With `users`, the services and workers connect as these."""
     mongo: Mongo = MongoClient(uri, tz_aware=True)
     with mongo:
         stage = Stage(uri, database, mongo, folder, users)
@@ -357,7 +357,7 @@ def open_stage(uri: str, database: str, folder: Path, users: Accounts | None = N
 
 
 def _epoch() -> float:
-    """Return what the wall clock showed at 0 of the monotonic clock, to the millisecond however busy the machine."""
+    """Return the wall clock's time at the zero of the monotonic clock, exact to the ms on a busy machine, too."""
     while True:
         before, now, after = time.monotonic(), time.time(), time.monotonic()
         if after - before < 0.001:

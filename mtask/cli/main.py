@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtask.cli import failures
+from mtask.cli import failures, interrupts
 from mtask.cli.database import demo, doctor, local, setup
 from mtask.cli.options import callback
 from mtask.cli.queues import controls, purge
@@ -85,8 +85,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # escape letters that the terminal lacks
     try:
-        code = _command()(given or ["--help"], prog_name="mtask", standalone_mode=False)
-        sys.stdout.flush()
+        with interrupts.ending():
+            code = _command()(given or ["--help"], prog_name="mtask", standalone_mode=False)
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return failures.INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:

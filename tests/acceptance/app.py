@@ -1,4 +1,4 @@
-"""The app of the acceptance tests: handlers that do one thing each, and note when they start and end.
+"""The app of the acceptance tests. Each handler does one thing, and records its start and its end.
 
 What they note goes into a file of its own, so that it tells what ran independently of the task documents.
 Each is told what to do by the task's params.
@@ -19,7 +19,7 @@ from typing import Any
 
 from mtask import App, Context, Fail, Retry
 
-#: Names the file of events in a worker's environment.
+#: The environment variable that holds the path of the file of events.
 EVENTS_VARIABLE = "MTASK_TEST_EVENTS"
 #: How often a handler looks whether its gate is open, or whether it is to end, in seconds.
 _LOOK = 0.01

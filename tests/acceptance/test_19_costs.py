@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from bson.timestamp import Timestamp
+from pymongo import MongoClient
 
 from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Counters
@@ -79,11 +81,20 @@ def _oplog_entries(mongo: Client, begin: Timestamp) -> int:
     return mongo.local["oplog.rs"].count_documents({"ts": {"$gt": begin}})
 
 
-@pytest.mark.parametrize("around", [0, 30_000], ids=["alone", "among-finished-and-delayed"])
-def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
-    single_set: ReplicaSet, tmp_path: Path, report: Report, around: int
-) -> None:
-    with _stage(single_set, tmp_path) as stage:
+@dataclass(frozen=True)
+class Drained:
+    """What a drained backlog has cost."""
+
+    used: Counters
+    examined: float  #: documents, without those of the oplog
+    took: float  #: seconds
+    #: Whether the server answered so late that the worker sent a statement again. Such statements cost more.
+    was_slow: bool
+
+
+def _drain(server: ReplicaSet, folder: Path, around: int) -> Drained:
+    folder.mkdir()
+    with _stage(server, folder) as stage:
         now = datetime.now(UTC)
         tasks = stage.mongo["costs"]["tasks"]
         raw.insert(tasks, (raw.finished_document("noop", f"done/{n}", now) for n in range(around)))
@@ -91,7 +102,8 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
         raw.insert(tasks, (raw.document("noop", f"far/{n}", now, delay=far) for n in range(around // 5)))
         raw.insert(tasks, (raw.document("noop", f"due/{n}", now) for n in range(TASKS)))
         # Started only now: what its change stream reads of the oplog counts as examined, too.
-        stage.wait_running(stage.launch("w1", "--concurrency", "0", app=APP))
+        worker = stage.launch("w1", "--concurrency", "0", app=APP)
+        stage.wait_running(worker)
         before, since, begin = _counted(stage.mongo), time.monotonic(), _last_write(stage.mongo)
         stage.client.set_worker("w1", concurrency=100)
         soon = {"$lt": now + timedelta(hours=1)}
@@ -101,11 +113,24 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
         # What the worker's change stream reads of the oplog counts, too: each entry once.
         examined = used.docs_examined - _oplog_entries(stage.mongo, begin)
         assert tasks.count_documents({"_id": {"$regex": "^noop:due/"}, "task_state.status": "SUCCESS"}) == TASKS
+        return Drained(used, examined, took, was_slow="cannot be reached" in worker.log)
 
+
+@pytest.mark.parametrize("around", [0, 30_000], ids=["alone", "among-finished-and-delayed"])
+def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
+    single_set: ReplicaSet, tmp_path: Path, report: Report, around: int
+) -> None:
+    for attempt in range(3):
+        drained = _drain(single_set, tmp_path / str(attempt), around)
+        if not drained.was_slow:
+            break
+        with MongoClient[Document](single_set.uri) as mongo:
+            mongo.drop_database("costs")
+    used, took = drained.used, drained.took
     report(f"round trips a task, {around:,} around", round(used.requests / TASKS, 4))
-    report(f"documents examined a task, {around:,} around", round(examined / TASKS, 2))
+    report(f"documents examined a task, {around:,} around", round(drained.examined / TASKS, 2))
     assert used.requests - took * MAX_ROUND_TRIPS_A_SECOND < MAX_ROUND_TRIPS * TASKS
-    assert examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
+    assert drained.examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
 
 
 def test_workers_that_share_a_backlog_do_not_each_read_all_of_it(

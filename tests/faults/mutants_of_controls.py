@@ -10,6 +10,7 @@ _PERMITS = "mtask/store/queues/permits.py"
 _RETENTION = "mtask/store/tasks/retention.py"
 _WORKER_CONTROLS = "mtask/worker/admission/controls.py"
 
+_INTERRUPTS_TESTS = "tests/unit/cli/test_interrupts.py"
 _KEEP_TESTS = "tests/integration/worker/upkeep/test_keep.py"
 _LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
 _PAUSES_TESTS = "tests/integration/worker/admission/test_pauses.py"
@@ -191,5 +192,17 @@ CONTROL_MUTATIONS = (
         (Edit(_PERMITS, '{"_id": {"$in": sorted(set(pool_ids))}},', "{},"),),
         ("tests/integration/store/test_writes_are_targeted.py"
          "::test_every_write_of_workers_and_clients_names_its_documents_by_id",),
+    ),
+    Mutation(
+        "interrupt-inside-the-driver",
+        "Ctrl-C ends the demo in the middle of the driver, which then waits for its own lock.",
+        (Edit("mtask/cli/interrupts.py", "if not _takes_locks(frame):", "if True:"),),
+        (f"{_INTERRUPTS_TESTS}::test_interruption_waits_for_the_driver_and_ends_the_block_at_the_next_check",),
+    ),
+    Mutation(
+        "interrupted-command-hangs",
+        "A command that waits for a lock after Ctrl-C waits forever.",
+        (Edit("mtask/cli/interrupts.py", "signal.setitimer(signal.ITIMER_REAL, patience", "str(patience"),),
+        (f"{_INTERRUPTS_TESTS}::test_command_that_cannot_end_after_an_interrupt_is_ended",),
     ),
 )  # fmt: skip

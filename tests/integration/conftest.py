@@ -1,4 +1,4 @@
-"""Fixtures of several modules: the command line."""
+"""Fixtures for the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.cli.commands import Commands
 
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leave no variable of ours, and no .env file."""
+    """Remove mtask's variables, and work in a folder without an .env file."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MTASK_{name.upper()}", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -27,7 +27,7 @@ def mtask(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Commands:
-    """Give the command line, on a database for one test."""
+    """Return the command line with a database for one test."""
     monkeypatch.setenv("MTASK_URI", mongo_uri)
     monkeypatch.setenv("MTASK_DATABASE", database_name)
     return Commands(mongo_uri, database_name, capsys)

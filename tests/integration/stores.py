@@ -1,4 +1,4 @@
-"""Tasks on a real store, published, aged and read without a worker or a client; and workers that are on record only."""
+"""Publishes, ages and reads tasks in a real store, without a worker or a client. Also puts workers on record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def ready_store(mongo: Client, database_name: str) -> SyncStore:
-    """Return a store on a database that is set up."""
+    """Set up the database. Return its store."""
     made = SyncStore(mongo, database_name)
     made.run(setup.ensure())
     return made
@@ -32,7 +32,7 @@ def ready_store(mongo: Client, database_name: str) -> SyncStore:
 def new_task(
     key: str, params: Any = None, *, start: datetime | timedelta | None = None, queue: str = "default", **options: Any
 ) -> NewTask:
-    """Return a checked task named "task", ready to be published."""
+    """Return a validated task named "task"."""
     option = TaskOption(**options).stored()
     return NewTask(task_id_of("task", key), "task", key, queue, params, option, start)
 
@@ -57,14 +57,14 @@ def parsed(store: SyncStore, key: str) -> Task:
 def claim(
     store: SyncStore, worker_id: str, *keys: str, token: str | None = None, are_simple: bool = False
 ) -> list[str]:
-    """Claim tasks and return the keys of those that the worker got."""
+    """Claim tasks for a worker. Return the keys of the claimed tasks."""
     ids = [f"task:{key}" for key in keys]
     taken = store.run(claims.claim(ids, worker_id, token or f"by-{worker_id}", are_simple=are_simple))
     return sorted(document["key"] for document in taken)
 
 
 def lapse(store: SyncStore, key: str, worker_id: str | None = None) -> None:
-    """Let the leases of an unfinished task's runs, or of one worker's, have lapsed a minute ago."""
+    """Move the ends of an unfinished task's leases to a minute ago: of all its runs, or of one worker's."""
     past = server_now(store) - timedelta(minutes=1)
     of_worker = {} if worker_id is None else {"run.worker_id": worker_id}
     store.tasks.update_one(
@@ -80,7 +80,7 @@ def lapse(store: SyncStore, key: str, worker_id: str | None = None) -> None:
 
 
 def make_due(store: SyncStore, key: str) -> None:
-    """Let every retry delay of an unfinished task be over."""
+    """End all retry delays of an unfinished task."""
     past = server_now(store) - timedelta(minutes=1)
     changes = {"task_state.worker_states.$[run].retry_time": past, "task_state.next_preempt_time": past}
     store.tasks.update_one(
@@ -91,7 +91,7 @@ def make_due(store: SyncStore, key: str) -> None:
 
 
 def registration(worker_id: str, queues: list[str], names: list[str], **other: Any) -> Registration:
-    """Return what a worker tells of itself."""
+    """Return a worker's description of itself."""
     fields: dict[str, Any] = {
         "incarnation": f"incarnation-{worker_id}",
         "host": "host-1",
@@ -114,7 +114,7 @@ def register(
     unserved_names: list[str] | None = None,
     **other: Any,
 ) -> None:
-    """Put a worker on record that has just sent a heartbeat, and never takes anything."""
+    """Insert a worker's document with a fresh heartbeat. No process belongs to it, so it claims no task."""
     me = registration(worker_id, [*queues], names, **other)
     store.run(workers.register(me))
     beat = Heartbeat(WorkerStatus.RUNNING, running_cnt, me.concurrency, unserved_names or [])

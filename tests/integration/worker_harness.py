@@ -1,4 +1,4 @@
-"""What the tests of the worker share: one worker in this process, and ways to get between its steps."""
+"""Runs one worker in the test process. A test can act between the worker's steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bench:
 
     @property
     def app_name(self) -> str:
-        """How the worker's connections are named on the server."""
+        """The appName of the worker's connections."""
         return f"mtask-worker:{self.worker.worker_id}"
 
     def document(self, task_id: str) -> Document:
@@ -54,7 +54,7 @@ class Bench:
         return state
 
     def count(self, status: str) -> int:
-        """Return how many tasks have this status."""
+        """Return the number of tasks with this status."""
         return self.tasks.count_documents({"task_state.status": status})
 
     async def status(self, task_id: str, status: str, timeout: float = PATIENCE) -> Document:
@@ -69,11 +69,11 @@ class Bench:
         return state
 
     async def heard(self, count: int) -> None:
-        """Wait until the change stream has brought more than that many events."""
+        """Wait until the change stream has reported more events than this number."""
         await until(lambda: self.worker.parts.stream.event_cnt > count, message="an event")
 
     async def at_rest(self) -> None:
-        """Wait until the worker runs and claims nothing, and see that each slot was freed exactly once."""
+        """Wait until the worker is idle. Check that each slot was freed exactly once."""
         parts = self.worker.parts
         ledger, claimer, slots = parts.scope.ledger, parts.claimer, parts.slots
 
@@ -84,15 +84,15 @@ class Bench:
         assert (slots.running_cnt, ledger.claiming) == (0, set())
 
     def stop_stream(self) -> None:
-        """From now on only scans bring news."""
+        """From now on, the worker learns of tasks only by scans."""
         self.worker.parts.stream._take = lambda event: True  # type: ignore[method-assign]
 
     def resume_stream(self) -> None:
-        """From now on the stream brings news again, where `stop_stream` ended that."""
+        """Undo `stop_stream`."""
         vars(self.worker.parts.stream).pop("_take", None)
 
     def stop_scans(self) -> None:
-        """From now on only the change stream brings news: what it lost, a scan would bring five seconds later."""
+        """From now on, the worker learns of tasks only by the change stream. A scan would hide a lost event."""
         scans: Any = self.worker.parts.scans
 
         async def nothing(*_: object) -> None:
@@ -102,7 +102,7 @@ class Bench:
 
     @contextmanager
     def backed_up(self) -> Iterator[None]:
-        """Let the worker claim nothing meanwhile, as if its finisher were behind; then it takes what gathered."""
+        """Let the worker claim nothing during the block, as if its finisher were behind."""
         claimer: Any = self.worker.parts.claimer
         is_backed_up = claimer._is_backed_up
         claimer._is_backed_up = lambda: True
@@ -113,7 +113,7 @@ class Bench:
 
     @contextmanager
     def failing(self, *commands: str, times: int, **what: Any) -> Iterator[None]:
-        """Make the worker's next commands on its tasks fail, as `failCommand` has it."""
+        """Make the worker's next commands on tasks fail, by the server's `failCommand`."""
         self.fail_next(*commands, times=times, **what)
         try:
             yield
@@ -121,7 +121,7 @@ class Bench:
             self.mongo.admin.command("configureFailPoint", "failCommand", mode="off")
 
     def fail_next(self, *commands: str, times: int, **what: Any) -> None:
-        """Do as `failing` does, and leave the end of it to the caller."""
+        """Like `failing`, but the caller ends it."""
         where = {"failCommands": list(commands), "appName": self.app_name, "namespace": f"{self.database}.tasks"}
         self.mongo.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data={**where, **what})
 
@@ -130,9 +130,9 @@ class Bench:
 async def working(
     uri: str, database: str, mongo: Client, app: App, worker_id: str = "w1", concurrency: int = 10, **options: Any
 ) -> AsyncIterator[Bench]:
-    """Run a worker, and end it at once at the end of the block, unless it has ended by itself."""
+    """Run a worker. At the end of the block, stop it at once, if it still runs."""
     given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
-    # What a fail point says of the server's state, the server does not say itself: the driver asks again this soon.
+    # A fail point's error makes the driver believe that the server has changed. It asks again after this time.
     own_uri = with_options(uri, "heartbeatFrequencyMS=500")
     worker = Worker(app, WorkerOptions(own_uri, database, worker_id=worker_id, concurrency=concurrency, **given))
     async with AsyncClient(uri, database=database) as client:
@@ -140,7 +140,7 @@ async def working(
         bench.life = asyncio.create_task(worker.run())
         try:
             await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
-            # The scan that comes with the stream's opening is over: the next one is due in five seconds.
+            # The scan after the opening of the stream is over. The next scan follows five seconds later.
             parts = worker.parts
             await until(lambda: bench.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
             yield bench
@@ -152,7 +152,7 @@ async def working(
 
 
 class Between:
-    """A store that lets a test act before an operation of one name, after its first answer, or on its result."""
+    """A store in which a test can act before an operation, after the operation's first answer, or on its result."""
 
     def __init__(
         self, store: AsyncStore, operation: str, *, before: Step | None = None, amid: Step | None = None,
@@ -178,7 +178,7 @@ class Between:
         return result
 
     async def _run_in_parts(self, operation: Generator[Any, Any, T]) -> T:
-        """Run it call by call, and act after the first answer."""
+        """Run the operation call by call. Act after the first answer."""
         call = next(operation)
         while True:
             answer = await self._store.run(_only(call))
@@ -196,6 +196,6 @@ def _only(call: Any) -> Generator[Any, Any, Any]:
 
 
 def between(owner: Any, operation: str, **steps: Step) -> Between:
-    """Put a test's steps between a part of the worker and its store."""
+    """Insert a test's steps between a part of the worker and its store."""
     owner._store = stepped = Between(owner._store, operation, **steps)
     return stepped

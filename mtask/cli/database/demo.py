@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from mtask.cli.context import LOCAL_URI, Cli
 from mtask.cli.failures import OK, OTHER
+from mtask.cli.interrupts import Interruption
 from mtask.cli.options import command
 from mtask.demo.closing import closing_lines
 from mtask.demo.display import shown
@@ -21,7 +19,6 @@ from mtask.demo.play import Plan, Play
 from mtask.demo.scene import Scene
 from mtask.demo.summary import printable
 from mtask.errors import InvalidInput
-from mtask.store.driver.stores import unbound
 
 PANEL = "Start here"
 MOST_WORKERS = 50
@@ -66,7 +63,7 @@ def demo(
     if workers == 1 and not no_kill:
         cli.notice("a single worker is not killed: no other could preempt its tasks")
     chosen = folder if folder is not None else default_folder()
-    with _interruptible():
+    with Interruption() as interruption:
         files = find_files(chosen, limit)
         chosen = chosen.expanduser().absolute()
         plan = Plan(
@@ -80,24 +77,29 @@ def demo(
             mongod=cli.settings.mongod,
         )
         try:
-            return _show(cli, plan, plain=plain)
+            return _show(cli, plan, interruption.check, plain=plain)
         except KeyboardInterrupt:
             cli.notice("interrupted: the workers are stopped and the documents removed")
             raise
 
 
-def _show(cli: Cli, plan: Plan, *, plain: bool) -> int:
+def _show(cli: Cli, plan: Plan, check: Callable[[], None], *, plain: bool) -> int:
     noun = "file" if len(plan.files) == 1 else "files"
     scene = Scene(f"mtask demo: {len(plan.files):,} {noun} of {printable(plan.folder)}", len(plan.files), plan.kill)
     if cli.is_json:
-        summary = Play(plan, scene, lambda: None).run()
+        summary = Play(plan, scene, check).run()
         cli.json(summary.document())
         return OK if summary.is_equal else OTHER
     live = cli.out.is_terminal and not plain and not cli.flags.quiet
     if cli.flags.quiet:
-        summary = Play(plan, scene, lambda: None).run()
+        summary = Play(plan, scene, check).run()
     else:
-        with shown(scene, cli.out, live=live) as notify:
+        with shown(scene, cli.out, live=live) as show:
+
+            def notify() -> None:
+                check()
+                show()
+
             summary = Play(plan, scene, notify).run()
     for line in closing_lines(summary, scene, cli.out.width, with_rescues=not live):
         cli.out.print(line, soft_wrap=True)
@@ -108,22 +110,3 @@ def _uri(cli: Cli) -> str | None:
     """Return the URI of the flag --uri, or None. Other settings are ignored: no database is filled by accident."""
     given = cli.flags.uri
     return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let the first SIGINT, SIGTERM or SIGHUP end the block. Later signals do not disturb the cleanup."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        unbound()
-        raise KeyboardInterrupt
-
-    former = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
