@@ -14,6 +14,7 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
+from mtask.store.statements import flows
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries, transactions
 from mtask.store.tasks.publishing import NewTask
@@ -357,7 +358,7 @@ def test_a_mark_that_a_new_change_has_renewed_stays(store: SyncStore) -> None:
     crossing = Frozen(
         store,
         settling.settle_all([_id("d")]),
-        lambda call: is_write(call) and call.args[1] == [{"$unset": "owed_since"}] and _id("d") in _named(call),
+        lambda call: is_write(call) and call.args[1] == flows.cross_off() and _id("d") in _named(call),
     )
     store.run(queries.run_again(_id("d"), everything=False))
     crossing.step()
