@@ -74,10 +74,12 @@ def look(task_ids: Sequence[str], collection: str) -> Pipeline:
         # With this condition, the server uses the index on ancestors.
         "pipeline": [{"$match": {"flow.ancestors": {"$exists": True}}}, brief],
     }
+    # A malformed step has no dependencies. Whoever claims it finds out.
+    after = {"$cond": [{"$isArray": ["$flow.after"]}, "$flow.after", []]}
     missing = {"$cond": [_are_all_there(), [], {"$setDifference": ["$_id", "$own._id"]}]}
     return [
         {"$match": {**by_ids(task_ids), STATUS: _WAITING}},
-        {"$group": {"_id": "$flow.after", "step": {"$push": step}}},
+        {"$group": {"_id": after, "step": {"$push": step}}},
         {"$lookup": among},
         {"$set": {"parents": {"$concatArrays": [[_NOBODY], parents]}}},
         {"$lookup": below},
