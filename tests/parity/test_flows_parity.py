@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mtask.model import flows as rules
 from mtask.model.flows import Awaited, Verdict
 from mtask.model.status import TaskStatus
-from mtask.store.driver.stores import TASKS, SyncStore
+from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import settling
 from mtask.store.statements import derive, flows
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, made, many, numbered, run, task
@@ -81,7 +82,7 @@ def seen(document: Document) -> Awaited:
 
 @settings(_properties, max_examples=150 * SCALE)
 @given(made(family))
-def test_the_server_decides_on_a_waiting_step_as_the_rules_do(store: SyncStore, documents: list[Document]) -> None:
+def test_what_a_look_reads_decides_as_the_rules_do(store: SyncStore, documents: list[Document]) -> None:
     last = documents[-1]
     after, there = last["flow"]["after"], {document["_id"] for document in documents}
     group = [
@@ -90,8 +91,8 @@ def test_the_server_decides_on_a_waiting_step_as_the_rules_do(store: SyncStore, 
         if document["_id"] in after or set(document["flow"].get("ancestors", ())) & set(after)
     ]
     group += [Awaited(task_id, None) for task_id in after if task_id not in there]
-    with inserted(store, documents) as ids, store.tasks.aggregate(flows.look(ids, TASKS)) as cursor:
-        rows = {row["_id"]: row for row in cursor.to_list()}
+    with inserted(store, documents) as ids:
+        rows = {row["_id"]: row for row in store.run(settling.look(ids))}
     row = rows[last["_id"]]
     expected = rules.verdict(last["flow"]["on_failed"], group)
     assert row["verdict"] == expected

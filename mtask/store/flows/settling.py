@@ -8,18 +8,23 @@ at the same time, changes nothing twice, because each statement has a guard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
-from mtask.model.documents import MAX_STEPS
-from mtask.model.flows import Verdict
+from bson.timestamp import Timestamp
+
+from mtask.errors import OperationFailed
+from mtask.model import flows as rules
+from mtask.model.documents import MAX_STEPS, OnFailed
+from mtask.model.flows import Awaited, Verdict
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.flows import retention
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.store.layout.schema import CHILDREN_INDEX, FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows
 from mtask.store.statements.derive import Pipeline
 
@@ -31,6 +36,9 @@ _LONG = timedelta(seconds=60)
 #: The most rounds of one operation. Each round makes progress, or another process has made some. So this limit is only
 #: reached if others keep changing the same tasks. The mark then stays, and a later scan goes on.
 _ROUNDS = 100
+#: More tasks than a flow can have.
+_MANY = 4 * MAX_STEPS
+_STATUSES = frozenset(status.value for status in TaskStatus)
 _FAILED = frozenset({TaskStatus.FAIL.value, TaskStatus.CANCELED.value})
 _FINAL = frozenset(status.value for status in FINAL_STATUSES)
 _VIEW = {
@@ -155,7 +163,7 @@ def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
     for _ in range(_ROUNDS):
         if not pending:
             break
-        rows = yield from _snapshot(flows.look(pending, TASKS), len(pending))
+        rows = yield from look(pending)
         pending = []
         moved: list[Document] = []
         decided.marks |= {row["_id"]: row.get("owed_since") for row in rows if _stays(row)}
@@ -213,15 +221,101 @@ def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
     """
     if not moved:
         return []
-    ids = [row["_id"] for row in moved]
-    rows = yield from _snapshot(flows.holders(ids, TASKS), len(ids))
+    steps, moment = yield from _at_one_moment(flows.waiting_now, [row["_id"] for row in moved], flows.STEP_VIEW)
+    held_by = {step["_id"]: _part(step).get("held_by") for step in steps}
+    holders = yield from _awaited([holder for holder in held_by.values() if holder is not None], moment)
+    is_open = {task_id: holder in holders and rules.is_open(holders[holder]) for task_id, holder in held_by.items()}
     was_marked = {row["_id"] for row in moved if row.get("owed_since") is not None}
-    done = {row["_id"]: row["owed_since"] for row in rows if row["is_open"] and "owed_since" in row}
+    done = {step["_id"]: step["owed_since"] for step in steps if is_open[step["_id"]] and "owed_since" in step}
     marks = {task_id: mark for task_id, mark in done.items() if task_id not in was_marked}
     if marks:
         statuses = dict.fromkeys(marks, TaskStatus.WAITING.value)
         yield tasks("update_many", flows.owed_as_read(marks, statuses), flows.cross_off(), hint="_id_")
-    return [row["_id"] for row in rows if not row["is_open"]]
+    return [task_id for task_id in held_by if not is_open[task_id]]
+
+
+def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Decide on the WAITING tasks among these by the rules; change nothing.
+
+    All is read as it was at one moment. A row holds `_id`, `held_by`, `owed_since`, `verdict`, `other`, and `now`, the
+    server's time. For the verdict "wait", `other` is an open task: the present holder, if it is open. For "cancel" and
+    "fail", it is a task that has failed.
+    """
+    steps, moment = yield from _at_one_moment(flows.waiting_now, task_ids, flows.STEP_VIEW)
+    groups: dict[tuple[str, ...], list[Document]] = {}
+    for step in steps:
+        groups.setdefault(_after(step), []).append(step)
+    found = yield from _awaited([*{task_id for after in groups for task_id in after}], moment)
+    below = yield from _descendants([task_id for task_id, one in found.items() if one.has_children], moment)
+    rows = []
+    for after, group in groups.items():
+        awaited: list[Awaited] = [found.get(task_id) or Awaited(task_id, None) for task_id in after]
+        awaited += {one.task_id: one for task_id in after for one in below.get(task_id, ())}.values()
+        holders, culprits = rules.holders(awaited), rules.culprits(awaited)
+        verdicts = {on_failed: rules.verdict(on_failed, awaited) for on_failed in get_args(OnFailed)}
+        among = frozenset(holders)
+        for step in group:
+            held_by = _part(step).get("held_by")
+            # The holders of many dependents must differ, and none may be moved many times. So the choice is random.
+            holder = held_by if held_by in among else random.choice(holders) if holders else None
+            rows.append(
+                {
+                    "_id": step["_id"],
+                    "held_by": held_by,
+                    "owed_since": step.get("owed_since"),
+                    "now": step["now"],
+                    "verdict": verdicts.get(_part(step).get("on_failed"), verdicts["fail"]),
+                    "other": holder or next(iter(culprits), None),
+                }
+            )
+    return rows
+
+
+def _after(step: Document) -> tuple[str, ...]:
+    """Return the dependencies. A malformed step may have none; whoever claims it finds out."""
+    after = _part(step).get("after")
+    return tuple(one for one in after if isinstance(one, str)) if isinstance(after, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(Awaited):
+    has_children: bool = False
+    ancestors: Sequence[str] = ()
+
+
+def _awaited(task_ids: Sequence[str], moment: Timestamp) -> Operation[dict[str, _Found]]:
+    """Read these tasks as they were at that moment."""
+    rows, _ = yield from _at_one_moment(filters.by_ids, task_ids, flows.awaited_view(), moment)
+    return {row["_id"]: _parsed(row) for row in rows}
+
+
+def _descendants(parents: Sequence[str], moment: Timestamp) -> Operation[dict[str, list[Awaited]]]:
+    """Read the descendants of each of these tasks as they were at that moment.
+
+    Those that ended as SUCCESS are left out, unless one of them is all that is open.
+    """
+    below: dict[str, list[Awaited]] = {parent: [] for parent in parents}
+    for matched in (flows.descendants, flows.owing_descendants):
+        wanted = [parent for parent in parents if not any(map(rules.is_open, below[parent]))]
+        rows, _ = yield from _at_one_moment(matched, wanted, flows.awaited_view(), moment, CHILDREN_INDEX)
+        for one in map(_parsed, rows):
+            for parent in below.keys() & {*one.ancestors}:
+                below[parent].append(one)
+    return below
+
+
+def _parsed(row: Document) -> _Found:
+    status = _status(row)
+    # A task whose status is none is open until a worker marks it FAIL.
+    known = TaskStatus(status) if status in _STATUSES else TaskStatus.INIT
+    part = _part(row)
+    return _Found(row["_id"], known, row["owes"], bool(part.get("has_children")), part.get("ancestors") or ())
+
+
+def _part(row: Document) -> Document:
+    """Return the task's part in its flow."""
+    part = row.get("flow")
+    return part if isinstance(part, dict) else {}
 
 
 def _publish_owed(rows: Sequence[Document]) -> Operation[bool]:
@@ -334,17 +428,34 @@ def _newest(matched: filters.Filter, view: Document, hint: str) -> Operation[lis
     return rows
 
 
-def _snapshot(pipeline: Sequence[Mapping[str, Any]], count: int) -> Operation[list[Document]]:
-    """Run an aggregation that reads all documents as they were at one moment."""
-    answer = yield command(
-        "aggregate",
-        TASKS,
-        pipeline=list(pipeline),
-        cursor={"batchSize": count + 1},
-        readConcern={"level": "snapshot"},
-    )
-    rows: list[Document] = answer["cursor"]["firstBatch"]
-    return rows
+def _at_one_moment(
+    match: Callable[[Sequence[str]], filters.Filter],
+    values: Sequence[str],
+    view: Document,
+    moment: Timestamp | None = None,
+    hint: str = "_id_",
+) -> Operation[tuple[list[Document], Timestamp]]:
+    """Read the tasks that match these values as a majority had them at one moment.
+
+    Return the tasks, and the moment, for further reads of it. Without `moment`, the server chooses it.
+    """
+    rows: list[Document] = []
+    parts = [values] if values else []
+    while parts:
+        part = parts.pop()
+        concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", "atClusterTime": moment}
+        options = {"projection": view, "hint": hint, "batchSize": _MANY, "readConcern": concern}
+        cursor = (yield command("find", TASKS, filter=match(part), **options))["cursor"]
+        moment = cursor.get("atClusterTime", moment)
+        if not cursor["id"]:
+            rows += cursor["firstBatch"]
+            continue
+        # The reply is limited to 16 MB. What does not fit is read in parts.
+        yield command("killCursors", TASKS, cursors=[cursor["id"]])
+        if len(part) == 1:
+            raise OperationFailed(f"too much to read for {part[0]}")
+        parts += [part[: len(part) // 2], part[len(part) // 2 :]]
+    return rows, moment or Timestamp(0, 0)
 
 
 def _status(row: Document) -> str | None:

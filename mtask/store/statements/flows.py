@@ -1,8 +1,4 @@
-"""Statements of flows: the rules of `mtask.model.flows` as server expressions, the changes of steps, and their guards.
-
-The reads that decide are aggregations. With read concern "snapshot", an aggregation reads a step and all tasks for
-which it waits at one moment.
-"""
+"""Statements of flows: the views of the reads that decide, the changes of steps, and their guards."""
 
 from __future__ import annotations
 
@@ -14,134 +10,41 @@ from mtask.model.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
-from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive
+from mtask.store.statements.derive import Pipeline, close_lapsed, derive
 from mtask.store.statements.filters import Filter, by_ids, in_time
 
 STATUS = "task_state.status"
 _WAITING = TaskStatus.WAITING.value
 _FAILED = [TaskStatus.CANCELED.value, TaskStatus.FAIL.value]
 _OPEN = sorted(status.value for status in TaskStatus if status not in FINAL_STATUSES)
-#: No task has this id. A `$lookup` from an empty array would match every document that lacks the field.
-_NOBODY = "\0"
 #: The time for which a read may decide on a release.
 _FRESH = timedelta(seconds=5)
 
 
-def is_open() -> x.Expression:
-    """Whether the task has not ended. This is the server's form of `flows.is_open`."""
+#: What the deciding reads return of WAITING steps: for whom they wait, and the server's time.
+STEP_VIEW = {"flow.after": 1, "flow.on_failed": 1, "flow.held_by": 1, "owed_since": 1, "now": x.NOW}
+
+
+def awaited_view() -> x.Expression:
+    """Return what the deciding reads return of a task for which steps wait."""
     owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
-    return {"$or": [{"$not": [x.is_final()]}, owes]}
+    return {STATUS: 1, "owes": owes, "flow.has_children": 1, "flow.ancestors": 1}
 
 
-def has_failed() -> x.Expression:
-    """Whether the task is FAIL or CANCELED. This is the server's form of `flows.has_failed` for a task that exists."""
-    return {"$in": [x.STATUS, _FAILED]}
+def waiting_now(task_ids: Sequence[str]) -> Filter:
+    """Match the WAITING tasks among these."""
+    return {**by_ids(task_ids), STATUS: _WAITING}
 
 
-def verdict(on_failed: x.Expression, has_open: x.Expression, any_failed: x.Expression) -> x.Expression:
-    """Return what becomes of a WAITING step. This is the server's form of `flows.verdict`."""
-    return {
-        "$switch": {
-            "branches": [
-                {"case": has_open, "then": Verdict.WAIT.value},
-                {"case": {"$eq": [on_failed, "run"]}, "then": Verdict.RELEASE.value},
-                {"case": {"$not": [any_failed]}, "then": Verdict.RELEASE.value},
-                {"case": {"$eq": [on_failed, "cancel"]}, "then": Verdict.CANCEL.value},
-            ],
-            "default": Verdict.FAIL.value,
-        }
-    }
+def descendants(parents: Sequence[str]) -> Filter:
+    """Match the descendants of these tasks that have not ended as SUCCESS. The index tells which these are."""
+    return {"flow.ancestors": {"$in": list(parents)}, STATUS: {"$ne": TaskStatus.SUCCESS.value}}
 
 
-def look(task_ids: Sequence[str], collection: str) -> Pipeline:
-    """Return the stages that decide on the WAITING tasks among these.
-
-    A row holds `_id`, `held_by`, `owed_since`, `verdict`, `other`, and `now`, the server's time. For the verdict
-    "wait", `other` is an open task: the present holder, if it is open. For "cancel" and "fail", it is a task that has
-    failed.
-
-    The dependencies of tasks that have the same ones are read once.
-    """
-    brief: Stage = {"$project": {"open": is_open(), "failed": has_failed(), "parent": "$flow.has_children"}}
-    among = {"from": collection, "localField": "_id", "foreignField": "_id", "as": "own", "pipeline": [brief]}
-    step = {"_id": "$_id", "held_by": "$flow.held_by", "owed_since": "$owed_since", "on_failed": "$flow.on_failed"}
-    parents = _ids_where("$own", "$$one.parent")
-    below = {
-        "from": collection,
-        "localField": "parents",
-        "foreignField": "flow.ancestors",
-        "as": "below",
-        # With this condition, the server uses the index on ancestors.
-        "pipeline": [{"$match": {"flow.ancestors": {"$exists": True}}}, brief],
-    }
-    # A malformed step has no dependencies. Whoever claims it finds out.
-    after = {"$cond": [{"$isArray": ["$flow.after"]}, "$flow.after", []]}
-    missing = {"$cond": [_are_all_there(), [], {"$setDifference": ["$_id", "$own._id"]}]}
-    return [
-        {"$match": {**by_ids(task_ids), STATUS: _WAITING}},
-        {"$group": {"_id": after, "step": {"$push": step}}},
-        {"$lookup": among},
-        {"$set": {"parents": {"$concatArrays": [[_NOBODY], parents]}}},
-        {"$lookup": below},
-        {"$set": {"all": {"$concatArrays": ["$own", "$below"]}}},
-        {
-            "$project": {
-                "step": 1,
-                "open": _ids_where("$all", "$$one.open"),
-                "failed": {"$concatArrays": [_ids_where("$all", "$$one.failed"), missing]},
-            }
-        },
-        {"$unwind": "$step"},
-        {
-            "$project": {
-                "_id": "$step._id",
-                "held_by": "$step.held_by",
-                "owed_since": "$step.owed_since",
-                "now": x.NOW,
-                "verdict": verdict("$step.on_failed", _has_any("$open"), _has_any("$failed")),
-                "other": {
-                    "$switch": {
-                        "branches": [
-                            {"case": {"$in": ["$step.held_by", "$open"]}, "then": "$step.held_by"},
-                            {"case": _has_any("$open"), "then": _any_of("$open")},
-                            {"case": _has_any("$failed"), "then": {"$first": "$failed"}},
-                        ],
-                        "default": None,
-                    }
-                },
-            }
-        },
-    ]
-
-
-def _are_all_there() -> x.Expression:
-    return {"$eq": [{"$size": "$own"}, {"$size": "$_id"}]}
-
-
-def _ids_where(array: str, condition: x.Expression) -> x.Expression:
-    matching = {"$filter": {"input": array, "as": "one", "cond": condition}}
-    return {"$map": {"input": matching, "as": "one", "in": "$$one._id"}}
-
-
-def _has_any(array: str) -> x.Expression:
-    return {"$gt": [{"$size": array}, 0]}
-
-
-def _any_of(array: str) -> x.Expression:
-    """Return a random element. So the holders of many dependents differ, and none is moved many times."""
-    return {"$arrayElemAt": [array, {"$toInt": {"$floor": {"$multiply": [{"$rand": {}}, {"$size": array}]}}}]}
-
-
-def holders(task_ids: Sequence[str], collection: str) -> Pipeline:
-    """Return the stages that read these WAITING tasks and whether their holders are open."""
-    brief: Stage = {"$project": {"open": is_open()}}
-    among = {"from": collection, "localField": "flow.held_by", "foreignField": "_id", "as": "own", "pipeline": [brief]}
-    return [
-        {"$match": {**by_ids(task_ids), STATUS: _WAITING}},
-        {"$project": {"flow.held_by": 1, "owed_since": 1}},
-        {"$lookup": among},
-        {"$project": {"held_by": "$flow.held_by", "owed_since": 1, "is_open": {"$in": [True, "$own.open"]}}},
-    ]
+def owing_descendants(parents: Sequence[str]) -> Filter:
+    """Match the descendants of these tasks that ended as SUCCESS, but owe the flow tasks."""
+    owes = {"owed_tasks.0": {"$exists": True}}
+    return {"flow.ancestors": {"$in": list(parents)}, STATUS: TaskStatus.SUCCESS.value, **owes}
 
 
 def waiting(holders: Mapping[str, str | None]) -> Filter:

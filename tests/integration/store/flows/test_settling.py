@@ -106,12 +106,12 @@ class Frozen:
         """Make the call before which the operation stands."""
         self._call = self._operation.send(self._store.run(_only(self._call)))
 
-    def resume(self) -> None:
+    def resume(self) -> Any:
         try:
             while True:
                 self.step()
-        except StopIteration:
-            pass
+        except StopIteration as stop:
+            return stop.value
 
 
 def _only(call: Call) -> Generator[Call, Any, Any]:
@@ -445,14 +445,16 @@ class Doctored:
         call = next(operation)
         with suppress(StopIteration):
             while True:
-                is_deciding = call.method == "command" and "aggregate" in call.args[0]
+                concern = call.args[0].get("readConcern", {}) if call.method == "command" else {}
+                is_deciding = concern.get("level") == "snapshot"
                 if is_deciding and self.as_of is not None:
-                    call.args[0]["readConcern"]["atClusterTime"] = self.as_of
+                    concern["atClusterTime"] = self.as_of
                 answer = self._store.run(_only(call))
                 if is_deciding:
                     for row in answer["cursor"]["firstBatch"]:
-                        row["now"] -= self.age
-                    self.age, after, self.after = timedelta(0), self.after, lambda: None
+                        if "now" in row:
+                            row["now"] -= self.age
+                    self.age, (after, self.after) = timedelta(0), (self.after, lambda: None)
                     after()
                 call = operation.send(answer)
 
@@ -508,6 +510,27 @@ def test_a_release_does_not_follow_from_a_read_of_long_ago(store: SyncStore) -> 
     assert statuses(store) == {"d": "INIT", "p": "WAITING"}
     end(store, "d")
     assert statuses(store) == {"d": "SUCCESS", "p": "INIT"}
+
+
+def test_a_look_shows_one_moment(store: SyncStore) -> None:
+    """A dependency that ends amid a look is still open in it."""
+    publish(store, {"d": [], "p": ["d"]})
+    read = Frozen(store, settling.look([_id("p")]), lambda call: _id("d") in str(call.args[0]["filter"]))
+    end(store, "d", settles=False)
+    rows = read.resume()
+    assert [(row["verdict"], row["other"]) for row in rows] == [("wait", _id("d"))]
+    assert [row["verdict"] for row in store.run(settling.look([_id("p")]))] == ["release"]
+
+
+def test_what_does_not_fit_into_one_reply_is_read_in_parts(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "_MANY", 2)
+    names = [f"s{number}" for number in range(7)]
+    publish(store, {name: [] for name in names} | {"p": names, "q": names, "r": names})
+    for name in names[:-1]:
+        end(store, name)
+    assert {row["other"] for row in store.run(settling.look([_id("p"), _id("q"), _id("r")]))} == {_id("s6")}
+    end(store, "s6")
+    assert [status(store, step) for step in "pqr"] == ["INIT"] * 3
 
 
 def test_a_group_of_verdicts_takes_a_few_statements(store: SyncStore) -> None:
