@@ -168,6 +168,12 @@ FLOW_MUTATIONS = (
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
     ),
     Mutation(
+        "retention-of-a-dead-worker-stays",
+        "Steps expire in a flow that is open again, because whoever ended the flow died halfway.",
+        (Edit(_RETENTION, ' or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):', ":"),),
+        (f"{_TESTS}::test_a_step_that_is_opened_again_after_whoever_ended_its_flow_died_takes_the_retention_back",),
+    ),
+    Mutation(
         "retention-looks-once",
         "A step that is opened again while its flow ends is removed with the flow.",
         (Edit(_RETENTION, "            yield from _revive(head_id, key)\n            return\n",

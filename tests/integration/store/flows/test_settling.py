@@ -266,6 +266,20 @@ def test_a_step_that_is_opened_again_amid_the_end_of_its_flow_takes_it_back(stor
     assert stores.stored(store, "f/a")["flow"]["end_time"] is None
 
 
+def test_a_step_that_is_opened_again_after_whoever_ended_its_flow_died_takes_the_retention_back(
+    store: SyncStore,
+) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    end(store, "b")
+    Frozen(store, retention.end_flows(), lambda call: call.method == "update_one")  # it dies there
+    assert expiring(store) == {"a", "b"}
+    store.run(queries.run_again(_id("b"), everything=True))
+    settle(store, "b")
+    assert expiring(store) == set()
+
+
 # --- what interleaves -----------------------------------------------------------------------------------------
 
 
