@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import timedelta
-from random import Random
 
 import pytest
 from pymongo import MongoClient
@@ -21,9 +21,9 @@ from tests.integration import stores
 from tests.mongo import Client
 
 TASKS, GROUP = 2_000, 100
-#: The mark is read, and removed: 2. The step that waits looks some ten times. A look reads, of children, those that are
-#: still open: all, then about half of them, and so on. Of a list of dependencies, it reads all of them.
-MAX_EXAMINED = 6.0
+#: The mark is read, and removed: 2. The step that waits looks about ln n times. A look reads, of children, those that
+#: are still open: all, then about half of them, and so on. Of a list of dependencies, it reads all of them.
+MAX_EXAMINED = {CHILDREN: 6.0, LISTED: 10.0}
 #: For each group: read the marks, look for what the tasks hold, remove the marks. The rest is for looks and moves.
 MAX_ROUND_TRIPS = 6.0
 MAX_LOOKS = 40
@@ -35,6 +35,7 @@ def counted(server: Client) -> Counters:
 
 @pytest.mark.parametrize("side", [CHILDREN, LISTED])
 def test_a_fan_in_examines_a_bounded_number_of_documents_for_each_task(single_set: ReplicaSet, side: str) -> None:
+    random.seed(17)  # the choice of the next dependency that holds the step
     server: Client = MongoClient(single_set.uri, tz_aware=True, serverMonitoringMode="poll", heartbeatFrequencyMS=10**7)
     with server:
         store = stores.ready_store(server, "costs")
@@ -42,7 +43,7 @@ def test_a_fan_in_examines_a_bounded_number_of_documents_for_each_task(single_se
         made = list(documents(side, TASKS, now, timedelta(0)))
         store.tasks.insert_many(made)
         task_ids = [document["_id"] for document in made[:TASKS]]
-        Random(17).shuffle(task_ids)
+        random.shuffle(task_ids)
         used = Counters()
         for place in range(0, TASKS, GROUP):
             group = task_ids[place : place + GROUP]
@@ -55,7 +56,7 @@ def test_a_fan_in_examines_a_bounded_number_of_documents_for_each_task(single_se
         assert last is not None
         assert last["task_state"]["status"] == "INIT"
         largest = max(server["costs"]["tasks"].aggregate([{"$project": {"n": {"$bsonSize": "$$ROOT"}}}]), key=size)
-    assert used.docs_examined < MAX_EXAMINED * TASKS
+    assert used.docs_examined < MAX_EXAMINED[side] * TASKS
     assert used.requests < MAX_ROUND_TRIPS * TASKS / GROUP + MAX_LOOKS
     if side == CHILDREN:
         assert largest["n"] < 16 * 1024
