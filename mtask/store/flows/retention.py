@@ -62,11 +62,16 @@ def _end(head_id: str, key: str) -> Operation[None]:
 
 
 def revive(keys: Sequence[str]) -> Operation[None]:
-    """End the retention of these flows, because a step was opened again."""
+    """End the retention of these flows, because a step was opened again.
+
+    A worker may have died while it ended the flow. Then steps expire, although the first step has no end_time yet.
+    """
     for key in keys:
-        matched = {"flow.head": key, "flow.end_time": {"$type": "date"}}
-        head = yield tasks("find_one", matched, {"_id": 1}, hint=HEAD_INDEX)
-        if head is not None:
+        head = yield tasks("find_one", {"flow.head": key}, {"flow.end_time": 1}, hint=HEAD_INDEX)
+        if head is None:
+            continue
+        expiring = {"flow.key": key, "expire_time": {"$exists": True}}
+        if head["flow"].get("end_time") or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):
             yield from _revive(head["_id"], key)
 
 

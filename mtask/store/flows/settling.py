@@ -8,19 +8,25 @@ at the same time, changes nothing twice, because each statement has a guard.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
-from mtask.model.documents import MAX_STEPS
-from mtask.model.flows import Verdict
+from bson.timestamp import Timestamp
+
+from mtask.errors import OperationFailed
+from mtask.model import flows as rules
+from mtask.model.documents import MAX_STEPS, OnFailed
+from mtask.model.flows import Awaited, Verdict
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.flows import retention
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.store.layout.schema import CHILDREN_INDEX, FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows
+from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
 #: The most tasks that one statement changes or reads.
@@ -30,6 +36,9 @@ _LONG = timedelta(seconds=60)
 #: The most rounds of one operation. Each round makes progress, or another process has made some. So this limit is only
 #: reached if others keep changing the same tasks. The mark then stays, and a later scan goes on.
 _ROUNDS = 100
+#: More tasks than a flow can have.
+_MANY = 4 * MAX_STEPS
+_STATUSES = frozenset(status.value for status in TaskStatus)
 _FAILED = frozenset({TaskStatus.FAIL.value, TaskStatus.CANCELED.value})
 _FINAL = frozenset(status.value for status in FINAL_STATUSES)
 _VIEW = {
@@ -95,17 +104,48 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         rows = yield from _read({"_id": {"$in": list(task_ids)}, "owed_since": {"$exists": True}})
         if not rows:
             break
-        yield from _publish_owed(rows)
+        if (yield from _publish_owed(rows)):
+            continue  # only now have the tasks ended that owed these
         reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
         yield from retention.revive(sorted(reopened))
-        further += yield from decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
+        decided = yield from _decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
+        further += decided.further
         further += yield from _reopen_undue(rows)
         for row in rows:
             if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
                 further += yield from _fail_fast(row)
-        further += yield from _tell([row["_id"] for row in rows])
-        yield from _cross_off(rows)
+        told = yield from _tell(rows)
+        further += told.further
+        if not told.is_complete:
+            break  # the marks stay, and a later scan goes on
+        done = [row for row in rows if _status(row) != TaskStatus.WAITING or decided.stays(row)]
+        if (yield from _cross_off(done)) and len(done) == len(rows):
+            break
     return further
+
+
+@dataclass(slots=True)
+class _Decided:
+    """What became of WAITING tasks."""
+
+    #: The tasks of whose change others must be told now: those that ended, and those that were marked before.
+    further: list[str] = field(default_factory=list)
+    #: The marks of the tasks that wait on as they are, as the deciding read saw them.
+    marks: dict[str, datetime | None] = field(default_factory=dict)
+
+    def stays(self, row: Document) -> bool:
+        """Whether the task of this row waits on, and the read that decided this saw its mark.
+
+        Right after a failover, that read may still show how things were before the mark.
+        """
+        mark: datetime = row["owed_since"]
+        return self.marks.get(row["_id"]) == mark
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    further: list[str]  #: the tasks that changed so that others must be told
+    is_complete: bool  #: whether there was nothing left to tell in the end
 
 
 def decide(task_ids: Sequence[str]) -> Operation[list[str]]:
@@ -113,33 +153,64 @@ def decide(task_ids: Sequence[str]) -> Operation[list[str]]:
 
     Return the tasks of whose change others must be told now: those that ended, and those that were marked before.
     """
-    further: list[str] = []
+    return (yield from _decide(task_ids)).further
+
+
+def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
+    decided = _Decided()
+    further = decided.further
     pending = list(task_ids)
     for _ in range(_ROUNDS):
         if not pending:
             break
-        rows = yield from _snapshot(flows.look(pending, TASKS), len(pending))
+        rows = yield from look(pending)
         pending = []
         moved: list[Document] = []
-        for (kind, held_by, other), group in _grouped(rows, "verdict", "held_by", "other"):
-            ids = [row["_id"] for row in group]
-            if kind == Verdict.WAIT and other == held_by:
+        decided.marks |= {row["_id"]: row.get("owed_since") for row in rows if _stays(row)}
+        for verdict in Verdict:
+            group = [row for row in rows if row["verdict"] == verdict and not _stays(row)]
+            if not group:
                 continue
-            if kind == Verdict.WAIT:
-                pipeline = flows.move(other)
-                moved += group
-            elif kind == Verdict.RELEASE:
-                pipeline = flows.release()
+            guard = flows.waiting({row["_id"]: row.get("held_by") for row in group})
+            others = {row["_id"]: row["other"] for row in group}
+            if verdict is Verdict.RELEASE:
+                guard |= flows.read_at(group[0]["now"])
+                changed_cnt = yield from _release(guard, len(group))
                 further += [row["_id"] for row in group if row.get("owed_since") is not None]
+            elif verdict is Verdict.WAIT:
+                changed_cnt = yield from _change(guard, flows.move(others))
+                moved += group
             else:
-                pipeline = flows.end(Verdict(kind), other)
-                further += ids
-            result = yield tasks("update_many", flows.waiting(ids, held_by), pipeline, hint="_id_")
-            if result.matched_count < len(ids):
-                pending += ids  # another process was faster with some of them
+                changed_cnt = yield from _change(guard, flows.end(verdict, others))
+                further += others
+            if changed_cnt < len(group):
+                pending += others  # another process was faster with some of them
         pending += yield from _confirm(moved)
         pending = [*dict.fromkeys(pending)]
-    return further
+    return decided
+
+
+def _stays(row: Document) -> bool:
+    """Whether the task waits on, and its holder is open: nothing changes."""
+    return bool(row["verdict"] == Verdict.WAIT and row["other"] == row.get("held_by"))
+
+
+def _release(guard: filters.Filter, count: int) -> Operation[int]:
+    """Release the tasks that match the guard; return their number. Nearly all have never begun: a short form suffices.
+
+    A task that the short statement has released is no longer WAITING, so the general one leaves it alone.
+    """
+    unbegun = {**guard, "$and": [*guard.get("$and", ()), flows.never_begun()]}
+    released_cnt = yield from _change(unbegun, flows.release_unbegun())
+    if released_cnt < count:
+        released_cnt += yield from _change(guard, flows.release())
+    return released_cnt
+
+
+def _change(guard: filters.Filter, pipeline: Pipeline) -> Operation[int]:
+    """Change the tasks that match the guard; return their number."""
+    result = yield tasks("update_many", guard, pipeline, hint="_id_")
+    return int(result.matched_count)
 
 
 def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
@@ -150,25 +221,114 @@ def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
     """
     if not moved:
         return []
-    ids = [row["_id"] for row in moved]
-    rows = yield from _snapshot(flows.holders(ids, TASKS), len(ids))
+    steps, moment = yield from _at_one_moment(flows.waiting_now, [row["_id"] for row in moved], flows.STEP_VIEW)
+    held_by = {step["_id"]: _part(step).get("held_by") for step in steps}
+    holders = yield from _awaited([holder for holder in held_by.values() if holder is not None], moment)
+    is_open = {task_id: holder in holders and rules.is_open(holders[holder]) for task_id, holder in held_by.items()}
     was_marked = {row["_id"] for row in moved if row.get("owed_since") is not None}
-    done = {row["_id"]: row["owed_since"] for row in rows if row["is_open"] and "owed_since" in row}
+    done = {step["_id"]: step["owed_since"] for step in steps if is_open[step["_id"]] and "owed_since" in step}
     marks = {task_id: mark for task_id, mark in done.items() if task_id not in was_marked}
     if marks:
         statuses = dict.fromkeys(marks, TaskStatus.WAITING.value)
         yield tasks("update_many", flows.owed_as_read(marks, statuses), flows.cross_off(), hint="_id_")
-    return [row["_id"] for row in rows if not row["is_open"]]
+    return [task_id for task_id in held_by if not is_open[task_id]]
 
 
-def _publish_owed(rows: Sequence[Document]) -> Operation[None]:
-    """Publish the tasks that these tasks have added to the flow."""
+def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Decide on the WAITING tasks among these by the rules; change nothing.
+
+    All is read as it was at one moment. A row holds `_id`, `held_by`, `owed_since`, `verdict`, `other`, and `now`, the
+    server's time. For the verdict "wait", `other` is an open task: the present holder, if it is open. For "cancel" and
+    "fail", it is a task that has failed.
+    """
+    steps, moment = yield from _at_one_moment(flows.waiting_now, task_ids, flows.STEP_VIEW)
+    groups: dict[tuple[str, ...], list[Document]] = {}
+    for step in steps:
+        groups.setdefault(_after(step), []).append(step)
+    found = yield from _awaited([*{task_id for after in groups for task_id in after}], moment)
+    below = yield from _descendants([task_id for task_id, one in found.items() if one.has_children], moment)
+    rows = []
+    for after, group in groups.items():
+        awaited: list[Awaited] = [found.get(task_id) or Awaited(task_id, None) for task_id in after]
+        awaited += {one.task_id: one for task_id in after for one in below.get(task_id, ())}.values()
+        holders, culprits = rules.holders(awaited), rules.culprits(awaited)
+        verdicts = {on_failed: rules.verdict(on_failed, awaited) for on_failed in get_args(OnFailed)}
+        among = frozenset(holders)
+        for step in group:
+            held_by = _part(step).get("held_by")
+            # The holders of many dependents must differ, and none may be moved many times. So the choice is random.
+            holder = held_by if held_by in among else random.choice(holders) if holders else None
+            rows.append(
+                {
+                    "_id": step["_id"],
+                    "held_by": held_by,
+                    "owed_since": step.get("owed_since"),
+                    "now": step["now"],
+                    "verdict": verdicts.get(_part(step).get("on_failed"), verdicts["fail"]),
+                    "other": holder or next(iter(culprits), None),
+                }
+            )
+    return rows
+
+
+def _after(step: Document) -> tuple[str, ...]:
+    """Return the dependencies. A malformed step may have none; whoever claims it finds out."""
+    after = _part(step).get("after")
+    return tuple(one for one in after if isinstance(one, str)) if isinstance(after, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(Awaited):
+    has_children: bool = False
+    ancestors: Sequence[str] = ()
+
+
+def _awaited(task_ids: Sequence[str], moment: Timestamp) -> Operation[dict[str, _Found]]:
+    """Read these tasks as they were at that moment."""
+    rows, _ = yield from _at_one_moment(filters.by_ids, task_ids, flows.awaited_view(), moment)
+    return {row["_id"]: _parsed(row) for row in rows}
+
+
+def _descendants(parents: Sequence[str], moment: Timestamp) -> Operation[dict[str, list[Awaited]]]:
+    """Read the descendants of each of these tasks as they were at that moment.
+
+    Those that ended as SUCCESS are left out, unless one of them is all that is open.
+    """
+    below: dict[str, list[Awaited]] = {parent: [] for parent in parents}
+    for matched in (flows.descendants, flows.owing_descendants):
+        wanted = [parent for parent in parents if not any(map(rules.is_open, below[parent]))]
+        rows, _ = yield from _at_one_moment(matched, wanted, flows.awaited_view(), moment, CHILDREN_INDEX)
+        for one in map(_parsed, rows):
+            for parent in below.keys() & {*one.ancestors}:
+                below[parent].append(one)
+    return below
+
+
+def _parsed(row: Document) -> _Found:
+    status = _status(row)
+    # A task whose status is none is open until a worker marks it FAIL.
+    known = TaskStatus(status) if status in _STATUSES else TaskStatus.INIT
+    part = _part(row)
+    return _Found(row["_id"], known, row["owes"], bool(part.get("has_children")), part.get("ancestors") or ())
+
+
+def _part(row: Document) -> Document:
+    """Return the task's part in its flow."""
+    part = row.get("flow")
+    return part if isinstance(part, dict) else {}
+
+
+def _publish_owed(rows: Sequence[Document]) -> Operation[bool]:
+    """Publish the tasks that these tasks have added to the flow; return whether there were any."""
+    is_any = False
     for row in rows:
         owed_tasks = row.get("owed_tasks") or []
         if owed_tasks:
+            is_any = True
             yield tasks("insert_new", owed_tasks)
             ids = [document["_id"] for document in owed_tasks]
             yield tasks("update_one", {"_id": row["_id"]}, {"$pull": {"owed_tasks": {"_id": {"$in": ids}}}})
+    return is_any
 
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
@@ -182,23 +342,20 @@ def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
 
 
 def _reopen(rows: Sequence[Document]) -> Operation[list[str]]:
-    reopened: list[str] = []
-    by_culprit: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        by_culprit[row["flow"]["held_by"]].append(row["_id"])
-    for culprit, ids in by_culprit.items():
-        yield tasks("update_many", flows.ended_by(ids, culprit), flows.reopen(), hint="_id_")
-        reopened += ids
-    return reopened
+    culprits = {row["_id"]: row["flow"]["held_by"] for row in rows}
+    if culprits:
+        yield from _change(flows.ended_by(culprits), flows.reopen())
+    return [*culprits]
 
 
 def _fail_fast(failed: Document) -> Operation[list[str]]:
     """Cancel the open tasks of the flow, until a pass changes none; return the tasks that ended."""
-    matched, task_id = flows.open_in_flow(failed["flow"]["key"]), failed["_id"]
+    task_id = failed["_id"]
+    # The failed task itself may be open again: its own failure must not cancel the retry.
+    matched = {**flows.open_in_flow(failed["flow"]["key"]), "_id": {"$ne": task_id}}
     ended: list[str] = []
     for _ in range(2 * MAX_STEPS // BATCH):
-        found = yield tasks("find", matched, _ID, limit=BATCH, hint=FLOW_INDEX)
-        ids = [document["_id"] for document in found]
+        ids = [document["_id"] for document in (yield from _newest(matched, _ID, FLOW_INDEX))]
         if not ids:
             break
         guard = {**matched, "_id": {"$in": ids}}
@@ -207,59 +364,100 @@ def _fail_fast(failed: Document) -> Operation[list[str]]:
     return ended
 
 
-def _tell(task_ids: Sequence[str]) -> Operation[list[str]]:
+def _tell(rows: Sequence[Document]) -> Operation[_Told]:
     """Decide on the tasks that these tasks hold, and open the tasks again whose end they caused and that are not due.
 
-    Return the tasks that changed so that others must be told.
+    A row that has become stale does no harm. What is decided is read anew, and what is opened again too soon is marked.
+    A change that came meanwhile has renewed the row's mark.
+
+    Right after a failover, the reads that decide may not show yet that a task has ended. Then the same tasks are found
+    again, and the rest is left to a later scan.
     """
     further: list[str] = []
-    for _ in range(_ROUNDS):
-        rows = yield from _read({"_id": {"$in": list(task_ids)}})
+    former: set[str] = set()
+    for round_cnt in range(_ROUNDS):
+        if round_cnt:
+            rows = yield from _read({"_id": {"$in": [row["_id"] for row in rows]}})
         ended = [row["_id"] for row in rows if _status(row) in _FINAL and not row.get("owed_tasks")]
         recovered = [row["_id"] for row in rows if _status(row) not in _FAILED]
         if not (ended or recovered):
-            break
+            return _Told(further, is_complete=True)
         view = {"task_state.status": 1, "flow.held_by": 1}
-        found = yield tasks("find", flows.held_or_ended_by(ended, recovered), view, limit=BATCH, hint=HELD_INDEX)
+        found = yield from _newest(flows.held_or_ended_by(ended, recovered), view, HELD_INDEX)
         if not found:
+            return _Told(further, is_complete=True)
+        if former == (former := {row["_id"] for row in found}):
             break
         further += yield from decide([row["_id"] for row in found if _status(row) == TaskStatus.WAITING])
         further += yield from _reopen([row for row in found if _status(row) in _FAILED])
-    return further
+    return _Told(further, is_complete=False)
 
 
-def _cross_off(rows: Sequence[Document]) -> Operation[None]:
-    """Remove the marks of these tasks. A mark that a new change has renewed stays."""
+def _cross_off(rows: Sequence[Document]) -> Operation[bool]:
+    """Remove the marks of these tasks; return whether all are removed. A mark that a new change has renewed stays."""
+    if not rows:
+        return True
     marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
     statuses = {row["_id"]: str(_status(row)) for row in rows}
-    yield tasks("update_many", flows.owed_as_read(marks, statuses), flows.cross_off(), hint="_id_")
+    return (yield from _change(flows.owed_as_read(marks, statuses), flows.cross_off())) == len(rows)
 
 
 def _read(matched: filters.Filter) -> Operation[list[Document]]:
-    found: list[Document] = yield tasks("find", matched, _VIEW, hint="_id_")
-    return found
+    return (yield from _newest(matched, _VIEW, "_id_"))
 
 
-def _snapshot(pipeline: Sequence[Mapping[str, Any]], count: int) -> Operation[list[Document]]:
-    """Run an aggregation that reads all documents as they were at one moment."""
+def _newest(matched: filters.Filter, view: Document, hint: str) -> Operation[list[Document]]:
+    """Return up to `BATCH` tasks as the primary has them now, even if no majority has them yet.
+
+    Right after a failover, a majority read may show how things were before a change that is long acknowledged. A mark
+    that is removed by such a read would be lost. What a majority does not have yet can be undone. Then each change that
+    followed from it is undone, too, or its guard does not match.
+    """
     answer = yield command(
-        "aggregate",
+        "find",
         TASKS,
-        pipeline=list(pipeline),
-        cursor={"batchSize": count + 1},
-        readConcern={"level": "snapshot"},
+        filter=matched,
+        projection=view,
+        hint=hint,
+        limit=BATCH,
+        batchSize=BATCH,
+        singleBatch=True,
+        readConcern={"level": "local"},
     )
     rows: list[Document] = answer["cursor"]["firstBatch"]
     return rows
 
 
+def _at_one_moment(
+    match: Callable[[Sequence[str]], filters.Filter],
+    values: Sequence[str],
+    view: Document,
+    moment: Timestamp | None = None,
+    hint: str = "_id_",
+) -> Operation[tuple[list[Document], Timestamp]]:
+    """Read the tasks that match these values as a majority had them at one moment.
+
+    Return the tasks, and the moment, for further reads of it. Without `moment`, the server chooses it.
+    """
+    rows: list[Document] = []
+    parts = [values] if values else []
+    while parts:
+        part = parts.pop()
+        concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", "atClusterTime": moment}
+        options = {"projection": view, "hint": hint, "batchSize": _MANY, "readConcern": concern}
+        cursor = (yield command("find", TASKS, filter=match(part), **options))["cursor"]
+        moment = cursor.get("atClusterTime", moment)
+        if not cursor["id"]:
+            rows += cursor["firstBatch"]
+            continue
+        # The reply is limited to 16 MB. What does not fit is read in parts.
+        yield command("killCursors", TASKS, cursors=[cursor["id"]])
+        if len(part) == 1:
+            raise OperationFailed(f"too much to read for {part[0]}")
+        parts += [part[: len(part) // 2], part[len(part) // 2 :]]
+    return rows, moment or Timestamp(0, 0)
+
+
 def _status(row: Document) -> str | None:
     status = row["task_state"]["status"]
     return status if isinstance(status, str) else None
-
-
-def _grouped(rows: Sequence[Document], *fields: str) -> Iterator[tuple[tuple[Any, ...], list[Document]]]:
-    groups: dict[tuple[Any, ...], list[Document]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row.get(field) for field in fields)].append(row)
-    yield from groups.items()

@@ -1,146 +1,97 @@
-"""Statements of flows: the rules of `mtask.model.flows` as server expressions, the changes of steps, and their guards.
-
-The reads that decide are aggregations. With read concern "snapshot", an aggregation reads a step and all tasks for
-which it waits at one moment.
-"""
+"""Statements of flows: the views of the reads that decide, the changes of steps, and their guards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
-from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive
-from mtask.store.statements.filters import Filter, by_ids
+from mtask.store.statements.derive import Pipeline, close_lapsed, derive
+from mtask.store.statements.filters import Filter, by_ids, in_time
 
 STATUS = "task_state.status"
 _WAITING = TaskStatus.WAITING.value
 _FAILED = [TaskStatus.CANCELED.value, TaskStatus.FAIL.value]
 _OPEN = sorted(status.value for status in TaskStatus if status not in FINAL_STATUSES)
-#: No task has this id. A `$lookup` from an empty array would match every document that lacks the field.
-_NOBODY = "\0"
+#: The time for which a read may decide on a release.
+_FRESH = timedelta(seconds=5)
 
 
-def is_open() -> x.Expression:
-    """Whether the task has not ended. This is the server's form of `flows.is_open`."""
+#: What the deciding reads return of WAITING steps: for whom they wait, and the server's time.
+STEP_VIEW = {"flow.after": 1, "flow.on_failed": 1, "flow.held_by": 1, "owed_since": 1, "now": x.NOW}
+
+
+def awaited_view() -> x.Expression:
+    """Return what the deciding reads return of a task for which steps wait."""
     owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
-    return {"$or": [{"$not": [x.is_final()]}, owes]}
+    return {STATUS: 1, "owes": owes, "flow.has_children": 1, "flow.ancestors": 1}
 
 
-def has_failed() -> x.Expression:
-    """Whether the task is FAIL or CANCELED. This is the server's form of `flows.has_failed` for a task that exists."""
-    return {"$in": [x.STATUS, _FAILED]}
+def waiting_now(task_ids: Sequence[str]) -> Filter:
+    """Match the WAITING tasks among these."""
+    return {**by_ids(task_ids), STATUS: _WAITING}
 
 
-def verdict(on_failed: x.Expression, has_open: x.Expression, any_failed: x.Expression) -> x.Expression:
-    """Return what becomes of a WAITING step. This is the server's form of `flows.verdict`."""
-    return {
-        "$switch": {
-            "branches": [
-                {"case": has_open, "then": Verdict.WAIT.value},
-                {"case": {"$eq": [on_failed, "run"]}, "then": Verdict.RELEASE.value},
-                {"case": {"$not": [any_failed]}, "then": Verdict.RELEASE.value},
-                {"case": {"$eq": [on_failed, "cancel"]}, "then": Verdict.CANCEL.value},
-            ],
-            "default": Verdict.FAIL.value,
-        }
-    }
+def descendants(parents: Sequence[str]) -> Filter:
+    """Match the descendants of these tasks that have not ended as SUCCESS. The index tells which these are."""
+    return {"flow.ancestors": {"$in": list(parents)}, STATUS: {"$ne": TaskStatus.SUCCESS.value}}
 
 
-def look(task_ids: Sequence[str], collection: str) -> Pipeline:
-    """Return the stages that decide on the WAITING tasks among these.
+def owing_descendants(parents: Sequence[str]) -> Filter:
+    """Match the descendants of these tasks that ended as SUCCESS, but owe the flow tasks."""
+    owes = {"owed_tasks.0": {"$exists": True}}
+    return {"flow.ancestors": {"$in": list(parents)}, STATUS: TaskStatus.SUCCESS.value, **owes}
 
-    A row holds `_id`, `held_by`, `owed_since`, `verdict` and `other`. For the verdict "wait", `other` is an open task:
-    the present holder, if it is open. For "cancel" and "fail", it is a task that has failed.
+
+def waiting(holders: Mapping[str, str | None]) -> Filter:
+    """Match these tasks if they are WAITING and the same tasks hold them as before. None: no task holds it."""
+    return {**_held_as_before(holders), STATUS: _WAITING}
+
+
+def read_at(now: datetime) -> Filter:
+    """Match only for a while after the read that decided.
+
+    A release cannot be taken back. A process that stood still since its read must read again.
     """
-    brief: Stage = {"$project": {"open": is_open(), "failed": has_failed(), "parent": "$flow.has_children"}}
-    among = {"from": collection, "localField": "flow.after", "foreignField": "_id", "as": "own", "pipeline": [brief]}
-    parents = _ids_where("$own", "$$one.parent")
-    below = {
-        "from": collection,
-        "localField": "parents",
-        "foreignField": "flow.ancestors",
-        "as": "below",
-        # With this condition, the server uses the index on ancestors.
-        "pipeline": [{"$match": {"flow.ancestors": {"$exists": True}}}, brief],
-    }
-    missing = {"$cond": [_are_all_there(), [], {"$setDifference": ["$flow.after", "$own._id"]}]}
-    return [
-        {"$match": {**by_ids(task_ids), STATUS: _WAITING}},
-        {"$project": {"flow": 1, "owed_since": 1}},
-        {"$lookup": among},
-        {"$set": {"parents": {"$concatArrays": [[_NOBODY], parents]}}},
-        {"$lookup": below},
-        {"$set": {"all": {"$concatArrays": ["$own", "$below"]}}},
-        {
-            "$set": {
-                "open": _ids_where("$all", "$$one.open"),
-                "failed": {"$concatArrays": [_ids_where("$all", "$$one.failed"), missing]},
-            }
-        },
-        {"$set": {"verdict": verdict("$flow.on_failed", _has_any("$open"), _has_any("$failed"))}},
-        {
-            "$project": {
-                "held_by": "$flow.held_by",
-                "owed_since": 1,
-                "verdict": 1,
-                "other": {
-                    "$switch": {
-                        "branches": [
-                            {"case": {"$in": ["$flow.held_by", "$open"]}, "then": "$flow.held_by"},
-                            {"case": _has_any("$open"), "then": _any_of("$open")},
-                            {"case": _has_any("$failed"), "then": {"$first": "$failed"}},
-                        ],
-                        "default": None,
-                    }
-                },
-            }
-        },
+    return in_time(now + _FRESH)
+
+
+def never_begun() -> Filter:
+    """Match the WAITING tasks for which the short release suffices. The caller adds the filter `waiting`."""
+    # The conditions are expressions, because a match by field would also match values inside arrays.
+    conditions = [
+        {"$eq": [x.RUNS, []]},
+        {"$eq": [f"{x.STATE}.failed_cnt", 0]},
+        {"$eq": [f"{x.STATE}.cancel_requested", False]},
+        {"$not": [f"{x.STATE}.finish_time"]},
     ]
+    return {"$expr": {"$and": conditions}}
 
 
-def _are_all_there() -> x.Expression:
-    return {"$eq": [{"$size": "$own"}, {"$size": "$flow.after"}]}
+def ended_by(culprits: Mapping[str, str]) -> Filter:
+    """Match these tasks if these tasks caused their ends."""
+    return {**_held_as_before(culprits), STATUS: {"$in": _FAILED}}
 
 
-def _ids_where(array: str, condition: x.Expression) -> x.Expression:
-    matching = {"$filter": {"input": array, "as": "one", "cond": condition}}
-    return {"$map": {"input": matching, "as": "one", "in": "$$one._id"}}
+def _held_as_before(holders: Mapping[str, str | None]) -> Filter:
+    """Match these tasks by `_id` if the same tasks hold them as before."""
+    task_ids, distinct = list(holders), {*holders.values()}
+    if len(distinct) == 1:
+        return {**by_ids(task_ids), "flow.held_by": distinct.pop()}
+    same = {"$eq": [{"$ifNull": ["$flow.held_by", None]}, _of_task(holders)]}
+    return {**by_ids(task_ids), "$and": [{"$expr": same}]}
 
 
-def _has_any(array: str) -> x.Expression:
-    return {"$gt": [{"$size": array}, 0]}
-
-
-def _any_of(array: str) -> x.Expression:
-    """Return a random element. So the holders of many dependents differ, and none is moved many times."""
-    return {"$arrayElemAt": [array, {"$toInt": {"$floor": {"$multiply": [{"$rand": {}}, {"$size": array}]}}}]}
-
-
-def holders(task_ids: Sequence[str], collection: str) -> Pipeline:
-    """Return the stages that read these WAITING tasks and whether their holders are open."""
-    brief: Stage = {"$project": {"open": is_open()}}
-    among = {"from": collection, "localField": "flow.held_by", "foreignField": "_id", "as": "own", "pipeline": [brief]}
-    return [
-        {"$match": {**by_ids(task_ids), STATUS: _WAITING}},
-        {"$project": {"flow.held_by": 1, "owed_since": 1}},
-        {"$lookup": among},
-        {"$project": {"held_by": "$flow.held_by", "owed_since": 1, "is_open": {"$in": [True, "$own.open"]}}},
-    ]
-
-
-def waiting(task_ids: Sequence[str], held_by: str | None) -> Filter:
-    """Match these tasks if they are WAITING and the same task holds them as before. None: no task holds them."""
-    return {**by_ids(task_ids), STATUS: _WAITING, "flow.held_by": held_by}
-
-
-def ended_by(task_ids: Sequence[str], held_by: str) -> Filter:
-    """Match these tasks if this task caused their end."""
-    return {**by_ids(task_ids), STATUS: {"$in": _FAILED}, "flow.held_by": held_by}
+def _of_task(values: Mapping[str, Any]) -> x.Expression:
+    """Return the value that belongs to the task. `values` holds a value for each task's `_id`."""
+    if len({*values.values()}) == 1:
+        return x.literal(next(iter(values.values())))
+    index = {"$indexOfArray": [x.literal(list(values)), "$_id"]}
+    return {"$arrayElemAt": [x.literal(list(values.values())), index]}
 
 
 def held_or_ended_by(ended: Sequence[str], recovered: Sequence[str]) -> Filter:
@@ -165,17 +116,11 @@ def open_in_flow(key: str) -> Filter:
 
 def owed_as_read(marks: Mapping[str, datetime], statuses: Mapping[str, str]) -> Filter:
     """Match these tasks if their mark and their status are as they were read."""
-    ids = list(marks)
-    index = {"$indexOfArray": [x.literal(ids), "$_id"]}
-
-    def as_read(values: list[Any]) -> x.Expression:
-        return {"$arrayElemAt": [x.literal(values), index]}
-
     same = [
-        {"$eq": ["$owed_since", as_read([marks[task_id] for task_id in ids])]},
-        {"$eq": [x.STATUS, as_read([statuses[task_id] for task_id in ids])]},
+        {"$eq": ["$owed_since", _of_task(marks)]},
+        {"$eq": [x.STATUS, _of_task({task_id: statuses[task_id] for task_id in marks})]},
     ]
-    return {**by_ids(ids), "owed_since": {"$exists": True}, "$expr": {"$and": same}}
+    return {**by_ids(list(marks)), "owed_since": {"$exists": True}, "$expr": {"$and": same}}
 
 
 def owed_before(age_ms: int) -> Filter:
@@ -184,13 +129,36 @@ def owed_before(age_ms: int) -> Filter:
 
 
 def cross_off() -> Pipeline:
-    """Remove the mark: others have been told."""
-    return [{"$unset": "owed_since"}]
+    """Remove the mark: others have been told. No worker's stream needs to hear of that."""
+    return [{"$set": {"owed_since": "$$REMOVE", "quiet_time": x.NOW}}]
 
 
-def move(holder: str, now: x.Expression = x.NOW) -> Pipeline:
-    """Let another open task hold the step. The mark stays until the new holder has been read again."""
-    return [{"$set": {"flow.held_by": x.literal(holder), "owed_since": x.later_than(x.OWED_SINCE, now)}}]
+def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
+    """Let other open tasks hold these steps. The marks stay until the new holders have been read again."""
+    return [
+        {
+            "$set": {
+                "flow.held_by": _of_task(holders),
+                "owed_since": x.later_than(x.OWED_SINCE, now),
+                "quiet_time": now,
+            }
+        }
+    ]
+
+
+def release_unbegun(now: x.Expression = x.NOW) -> Pipeline:
+    """Let a step start that matches `never_begun`, with the same change as `release`."""
+    start = {"$max": [f"{x.STATE}.start_time", x.add_ms(now, "$flow.delay_ms")]}
+    changed = {
+        "flow.held_by": "$$REMOVE",
+        "flow.release_time": now,
+        "task_state.start_time": {"$ifNull": [start, "$$REMOVE"]},
+        "task_state.status": TaskStatus.INIT.value,
+        "task_state.next_preempt_time": {"$max": [{"$ifNull": [start, f"{x.STATE}.create_time"]}, now]},
+        "task_state.reason": "$$REMOVE",
+        "expire_time": "$$REMOVE",
+    }
+    return [{"$set": changed}]
 
 
 def release(now: x.Expression = x.NOW) -> Pipeline:
@@ -200,15 +168,15 @@ def release(now: x.Expression = x.NOW) -> Pipeline:
     return [{"$set": {"flow": released, "task_state.start_time": {"$ifNull": [delayed, "$$REMOVE"]}}}, *derive(now)]
 
 
-def end(outcome: Verdict, culprit: str, now: x.Expression = x.NOW) -> Pipeline:
-    """End the WAITING step as CANCELED or FAIL, because another task has failed."""
+def end(outcome: Verdict, culprits: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
+    """End these WAITING steps as CANCELED or FAIL, because other tasks have failed."""
     status = TaskStatus.CANCELED if outcome is Verdict.CANCEL else TaskStatus.FAIL
     return [
         {
             "$set": {
-                "flow.held_by": x.literal(culprit),
+                "flow.held_by": _of_task(culprits),
                 "task_state.status": status.value,
-                "task_state.reason": x.literal(end_reason(culprit)),
+                "task_state.reason": _of_task({task_id: end_reason(one) for task_id, one in culprits.items()}),
             }
         },
         *derive(now),

@@ -6,6 +6,7 @@ The loop in `Scans.run` calls the janitor at intervals, and again after the data
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,9 +29,13 @@ _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
 _OWED_GRACE = timedelta(seconds=2)
-#: While no flows are known, each n-th regular scan looks whether there are any: every 20 s. With flows, each n-th scan
-#: looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute.
-_FLOWS_EVERY, _ORPHANS_EVERY = 4, 12
+#: The most changes that a worker settles at once. Several workers may find the same changes. Each takes small groups in
+#: an order of its own, and a group leaves out what others have settled meanwhile.
+_OWED_GROUP = 100
+#: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
+_OWED_ROUNDS = 40
+#: Each n-th regular scan looks for waiting tasks whose holder was removed and for flows that have ended: once a minute.
+_ORPHANS_EVERY = 12
 
 
 class Janitor:
@@ -42,6 +47,8 @@ class Janitor:
         self._quarantine = quarantine
         self._questions = questions
         self._inbox = inbox
+        #: Whether the last look at flows failed, although no flow is known. Then the next look comes after a minute.
+        self._lacks_index = False
 
     async def note_unserved(self) -> None:
         """Note the names of waiting tasks in this worker's queues for which this worker has no handler."""
@@ -70,29 +77,46 @@ class Janitor:
     async def settle_flows(self, count: int) -> None:
         """Do what is left undone in flows. `count` is the number of regular scans before this one.
 
-        A database without flows only costs a look now and then.
+        Each worker looks for changes that others have not been told of, even if it has never seen a flow: the only
+        other worker may have died. In a database without flows, the index of these changes is empty.
         """
+        is_thorough = count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1
+        if self._lacks_index and not is_thorough:
+            return
         try:
-            await self._settle_flows(count)
-        except OperationFailed as error:  # an index is missing, for example: the other tasks must not wait for that
-            logger.warning("flows not looked after; run `mtask init`", extra=fields(reason=str(error)))
-
-    async def _settle_flows(self, count: int) -> None:
-        ledger = self._scope.ledger
-        if not ledger.has_flows and count % _FLOWS_EVERY == 0:
-            ledger.has_flows = await self._store.run(settling.is_any())
-        if ledger.has_flows:
             await self.settle_owed()
-            if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
+            if is_thorough and (self._scope.ledger.has_flows or await self._store.run(settling.is_any())):
+                self._scope.ledger.has_flows = True
                 await self.decide_orphans()
                 await self._store.run(retention.end_flows())
+            self._lacks_index = False
+        except OperationFailed as error:  # an index is missing, for example: the other tasks must not wait for that
+            self._lacks_index = not self._scope.ledger.has_flows
+            logger.warning("flows not looked after; run `mtask init`", extra=fields(reason=str(error)))
 
     async def settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
-        while task_ids := await self._store.run(settling.owed(_OWED_GRACE)):
-            await self._store.run(settling.settle_all(task_ids))
+        for _ in range(_OWED_ROUNDS):
+            task_ids = await self._store.run(settling.owed(_OWED_GRACE))
+            if not task_ids:
+                break
+            self._scope.ledger.has_flows = True
+            random.shuffle(task_ids)
+            for place in range(0, len(task_ids), _OWED_GROUP):
+                await self._settle_owed_group(task_ids[place : place + _OWED_GROUP])
             if len(task_ids) < settling.BATCH:
                 break
+
+    async def _settle_owed_group(self, task_ids: Sequence[str]) -> None:
+        """Settle these changes. If the server refuses something, settle each apart, so that one holds up no other."""
+        try:
+            await self._store.run(settling.settle_all(task_ids))
+        except OperationFailed:
+            for task_id in task_ids:
+                try:
+                    await self._store.run(settling.settle_all([task_id]))
+                except OperationFailed as error:
+                    logger.warning("change of a step not settled", extra=fields(task=task_id, reason=str(error)))
 
     async def decide_orphans(self) -> None:
         """Decide on the waiting tasks whose holder somebody has removed from the database."""

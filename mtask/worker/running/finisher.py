@@ -232,8 +232,10 @@ class Finisher:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
+        has_steps = any(ending.run.task.flow is not None for ending in group)
         timeout = timedelta(seconds=self._wait)
-        finish = claims.finish([ending.outcome for ending in group], timeout, is_simple=is_simple)
+        outcomes = [ending.outcome for ending in group]
+        finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)
         accepted = await self._store.run(finish)
         self._tempo.took(monotonic() - sent)
         return accepted

@@ -120,9 +120,9 @@ class HeldRun:
 
     @property
     def is_simple(self) -> bool:
-        """Whether the task is of no flow, wants one worker, and this run is its first, as far as this process knows."""
+        """Whether the task wants one worker, and this run is its first, as far as this process knows."""
         state = self.task.task_state
-        return self.task.flow is None and (
+        return (
             len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
         )
 

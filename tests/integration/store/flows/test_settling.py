@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson.timestamp import Timestamp
 
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
@@ -14,6 +16,8 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
+from mtask.store.layout.schema import FLOW_INDEX
+from mtask.store.statements import flows
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries, transactions
 from mtask.store.tasks.publishing import NewTask
@@ -102,12 +106,12 @@ class Frozen:
         """Make the call before which the operation stands."""
         self._call = self._operation.send(self._store.run(_only(self._call)))
 
-    def resume(self) -> None:
+    def resume(self) -> Any:
         try:
             while True:
                 self.step()
-        except StopIteration:
-            pass
+        except StopIteration as stop:
+            return stop.value
 
 
 def _only(call: Call) -> Generator[Call, Any, Any]:
@@ -262,6 +266,20 @@ def test_a_step_that_is_opened_again_amid_the_end_of_its_flow_takes_it_back(stor
     assert stores.stored(store, "f/a")["flow"]["end_time"] is None
 
 
+def test_a_step_that_is_opened_again_after_whoever_ended_its_flow_died_takes_the_retention_back(
+    store: SyncStore,
+) -> None:
+    publish(store, {"a": [], "b": ["a"]})
+    retain(store)
+    end(store, "a")
+    end(store, "b")
+    Frozen(store, retention.end_flows(), lambda call: call.method == "update_one")  # it dies there
+    assert expiring(store) == {"a", "b"}
+    store.run(queries.run_again(_id("b"), everything=True))
+    settle(store, "b")
+    assert expiring(store) == set()
+
+
 # --- what interleaves -----------------------------------------------------------------------------------------
 
 
@@ -357,13 +375,195 @@ def test_a_mark_that_a_new_change_has_renewed_stays(store: SyncStore) -> None:
     crossing = Frozen(
         store,
         settling.settle_all([_id("d")]),
-        lambda call: is_write(call) and call.args[1] == [{"$unset": "owed_since"}] and _id("d") in _named(call),
+        lambda call: is_write(call) and call.args[1] == flows.cross_off() and _id("d") in _named(call),
     )
     store.run(queries.run_again(_id("d"), everything=False))
     crossing.step()
     assert "d" in owed(store)
     recover(store)
     assert statuses(store) == {"d": "INIT", "p": "WAITING"}
+
+
+def test_a_mark_of_the_same_status_stays_if_it_is_another_mark(store: SyncStore) -> None:
+    publish(store, {"d": [], "p": ["d"]})
+    end(store, "d", fails=True, settles=False)
+    crossing = Frozen(
+        store,
+        settling.settle_all([_id("d")]),
+        lambda call: is_write(call) and call.args[1] == flows.cross_off() and _id("d") in _named(call),
+    )
+    store.run(queries.run_again(_id("d"), everything=False))
+    end(store, "d", fails=True, settles=False)
+    crossing.step()
+    assert "d" in owed(store)
+
+
+def test_a_release_by_one_who_read_before_the_watch_moved_is_none(store: SyncStore) -> None:
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    end(store, "d2")
+    end(store, "d1", settles=False)
+    slow = Frozen(store, settling.settle_all([_id("d1")]), is_write)
+    store.run(queries.run_again(_id("d2"), everything=True))
+    settle(store, "d2", "d1")
+    assert stores.stored(store, "f/p")["flow"]["held_by"] == _id("d2")
+    slow.resume()
+    assert statuses(store) == {"d1": "SUCCESS", "d2": "INIT", "p": "WAITING"}
+    end(store, "d2")
+    assert status(store, "p") == "INIT"
+
+
+def test_a_cancel_by_a_user_is_not_undone_by_a_slow_settler(store: SyncStore) -> None:
+    publish(store, {"d": [], "p": ["d"]})
+    end(store, "d", fails=True)
+    store.run(queries.run_again(_id("d"), everything=False))
+    slow = Frozen(store, settling.settle_all([_id("d")]), is_write)  # about to open p again
+    settle(store, "d")
+    store.run(queries.cancel(_id("p")))
+    settle(store, "p")
+    slow.resume()
+    recover(store)
+    assert statuses(store) == {"d": "INIT", "p": "CANCELED"}
+
+
+def is_look_of_fail_fast(call: Call) -> bool:
+    return call.method == "command" and call.args[0].get("hint") == FLOW_INDEX
+
+
+@pytest.mark.parametrize("is_retried_to_its_end", [False, True])
+def test_a_slow_fail_fast_does_not_cancel_the_retry(store: SyncStore, is_retried_to_its_end: bool) -> None:
+    publish(store, {"a": [], "b": []}, fail_fast=True)
+    end(store, "a", fails=True, settles=False)
+    settler = Frozen(store, settling.settle_all([_id("a")]), is_look_of_fail_fast)
+    store.run(queries.run_again(_id("a"), everything=False))
+    settle(store, "a")
+    if is_retried_to_its_end:
+        end(store, "a")
+    settler.resume()
+    recover(store)
+    assert statuses(store) == {"a": "SUCCESS" if is_retried_to_its_end else "INIT", "b": "INIT"}
+
+
+class Doctored:
+    """Runs an operation whose deciding reads are changed on their way there, or whose answers on their way back."""
+
+    def __init__(self, store: SyncStore) -> None:
+        self._store = store
+        #: The reads show how things were at this time of the cluster.
+        self.as_of: Timestamp | None = None
+        #: The read took place this long ago, and this happens after it. Both hold for the first read.
+        self.age = timedelta(0)
+        self.after: Callable[[], None] = lambda: None
+
+    def run(self, operation: Operation[Any]) -> None:
+        call = next(operation)
+        with suppress(StopIteration):
+            while True:
+                concern = call.args[0].get("readConcern", {}) if call.method == "command" else {}
+                is_deciding = concern.get("level") == "snapshot"
+                if is_deciding and self.as_of is not None:
+                    concern["atClusterTime"] = self.as_of
+                answer = self._store.run(_only(call))
+                if is_deciding:
+                    for row in answer["cursor"]["firstBatch"]:
+                        if "now" in row:
+                            row["now"] -= self.age
+                    self.age, (after, self.after) = timedelta(0), (self.after, lambda: None)
+                    after()
+                call = operation.send(answer)
+
+
+def cluster_time(store: SyncStore) -> Timestamp:
+    time: Timestamp = store.database.command("ping")["operationTime"]
+    return time
+
+
+def test_a_mark_stays_if_the_deciding_read_does_not_show_the_end_yet(store: SyncStore) -> None:
+    """Right after a failover, a majority read may lag behind what the former primary acknowledged."""
+    publish(store, {"d": [], "p": ["d"]})
+    lagging = Doctored(store)
+    lagging.as_of = cluster_time(store)
+    end(store, "d", settles=False)
+    lagging.run(settling.settle_all([_id("d")]))
+    assert status(store, "p") == "WAITING"
+    assert owed(store) == {"d"}
+    recover(store)
+    assert status(store, "p") == "INIT"
+    assert owed(store) == set()
+
+
+def test_a_moved_watch_stays_marked_if_the_deciding_read_does_not_show_the_move_yet(store: SyncStore) -> None:
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    lagging = Doctored(store)
+    lagging.as_of = cluster_time(store)
+    end(store, "d1", settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d1")]), is_write)
+    end(store, "d2")
+    settler.step()  # the move to d2, which has ended and told all that it held; the settler dies
+    assert owed(store) == {"d1", "p"}
+    lagging.run(settling.settle_all([_id("p")]))
+    assert owed(store) == {"d1", "p"}
+    settle(store, "p")
+    assert status(store, "p") == "INIT"
+
+
+def test_a_release_does_not_follow_from_a_read_of_long_ago(store: SyncStore) -> None:
+    """A release cannot be taken back. So a settler that stood still reads again."""
+    publish(store, {"d": [], "p": ["d"]})
+    end(store, "d", settles=False)
+    slow = Doctored(store)
+    slow.age = timedelta(minutes=1)
+
+    def rerun() -> None:
+        store.run(queries.run_again(_id("d"), everything=True))
+
+    slow.after = rerun
+    slow.run(settling.settle_all([_id("d")]))
+    recover(store)
+    assert statuses(store) == {"d": "INIT", "p": "WAITING"}
+    end(store, "d")
+    assert statuses(store) == {"d": "SUCCESS", "p": "INIT"}
+
+
+def test_a_look_shows_one_moment(store: SyncStore) -> None:
+    """A dependency that ends amid a look is still open in it."""
+    publish(store, {"d": [], "p": ["d"]})
+    read = Frozen(store, settling.look([_id("p")]), lambda call: _id("d") in str(call.args[0]["filter"]))
+    end(store, "d", settles=False)
+    rows = read.resume()
+    assert [(row["verdict"], row["other"]) for row in rows] == [("wait", _id("d"))]
+    assert [row["verdict"] for row in store.run(settling.look([_id("p")]))] == ["release"]
+
+
+def test_what_does_not_fit_into_one_reply_is_read_in_parts(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "_MANY", 2)
+    names = [f"s{number}" for number in range(7)]
+    publish(store, {name: [] for name in names} | {"p": names, "q": names, "r": names})
+    for name in names[:-1]:
+        end(store, name)
+    assert {row["other"] for row in store.run(settling.look([_id("p"), _id("q"), _id("r")]))} == {_id("s6")}
+    end(store, "s6")
+    assert [status(store, step) for step in "pqr"] == ["INIT"] * 3
+
+
+def test_a_group_of_verdicts_takes_a_few_statements(store: SyncStore) -> None:
+    """The number of statements does not grow with the number of holders."""
+    names = [f"{letter}{number}" for number in range(20) for letter in "ab"]
+    publish(store, {name: [f"a{name[1:]}"] if name[0] == "b" else [] for name in names})
+    heads = [name for name in names if name[0] == "a"]
+    for name in heads:
+        end(store, name, settles=False, fails=name in heads[:5])
+    writes = 0
+    operation = settling.settle_all([_id(name) for name in heads])
+    call = next(operation)
+    with suppress(StopIteration):
+        while True:
+            writes += is_write(call)
+            call = operation.send(store.run(_only(call)))
+    assert writes <= 4, "a release, a cancel, and two times the removal of marks"
+    assert [status(store, name) for name in names if name[0] == "b"] == ["CANCELED"] * 5 + ["INIT"] * 15
+    assert owed(store) == set()
 
 
 def _named(call: Call) -> list[str]:
