@@ -21,6 +21,7 @@ from mtask.store.driver.stores import TASKS
 from mtask.store.flows import retention
 from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows
+from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
 #: The most tasks that one statement changes or reads.
@@ -54,8 +55,10 @@ def settle_all(task_ids: Iterable[str]) -> Operation[None]:
 
 
 def is_any() -> Operation[bool]:
-    """Whether the database holds a flow."""
+    """Whether the database holds a flow, or a task that owes others something."""
     found = yield tasks("find_one", {"flow.key": {"$exists": True}}, _ID, hint=FLOW_INDEX)
+    if found is None:
+        found = yield tasks("find_one", {"owed_since": {"$exists": True}}, _ID, hint=OWED_INDEX)
     return found is not None
 
 
@@ -96,15 +99,25 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         if not rows:
             break
         yield from _publish_owed(rows)
-        reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
-        yield from retention.revive(sorted(reopened))
-        further += yield from decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
-        further += yield from _reopen_undue(rows)
-        for row in rows:
-            if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
-                further += yield from _fail_fast(row)
-        further += yield from _tell([row["_id"] for row in rows])
-        yield from _cross_off(rows)
+        further += yield from _settle_steps([row for row in rows if row.get("flow") is not None])
+        alone = [row for row in rows if row.get("flow") is None]
+        if alone:  # a task of no flow only owes its next task, and no other task waits for its end
+            yield from _cross_off(alone, flows.cross_off_alone())
+    return further
+
+
+def _settle_steps(rows: Sequence[Document]) -> Operation[list[str]]:
+    if not rows:
+        return []
+    further: list[str] = []
+    reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
+    yield from retention.revive(sorted(reopened))
+    further += yield from decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
+    further += yield from _reopen_undue(rows)
+    for row in (yield from _failing_fast(rows)):
+        further += yield from _fail_fast(row)
+    further += yield from _tell([row["_id"] for row in rows])
+    yield from _cross_off(rows, flows.cross_off())
     return further
 
 
@@ -162,13 +175,30 @@ def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
 
 
 def _publish_owed(rows: Sequence[Document]) -> Operation[None]:
-    """Publish the tasks that these tasks have added to the flow."""
+    """Publish the tasks that these tasks owe: children, and next tasks. A task that exists stays as it is."""
+    owed_tasks = {document["_id"]: document for row in rows for document in row.get("owed_tasks") or ()}
+    if owed_tasks:
+        yield tasks("insert_new", list(owed_tasks.values()))
+        parents = {"_id": {"$in": [row["_id"] for row in rows if row.get("owed_tasks")]}}
+        yield tasks("update_many", parents, {"$pull": {"owed_tasks": {"_id": {"$in": list(owed_tasks)}}}}, hint="_id_")
+
+
+def _failing_fast(rows: Sequence[Document]) -> Operation[list[Document]]:
+    """Return the tasks whose failure cancels the open tasks of their flow.
+
+    The failure may have been settled before a task of the flow published what it owes. So a task that did so asks for
+    the failure again.
+    """
+    failed = {
+        row["flow"]["key"]: row for row in rows if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast")
+    }
     for row in rows:
-        owed_tasks = row.get("owed_tasks") or []
-        if owed_tasks:
-            yield tasks("insert_new", owed_tasks)
-            ids = [document["_id"] for document in owed_tasks]
-            yield tasks("update_one", {"_id": row["_id"]}, {"$pull": {"owed_tasks": {"_id": {"$in": ids}}}})
+        key = row["flow"]["key"]
+        if row.get("owed_tasks") and row["flow"].get("fail_fast") and key not in failed:
+            matched = flows.failed_fast(key)
+            if (found := (yield tasks("find_one", matched, {"flow.key": 1}, hint=FLOW_INDEX))) is not None:
+                failed[key] = found
+    return list(failed.values())
 
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
@@ -228,11 +258,11 @@ def _tell(task_ids: Sequence[str]) -> Operation[list[str]]:
     return further
 
 
-def _cross_off(rows: Sequence[Document]) -> Operation[None]:
+def _cross_off(rows: Sequence[Document], pipeline: Pipeline) -> Operation[None]:
     """Remove the marks of these tasks. A mark that a new change has renewed stays."""
     marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
     statuses = {row["_id"]: str(_status(row)) for row in rows}
-    yield tasks("update_many", flows.owed_as_read(marks, statuses), flows.cross_off(), hint="_id_")
+    yield tasks("update_many", flows.owed_as_read(marks, statuses), pipeline, hint="_id_")
 
 
 def _read(matched: filters.Filter) -> Operation[list[Document]]:
