@@ -72,7 +72,7 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
-    for field in ("flow", "owed_since", "expire_time"):
+    for field in ("flow", "owed_since", "owed_tasks", "expire_time"):
         document.pop(field, None)
     state.pop("reason", None)
     if is_held:

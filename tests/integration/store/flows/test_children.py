@@ -1,4 +1,4 @@
-"""Children, step by step: what a parent owes is published once, whoever dies, and nothing by a run without its lease."""
+"""Children, step by step: what a parent owes is published once, whoever dies, and only by a run with its lease."""
 
 from __future__ import annotations
 
