@@ -76,7 +76,7 @@ def add(
     if not is_lease_valid():
         raise LeaseLost(parent_id, run_id)  # whoever settles the parent publishes the children
     existing = yield tasks("insert_new", documents["owed_tasks"])
-    yield tasks("update_one", {"_id": parent_id}, owing.take_out(added, documents["owed_since"]))
+    yield tasks("update_one", {"_id": parent_id}, owing.added(added, documents["owed_since"]))
     if existing:
         yield from _present(parent_id, added)  # raises StepExists: another task was added under the same id
     return added

@@ -20,7 +20,7 @@ from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.flows import retention
 from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
-from mtask.store.statements import filters, flows
+from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
@@ -180,7 +180,7 @@ def _publish_owed(rows: Sequence[Document]) -> Operation[None]:
     if owed_tasks:
         yield tasks("insert_new", list(owed_tasks.values()))
         parents = {"_id": {"$in": [row["_id"] for row in rows if row.get("owed_tasks")]}}
-        yield tasks("update_many", parents, {"$pull": {"owed_tasks": {"_id": {"$in": list(owed_tasks)}}}}, hint="_id_")
+        yield tasks("update_many", parents, owing.take_out(list(owed_tasks)), hint="_id_")
 
 
 def _failing_fast(rows: Sequence[Document]) -> Operation[list[Document]]:

@@ -80,24 +80,28 @@ def add(children: Sequence[OwedTask], now: x.Expression = x.NOW) -> Pipeline:
     return [{"$set": changed}]
 
 
-def take_out(task_ids: Sequence[str], mark: datetime, now: x.Expression = x.NOW) -> Pipeline:
-    """Take these tasks out of the owed ones: they are published. Remove the mark if it is as read, and nothing is left.
+def take_out(task_ids: Sequence[str]) -> Pipeline:
+    """Take these tasks out of the owed ones: they are published."""
+    is_left = {"$not": [{"$in": ["$$one._id", x.literal(list(task_ids))]}]}
+    left = {"$filter": {"input": _owed(), "as": "one", "cond": is_left}}
+    return [
+        {"$set": {"owed_tasks": left}},
+        {"$set": {"owed_tasks": {"$cond": [_has_none(), "$$REMOVE", OWED_TASKS]}}},
+    ]
+
+
+def added(task_ids: Sequence[str], mark: datetime, now: x.Expression = x.NOW) -> Pipeline:
+    """Take out these children: they are published. Remove the mark if it is as read, and nothing else is owed.
 
     The change concerns no other worker.
     """
-    is_left = {"$not": [{"$in": ["$$one._id", x.literal(list(task_ids))]}]}
-    left = {"$filter": {"input": _owed(), "as": "one", "cond": is_left}}
-    has_none = {"$eq": [OWED_TASKS, []]}
-    is_done = {"$and": [has_none, {"$eq": [x.OWED_SINCE, mark]}]}
-    return [
-        {"$set": {"owed_tasks": left, "quiet_time": now}},
-        {
-            "$set": {
-                "owed_tasks": {"$cond": [has_none, "$$REMOVE", OWED_TASKS]},
-                "owed_since": {"$cond": [is_done, "$$REMOVE", x.OWED_SINCE]},
-            }
-        },
-    ]
+    is_done = {"$and": [{"$not": [OWED_TASKS]}, {"$eq": [x.OWED_SINCE, mark]}]}
+    crossed_off = {"$cond": [is_done, "$$REMOVE", x.OWED_SINCE]}
+    return [*take_out(task_ids), {"$set": {"owed_since": crossed_off, "quiet_time": now}}]
+
+
+def _has_none() -> x.Expression:
+    return {"$eq": [OWED_TASKS, []]}
 
 
 def _owed() -> x.Expression:
