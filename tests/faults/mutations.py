@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
@@ -39,6 +40,7 @@ from tests.processes import kill_marked, marked
 MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,
     *LOOKUP_MUTATIONS,
+    *CHILD_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x
+from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.filters import Filter, held_runs
-
-if TYPE_CHECKING:
-    from mtask.store.statements.derive import Pipeline
-    from mtask.store.statements.outcome import Outcome
 
 OWED_TASKS = "$owed_tasks"
 
@@ -108,14 +105,13 @@ def _owed() -> x.Expression:
     return {"$ifNull": [OWED_TASKS, []]}
 
 
-def go_on(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
-    """Let each task that these outcomes made SUCCESS owe its next task. This comes after the derived fields.
+def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expression = x.NOW) -> Pipeline:
+    """Let each of these tasks owe its next task, if it has just become SUCCESS. This comes after the derived fields.
 
     A task goes on once: with several workers, as the run says that made it final, and not again after a rerun.
     """
-    ids = [outcome.task_id for outcome in outcomes]
-    parts = [None if outcome.next is None else outcome.next.parts() for outcome in outcomes]
-    index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
+    parts = [None if one is None else one.parts() for one in nexts]
+    index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(list(ids)), "$_id"]}
     ends_now = [
         {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},
         {"$eq": [f"{x.STATE}.finish_time", now]},

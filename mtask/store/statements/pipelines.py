@@ -98,7 +98,8 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
         one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
-    goes_on = owing.go_on(outcomes, now) if any(outcome.next is not None for outcome in outcomes) else []
+    nexts = [outcome.next for outcome in outcomes]
+    goes_on = owing.go_on(ids, nexts, now) if any(nexts) else []
     return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on]
 
 
