@@ -28,7 +28,7 @@ CHILD_MUTATIONS = (
     ),
     Mutation(
         "child-forgets-the-mark-of-its-parent",
-        "Children are added while the parent's last change is still to be settled, and the mark of that change is lost.",
+        "Children are added while the parent's last change is unsettled, and the mark of that change is lost.",
         (Edit(_OWING, '"task_state.cancel_requested": False, "owed_since": None}',
               '"task_state.cancel_requested": False}'),),
         (f"{_STEPWISE}::test_a_change_that_is_still_to_be_settled_is_settled_first",),
