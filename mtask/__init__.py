@@ -2,6 +2,8 @@
 
 from mtask.app.app import App
 from mtask.app.context import Context
+from mtask.app.family import Child
+from mtask.app.next import Next
 from mtask.client import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.partial import FoundTasks, TaskFields
@@ -29,6 +31,7 @@ from mtask.version import __version__
 __all__ = [
     "App",
     "AsyncClient",
+    "Child",
     "Client",
     "Context",
     "Cron",
@@ -37,6 +40,7 @@ __all__ = [
     "FoundTasks",
     "LeaseLost",
     "MtaskError",
+    "Next",
     "Position",
     "Published",
     "PublishedFlow",

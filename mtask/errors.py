@@ -17,6 +17,8 @@ MtaskError
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── DependencyFailed         a step cannot run again before a dependency that failed does
+│   ├── NotInFlow                a task of no flow cannot have children
+│   ├── StepExists               another task has the `_id` of a child
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
 │   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
 │   │   └── TaskCanceled         the task was canceled
@@ -47,6 +49,7 @@ MtaskError
 │   └── AppNotFound              no App exists at the path `package.module:app`
 ├── RunError                     about one run; the handler of that run gets the error
 │   ├── LeaseLost                the run no longer holds its lease
+│   ├── RunCanceled              the run's task is to be canceled, so the run adds no more children
 │   └── TransactionConflict      the transaction conflicted with another write and was rolled back
 ├── LocalError                   about the embedded mongod
 │   ├── MongodNotFound           no mongod binary was found
@@ -251,6 +254,29 @@ class DependencyFailed(TaskError):
             task_id, f"task {task_id!r} cannot run: it depends on {dependency!r}, which failed. Retry that task first."
         )
         self.dependency = dependency
+
+
+class NotInFlow(TaskError):
+    """A task of no flow cannot have children, because no other task waits for it."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} is of no flow, so it cannot add children. Publish it as a step of a Flow; or publish the "
+            "other tasks with a client, or return Next(...) to go on as one other task.",
+        )
+
+
+class StepExists(TaskError):
+    """Another task has the `_id` of a child: a step of the flow, another task's child, or a task outside of it."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} exists already, and is no child of the task that adds it. Give the child another step.",
+        )
 
 
 class MalformedTask(TaskError):
@@ -591,6 +617,17 @@ class LeaseLost(RunError):
             run_id,
             f"run {run_id} of {task_id} no longer holds its lease; its writes were rolled back. "
             "Let this error pass: another run has the task or will get it.",
+        )
+
+
+class RunCanceled(RunError):
+    """The run's task is to be canceled, so the run adds no more children."""
+
+    def __init__(self, task_id: str, run_id: str) -> None:
+        super().__init__(
+            task_id,
+            run_id,
+            f"{task_id} is to be canceled, so run {run_id} cannot add children. Let this error pass: the run ends.",
         )
 
 

@@ -11,7 +11,7 @@ from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
-from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, OnException, make_handler
+from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, NextNames, OnException, make_handler
 from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import CatchUp, Overlap
@@ -42,6 +42,7 @@ class App:
         queue: str | None = None,
         on_exception: OnException = "retry",
         lookup: Sequence[str] = (),
+        next: NextNames | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]: ...
 
@@ -54,6 +55,7 @@ class App:
         queue: str | None = None,
         on_exception: OnException = "retry",
         lookup: Sequence[str] = (),
+        next: NextNames | None = None,  # noqa: A002 it says what comes next
         **options: Unpack[TaskOptions],
     ) -> Any:
         """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
@@ -62,12 +64,22 @@ class App:
         With on_exception="fail", every exception of the handler is final: no retry follows. `lookup` names parameters.
         A task's values for them are stored with the task, so that `client.find(lookup=...)` finds it by an index.
 
+        With `next`, each task goes on as a task of that name after its success, with the same params; the handler of
+        that task gets the returned value from `context.results()`. A mapping gives the name by the part of the flow's
+        key before the first slash; a task of another flow, or of none, does not go on. See `Next`.
+
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
 
         def register(target: Any) -> Any:
             handler = make_handler(
-                target, name=name, queue=queue, on_exception=on_exception, options=dict(options), lookup=lookup
+                target,
+                name=name,
+                queue=queue,
+                on_exception=on_exception,
+                options=dict(options),
+                lookup=lookup,
+                next_names=next,
             )
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")

@@ -135,6 +135,16 @@ class FlowStep(BaseModel):
     end_time: Instant | None = None
 
 
+class Chain(BaseModel):
+    """The part of a task's document that says as which task's continuation it was published. See `mtask.Next`."""
+
+    model_config = _document
+
+    before: Text  #: the id of the task that went on as this one
+    first_key: Text  #: the key of the first task of the chain
+    number: PositiveCount  #: 1 for the task after the first one
+
+
 class TaskState(BaseModel):
     """The state of a task."""
 
@@ -157,6 +167,8 @@ class TaskState(BaseModel):
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     #: The reason why the task ended, if no run gives it: another task of the flow failed.
     reason: Text | None = None
+    #: The id of the task as which this task went on after its success. A rerun does not go on a second time.
+    next_id: Text | None = None
     worker_states: list[Run]
 
 
@@ -176,6 +188,8 @@ class Task(BaseModel):
     task_state: TaskState
     #: The task's part in its flow. A task of no flow has no such field.
     flow: FlowStep | None = None
+    #: The task's part in a chain. Only a task as which another one went on has this field.
+    chain: Chain | None = None
     #: The time of the last change of the task that other tasks of its flow have not been told of yet.
     owed_since: Instant | None = None
     #: Complete documents of tasks that are to be published because of this task.

@@ -10,12 +10,12 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidParams, shown
+from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
 from mtask.model.documents import DEFAULT_QUEUE, describe_validation
 from mtask.model.identity import check_name, check_text
 from mtask.model.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
@@ -25,6 +25,9 @@ HANDLER_ATTRIBUTE = "__mtask_handler__"
 #: The name of the attribute that marks a class as the type of a handler's context parameter.
 CONTEXT_MARK = "__mtask_context__"
 OnException = Literal["retry", "fail"]
+#: The name of the task as which each task goes on after its success. A mapping holds the name for each kind of flow:
+#: the part of the flow's key before the first slash.
+NextNames: TypeAlias = str | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class Handler:
     fields: Mapping[str, str] = field(default_factory=dict)
     #: The parameters whose values are stored as lookups of the task.
     lookup: tuple[str, ...] = ()
+    #: What `@app.task(next=...)` says, or None.
+    next: NextNames | None = None
+
+    def next_name(self, flow_key: str | None) -> str | None:
+        """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""
+        if self.next is None or isinstance(self.next, str):
+            return self.next
+        return None if flow_key is None else self.next.get(flow_key.partition("/")[0])
 
     def lookup_in(self, params: Any) -> dict[str, Any]:
         """Return the lookups that these params give. A parameter without a value, or with None, gives none."""
@@ -86,6 +97,7 @@ def make_handler(
     on_exception: OnException,
     options: Mapping[str, Any],
     lookup: Sequence[str] = (),
+    next_names: NextNames | None = None,
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -140,7 +152,26 @@ def make_handler(
         sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
         fields=fields,
         lookup=looked_up,
+        next=_checked_next(shown, next_names),
     )
+
+
+def _checked_next(shown: str, given: NextNames | None) -> NextNames | None:
+    """Check the names of the tasks as which a task goes on; raise HandlerError."""
+    if isinstance(given, Mapping) and all(isinstance(kind, str) and "/" not in kind for kind in given):
+        names: list[object] = list(given.values())
+        given = dict(given)
+    elif given is None or isinstance(given, str):
+        names = [] if given is None else [given]
+    else:
+        advice = 'next is the name of a task, or names by the first part of the flow\'s key: {"import": "store"}'
+        raise HandlerError(shown, advice)
+    for name in names:
+        try:
+            check_name(name)
+        except InvalidName as error:
+            raise HandlerError(shown, f"next: {error}") from None
+    return given
 
 
 def _lookup_names(shown: str, names: Sequence[str], parameters: Collection[str] | None) -> tuple[str, ...]:

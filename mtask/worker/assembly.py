@@ -33,9 +33,11 @@ from mtask.worker.leases.registrar import Registrar
 from mtask.worker.options import WorkerOptions
 from mtask.worker.running.caller import Caller
 from mtask.worker.running.finisher import Finisher
+from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.runner import Runner
 from mtask.worker.running.settler import Settler
+from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
@@ -129,9 +131,11 @@ class Assembly:
         admission = Admission(controls, limits, quarantine)
         settler = Settler(scope.store)
         finisher = Finisher(scope, pinger, limits, settler, around.finish)
-        transactions = RunTransactions(self.connections.handlers, pinger)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values)
-        runner = Runner(scope, pinger, limits, finisher, caller, settler)
+        successes = Successes(self.app.handlers)
+        transactions = RunTransactions(self.connections.handlers, pinger, successes)
+        operations = RunOperations(self.connections.handlers, self.app.handlers)
+        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations)
+        runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)

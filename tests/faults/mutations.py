@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
@@ -41,6 +42,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,
     *LOOKUP_MUTATIONS,
     *FLOW_MUTATIONS,
+    *CHILD_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

@@ -189,6 +189,12 @@ def task(random: Random, max_runs: int = 6) -> Document:
         state["status"] = "INIT"
     if random.random() < 0.2:
         flow_fields["owed_since"] = instant(random)
+        if random.random() < 0.5:
+            flow_fields["owed_tasks"] = [{"_id": "task:$owed"}]
+    if random.random() < 0.2:
+        state["next_id"] = "task:$next"
+    if random.random() < 0.2:
+        flow_fields["chain"] = {"before": "task:$before", "first_key": "$k", "number": 2}
     return {
         "_id": f"task:{key}",
         **flow_fields,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]
@@ -25,6 +26,8 @@ class Routine:
     """A change that workers make all the time: marked as quiet where it is no news to the others."""
 
     change: Change
+    #: What follows when the other fields are derived.
+    after: Change | None = None
 
     def __call__(self, document: Document, now: datetime) -> None:
         self.change(document, now)
@@ -43,6 +46,8 @@ def changed(document: Document, change: Change, now: datetime, *, closes_lapsed:
         is_near = moment is not None and moment <= now + 2 * rules.HORIZON
         if not is_near if moment != former else made["task_state"]["status"] != status:
             made["quiet_time"] = now
+        if change.after is not None:
+            change.after(made, now)
     return made
 
 
@@ -74,6 +79,8 @@ def derive(document: Document, now: datetime) -> None:
     if document.get("flow") is not None:
         if expire_time and finish_time:
             document["expire_time"] = expire_time
+        return
+    if document.get("owed_since") is not None:
         return
     retain = option["retain_success_ms" if status is TaskStatus.SUCCESS else "retain_fail_ms"]
     if retain is not None:
@@ -168,7 +175,45 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
         if delay is not None:
             run["retry_time"] = now + timedelta(milliseconds=delay)
 
-    return Routine(change)
+    def go_on(document: Document, now: datetime) -> None:
+        owed, state = outcomes[document["_id"]].next, document["task_state"]
+        ends_now = state["status"] == "SUCCESS" and state["finish_time"] == now
+        if owed is None or not ends_now or "next_id" in state:
+            return
+        state["next_id"] = owed.task_id
+        document.pop("expire_time", None)
+        owe(document, [owed], now)
+
+    return Routine(change, go_on)
+
+
+def owe(document: Document, owed: Sequence[OwedTask], now: datetime) -> None:
+    document["owed_tasks"] = [*document.get("owed_tasks", []), *(owed_document(one, now) for one in owed)]
+    mark = document.get("owed_since")
+    document["owed_since"] = max(now, mark + timedelta(milliseconds=1)) if mark else now
+    if "flow" in document:
+        document["flow"]["has_children"] = True
+
+
+def owed_document(owed: OwedTask, now: datetime) -> Document:
+    start = owed.start
+    if start is None and owed.delay_ms is not None:
+        start = now + timedelta(milliseconds=owed.delay_ms)
+    state: Document = {"status": "INIT", "create_time": now, "next_preempt_time": start or now, "failed_cnt": 0}
+    if start is not None:
+        state["start_time"] = start
+    made = {**owed.fixed, "task_state": state | {"cancel_requested": False, "worker_states": []}, "schema_version": 1}
+    if "flow" in made:
+        made["flow"] = {**made["flow"], "release_time": now}
+    return made
+
+
+def add_children(document: Document, owed: Sequence[OwedTask], now: datetime) -> Document:
+    """Return the document after its run has added these children."""
+    made = copy.deepcopy(document)
+    owe(made, owed, now)
+    made["quiet_time"] = now
+    return made
 
 
 def cancel(document: Document, now: datetime) -> None:

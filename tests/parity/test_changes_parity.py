@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -14,8 +15,9 @@ from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.statements import derive, pipelines, requests
+from mtask.store.statements import derive, owing, pipelines, requests
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import finding
 from tests.parity import changes
 from tests.parity.cases import (
@@ -28,6 +30,7 @@ from tests.parity.cases import (
     made,
     many,
     numbered,
+    option,
     options,
     parsed,
     task,
@@ -114,6 +117,26 @@ def test_a_ping_moves_live_leases_and_never_back(
     check(store, documents, pipeline, changes.ping(run_ids, lease_ms, told, session_id), closes_lapsed=False)
 
 
+def owed_task(random: Random) -> OwedTask:
+    """Make a task that another one is to publish: of a flow or not, with any start."""
+    fixed: Document = {"_id": "$task:n", "params": random.choice(_VALUES), "task_option": option(random)}
+    if random.random() < 0.5:
+        fixed["flow"] = {"key": "$f", "step": "$s", "after": [], "on_failed": "run", "ancestors": ["$a"]}
+    start = random.choice([None, None, instant(random)])
+    delay = random.choice([None, 0, 70_000]) if start is None else None
+    return OwedTask(fixed, start, delay)
+
+
+@_properties
+@given(_batches, _randoms)
+def test_children_that_are_added_are_owed(store: SyncStore, documents: list[Document], random: Random) -> None:
+    steps = [document for document in documents if "flow" in document]
+    if steps:
+        added = [owed_task(random) for _ in range(random.choice([1, 3]))]
+        for before, after in zip(steps, stored_after(store, steps, owing.add(added, NOW)), strict=True):
+            assert after == changes.add_children(before, added, NOW)
+
+
 def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
     """Make how a run of each document ends: all of them as successes, or none."""
     is_success = random.random() < 0.5
@@ -123,8 +146,8 @@ def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
         run_id = random.choice(live_runs(document))
         progress = told.setdefault(run_id, random.choice(PROGRESS))
         if is_success:
-            returns = random.choice(_VALUES)
-            ends.append(Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=returns, progress=progress))
+            end = Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=random.choice(_VALUES), progress=progress)
+            ends.append(replace(end, next=owed_task(random) if random.random() < 0.3 else None))
             continue
         status = random.choice([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED])
         ends.append(

@@ -78,7 +78,7 @@ def nearly_simple(
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
-    for field in ("flow", "owed_since", "expire_time"):
+    for field in ("flow", "owed_since", "owed_tasks", "expire_time"):
         document.pop(field, None)
     state.pop("reason", None)
     if random.random() < 0.5 if is_step is None else is_step:

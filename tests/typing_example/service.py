@@ -12,6 +12,7 @@ from typing import Any, Literal, assert_type
 from mtask import (
     App,
     AsyncClient,
+    Child,
     Client,
     Context,
     Cron,
@@ -19,6 +20,7 @@ from mtask import (
     FoundTasks,
     LeaseLost,
     MtaskError,
+    Next,
     Position,
     Published,
     Retry,
@@ -44,6 +46,26 @@ app.include(more)
 
 
 # --- handlers -----------------------------------------------------------------------------------------------------
+
+
+@app.task(next={"import": "store"})
+async def split(context: Context) -> Next:
+    published = await context.add_child("part", send_email, {"to": "a@b.c"}, priority=1)
+    assert_type(published, Published)
+    assert_type(await context.add_children([Child("other", "store", delay=1.0)]), list[Published])
+    results = await context.results()
+    assert_type(results, dict[str, Any])
+    async for step, _ in context.results():
+        assert_type(step, str)
+    async with context.transaction():
+        context.set_result(1)
+    return Next("store", {"n": len(results)}, returns=1, priority_diff=-1, queue="slow")
+
+
+@app.task(next="store")
+def split_sync(context: Context) -> None:
+    assert_type(context.add_children([Child("other", "store")]).get(), list[Published])
+    dict(context.results())
 
 
 @app.task(queue="mail", max_unexpected_retries=5, run_timeout_ms=timedelta(minutes=1), retry_scope="worker")

@@ -25,7 +25,7 @@ from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.flows import retention
 from mtask.store.layout.schema import CHILDREN_INDEX, FLOW_INDEX, HELD_INDEX, OWED_INDEX
-from mtask.store.statements import filters, flows
+from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
@@ -63,8 +63,10 @@ def settle_all(task_ids: Iterable[str]) -> Operation[None]:
 
 
 def is_any() -> Operation[bool]:
-    """Whether the database holds a flow."""
+    """Whether the database holds a flow, or a task that owes others something."""
     found = yield tasks("find_one", {"flow.key": {"$exists": True}}, _ID, hint=FLOW_INDEX)
+    if found is None:
+        found = yield tasks("find_one", {"owed_since": {"$exists": True}}, _ID, hint=OWED_INDEX)
     return found is not None
 
 
@@ -104,24 +106,49 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         rows = yield from _read({"_id": {"$in": list(task_ids)}, "owed_since": {"$exists": True}})
         if not rows:
             break
-        if (yield from _publish_owed(rows)):
-            continue  # only now have the tasks ended that owed these
-        reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
-        yield from retention.revive(sorted(reopened))
-        decided = yield from _decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
-        further += decided.further
-        further += yield from _reopen_undue(rows)
-        for row in rows:
-            if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
-                further += yield from _fail_fast(row)
-        told = yield from _tell(rows)
+        owing_rows = [row for row in rows if row.get("owed_tasks")]
+        if owing_rows:
+            further += yield from _publish_owed(owing_rows)
+            continue  # only now have the tasks ended that owed others
+        alone = [row for row in rows if row.get("flow") is None]
+        # A task of no flow only owes its next task, and no other task waits for its end.
+        is_done = yield from _cross_off(alone, flows.cross_off_alone())
+        told = yield from _settle_steps([row for row in rows if row.get("flow") is not None])
         further += told.further
         if not told.is_complete:
             break  # the marks stay, and a later scan goes on
-        done = [row for row in rows if _status(row) != TaskStatus.WAITING or decided.stays(row)]
-        if (yield from _cross_off(done)) and len(done) == len(rows):
+        if is_done and told.is_crossed_off:
             break
     return further
+
+
+def _settle_steps(rows: Sequence[Document]) -> Operation[_Settled]:
+    """Settle the changes of these steps. They owe no tasks any more."""
+    if not rows:
+        return _Settled([])
+    further: list[str] = []
+    reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
+    yield from retention.revive(sorted(reopened))
+    decided = yield from _decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
+    further += decided.further
+    further += yield from _reopen_undue(rows)
+    for row in rows:
+        if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
+            further += yield from _fail_fast(row)
+    told = yield from _tell(rows)
+    further += told.further
+    if not told.is_complete:
+        return _Settled(further, is_complete=False, is_crossed_off=False)
+    done = [row for row in rows if _status(row) != TaskStatus.WAITING or decided.stays(row)]
+    is_crossed_off = yield from _cross_off(done, flows.cross_off())
+    return _Settled(further, is_crossed_off=is_crossed_off and len(done) == len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    further: Sequence[str]  #: the tasks whose own changes followed
+    is_complete: bool = True  #: whether all others have been told
+    is_crossed_off: bool = True  #: whether all marks are removed
 
 
 @dataclass(slots=True)
@@ -318,17 +345,22 @@ def _part(row: Document) -> Document:
     return part if isinstance(part, dict) else {}
 
 
-def _publish_owed(rows: Sequence[Document]) -> Operation[bool]:
-    """Publish the tasks that these tasks have added to the flow; return whether there were any."""
-    is_any = False
-    for row in rows:
-        owed_tasks = row.get("owed_tasks") or []
-        if owed_tasks:
-            is_any = True
-            yield tasks("insert_new", owed_tasks)
-            ids = [document["_id"] for document in owed_tasks]
-            yield tasks("update_one", {"_id": row["_id"]}, {"$pull": {"owed_tasks": {"_id": {"$in": ids}}}})
-    return is_any
+def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
+    """Publish the tasks that these tasks owe: children, and next tasks. Return the tasks that ended because of it.
+
+    A task that exists stays as it is. A failure in a flow that fails fast may have been settled before a task was added
+    to it, so it is settled again. The tasks are taken out last, so nothing is forgotten if this process dies.
+    """
+    owed_tasks = {document["_id"]: document for row in rows for document in row["owed_tasks"]}
+    yield tasks("insert_new", list(owed_tasks.values()))
+    ended: list[str] = []
+    for key in sorted({_part(row)["key"] for row in rows if _part(row).get("fail_fast")}):
+        failed = yield tasks("find_one", flows.failed_fast(key), {"flow.key": 1}, hint=FLOW_INDEX)
+        if failed is not None:
+            ended += yield from _fail_fast(failed)
+    parents = {"_id": {"$in": [row["_id"] for row in rows]}}
+    yield tasks("update_many", parents, owing.take_out(list(owed_tasks)), hint="_id_")
+    return ended
 
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
@@ -393,13 +425,13 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
     return _Told(further, is_complete=False)
 
 
-def _cross_off(rows: Sequence[Document]) -> Operation[bool]:
+def _cross_off(rows: Sequence[Document], pipeline: Pipeline) -> Operation[bool]:
     """Remove the marks of these tasks; return whether all are removed. A mark that a new change has renewed stays."""
     if not rows:
         return True
     marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
     statuses = {row["_id"]: str(_status(row)) for row in rows}
-    return (yield from _change(flows.owed_as_read(marks, statuses), flows.cross_off())) == len(rows)
+    return (yield from _change(flows.owed_as_read(marks, statuses), pipeline)) == len(rows)
 
 
 def _read(matched: filters.Filter) -> Operation[list[Document]]:

@@ -132,6 +132,7 @@ def task_schema() -> dict[str, Any]:
             "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
+            "chain": ["before", "first_key", "number"],
         },
     )
 

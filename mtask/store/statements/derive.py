@@ -104,6 +104,8 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
                     "$switch": {
                         "branches": [
                             {"case": x.FLOW, "then": kept_with_flow},
+                            # A task that is still to publish its next task stays.
+                            {"case": x.OWED_SINCE, "then": "$$REMOVE"},
                             {"case": is_kept_for_ever, "then": "$$REMOVE"},
                         ],
                         "default": x.add_ms(finish_time(now), retain),

@@ -10,7 +10,7 @@ from mtask.model.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
-from mtask.store.statements.derive import Pipeline, close_lapsed, derive
+from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
 from mtask.store.statements.filters import Filter, by_ids, in_time
 
 STATUS = "task_state.status"
@@ -114,6 +114,11 @@ def open_in_flow(key: str) -> Filter:
     }
 
 
+def failed_fast(key: str) -> Filter:
+    """Match the tasks whose failure cancels the open tasks of the flow."""
+    return {"flow.key": key, STATUS: TaskStatus.FAIL.value, "flow.fail_fast": True}
+
+
 def owed_as_read(marks: Mapping[str, datetime], statuses: Mapping[str, str]) -> Filter:
     """Match these tasks if their mark and their status are as they were read."""
     same = [
@@ -131,6 +136,13 @@ def owed_before(age_ms: int) -> Filter:
 def cross_off() -> Pipeline:
     """Remove the mark: others have been told. No worker's stream needs to hear of that."""
     return [{"$set": {"owed_since": "$$REMOVE", "quiet_time": x.NOW}}]
+
+
+def cross_off_alone(now: x.Expression = x.NOW) -> Pipeline:
+    """Remove the mark of a task of no flow: its next task is published. Its retention, if it has one, begins."""
+    is_kept = {"$or": [{"$not": [x.is_final()]}, {"$eq": [_retain(), None]}]}
+    expire_time = {"$cond": [is_kept, "$$REMOVE", x.add_ms(finish_time(now), _retain())]}
+    return [{"$set": {"expire_time": expire_time}}, {"$set": {"owed_since": "$$REMOVE", "quiet_time": now}}]
 
 
 def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:

@@ -14,7 +14,7 @@ from typing import Any
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
-from mtask.store.statements import rules
+from mtask.store.statements import owing, rules
 from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive, derive_routinely, trimmed
 from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, reported_progress
 
@@ -98,7 +98,9 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
         one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
-    return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]
+    nexts = [outcome.next for outcome in outcomes]
+    goes_on = owing.go_on(ids, nexts, now) if any(nexts) else []
+    return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on]
 
 
 def ping(

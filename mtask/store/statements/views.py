@@ -36,11 +36,16 @@ def _last(condition: x.Expression, field: str) -> x.Expression:
     return {"$let": {"vars": {"run": {"$last": x.runs_where(condition, runs)}}, "in": f"$$run.{field}"}}
 
 
+def returned() -> x.Expression:
+    """Return the value that the last successful run of this round returned, as `documents.Task.returns` does."""
+    return _last(x.current(x.has_status(RunStatus.SUCCESS)), "returns")
+
+
 #: The fields that `documents.Task` has as properties, and that no document stores under this name.
 _DERIVED: Mapping[str, x.Expression] = {
     "status": x.STATUS,
     "runs": x.RUNS,
-    "returns": _last(x.current(x.has_status(RunStatus.SUCCESS)), "returns"),
+    "returns": returned(),
     "fail_reason": _last({"$ne": [{"$ifNull": ["$$run.fail_reason", None]}, None]}, "fail_reason"),
 }
 DERIVED_FIELDS: tuple[str, ...] = tuple(_DERIVED)

@@ -111,7 +111,8 @@ def finish(
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_simple and outcomes[0].status is RunStatus.SUCCESS:
+    goes_on = any(outcome.next is not None for outcome in outcomes)
+    if is_simple and not goes_on and outcomes[0].status is RunStatus.SUCCESS:
         guard, pipeline = short.held_alone(outcomes, has_steps=has_steps), short.succeed(outcomes, has_steps=has_steps)
         update = tasks("update_many", guard, pipeline, hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count

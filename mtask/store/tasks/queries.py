@@ -156,13 +156,13 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task of no flow; return whether it existed.
+    """Remove a task of no flow, unless it is still to publish its next task. Return whether it was removed.
 
     First request the end of a live run, so that the run ends at once.
     """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    result = yield tasks("delete_one", {"_id": task_id, "flow": None})
+    result = yield tasks("delete_one", {"_id": task_id, "flow": None, "owed_since": None})
     return bool(result.deleted_count)
 
 

@@ -69,6 +69,11 @@ class Ending:
     watched: Begun = field(default_factory=list)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the outcome has a next task. Such outcomes have groups of their own, too."""
+        return self.outcome.next is not None
+
+    @property
     def is_success(self) -> bool:
         """Whether the outcome is a SUCCESS. Such outcomes have groups of their own."""
         return self.outcome.status is RunStatus.SUCCESS
@@ -102,15 +107,17 @@ class Finisher:
     ) -> None:
         """`middleware` runs around the writing of each outcome."""
         self._store = scope.store
+        self._ledger = scope.ledger
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
         self._settler = settler
         self._worker_id = scope.worker_id
         self._middleware = middleware
-        # Two lanes: failures and hand-backs must not wait behind many successes.
-        self._successes, self._others = _Lane(), _Lane()
-        self._lanes = (self._others, self._successes)
+        # Three lanes: failures and hand-backs must not wait behind many successes. Successes with a next task need the
+        # general statement, which is long.
+        self._successes, self._going_on, self._others = _Lane(), _Lane(), _Lane()
+        self._lanes = (self._others, self._going_on, self._successes)
         #: The asyncio tasks that send outcomes alone. Groups do not wait for these asyncio tasks.
         self._apart: set[asyncio.Task[None]] = set()
         self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
@@ -137,7 +144,13 @@ class Finisher:
         self._pending += 1
         self._idle.clear()
         ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
-        (self._successes if ending.is_success else self._others).waiting.append(ending)
+        lane = self._others
+        if ending.goes_on:
+            lane = self._going_on
+            self._ledger.has_flows = True
+        elif ending.is_success:
+            lane = self._successes
+        lane.waiting.append(ending)
         self._launch()
 
     def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
@@ -231,7 +244,9 @@ class Finisher:
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
-        is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
+        is_simple = may_be_short and all(
+            ending.is_success and ending.run.is_simple and not ending.goes_on for ending in group
+        )
         has_steps = any(ending.run.task.flow is not None for ending in group)
         timeout = timedelta(seconds=self._wait)
         outcomes = [ending.outcome for ending in group]
@@ -324,7 +339,7 @@ class Finisher:
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
-            if ending.run.task.flow is not None:
+            if ending.run.task.flow is not None or ending.goes_on:
                 self._settler.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1

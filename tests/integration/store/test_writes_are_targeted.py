@@ -25,9 +25,10 @@ from mtask.model.status import RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import retention, settling
+from mtask.store.flows import children, retention, settling
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
 from tests.clients import claim
 from tests.integration.stores import lapse, publish, stored
@@ -290,7 +291,10 @@ def flows(client: Client, store: SyncStore) -> None:
     store.tasks.update_one({"_id": "task:f/3"}, {"$set": {"flow.held_by": "task:f/1"}})
     child = {**stored(store, "f/2"), "_id": "task:f/5", "key": "f/5"}
     store.tasks.update_one({"_id": "task:f/1"}, {"$set": {"owed_tasks": [child]}})
-    claim(store, "task:f/1")
+    part = {"key": "f", "step": "6", "after": [], "on_failed": "cancel", "ancestors": ["task:f/1"]}
+    fixed = {name: child[name] for name in ("name", "queue", "params", "task_option")}
+    added = OwedTask({**fixed, "_id": "task:f/6", "key": "f/6", "flow": part})
+    assert store.run(children.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
     client.cancel("task", "f/1")
     lapse(store, "f/1")
     store.run(claims.settle(["task:f/1"]))

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 import mtask
 import mtask.testing
 from mtask.app.context import Transaction
+from mtask.app.family import Adding, Results
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.client.diagnosis.explain import Reason
 from mtask.client.operating.scheduling import ScheduleArguments
@@ -47,6 +48,8 @@ _REACHED = (
     TaskEvent,
     EventKind,
     Transaction,
+    Adding,
+    Results,
     TaskOptions,
     ScheduleArguments,
     RunCall,
@@ -56,6 +59,8 @@ _REACHED = (
 _MADE_BY_US = (
     mtask.Context,
     Transaction,
+    Adding,
+    Results,
     Events,
     AsyncEvents,
     Completed,

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.errors import TaskNotFinished
+from mtask.errors import RunError, TaskNotFinished
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import publishing, settling
+from mtask.store.flows import children, publishing, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, queries, transactions
 from mtask.store.tasks.publishing import NewTask
 from tests.parity.cases import SCALE
@@ -36,10 +37,14 @@ def store(module_store: SyncStore) -> SyncStore:
 class World:
     """A flow, and actors of whom each makes one statement in its turn, stands still, or dies."""
 
-    def __init__(self, store: SyncStore, random: Random, *, retries: bool, fail_fast: bool) -> None:
+    def __init__(
+        self, store: SyncStore, random: Random, *, retries: bool, fail_fast: bool, children: float = 0.0
+    ) -> None:
         self.store = store
         self.random = random
         self.retries = 3 if retries else 0
+        #: How often a task adds children, or goes on as another one.
+        self.children = children
         self.canceled: set[str] = set()
         self.actors: list[Operation[Any]] = []
         #: What an actor that has begun is about to send.
@@ -65,12 +70,19 @@ class World:
     def work(self, task_id: str, *, fails: bool) -> Operation[None]:
         self.claim_cnt += 1
         token = f"token-{self.claim_cnt}"
-        if not (yield from claims.claim([task_id], "w", token)):
+        claimed = yield from claims.claim([task_id], "w", token)
+        if not claimed:
             return
+        flow = claimed[0]["flow"]
+        if len(flow.get("ancestors", ())) < 2 and self.random.random() < self.children:
+            added = [owed(flow, task_id, f"{flow['step']}-{n}") for n in range(self.random.choice([1, 2]))]
+            yield from children.add(task_id, f"{token}-0", added, lambda: True)
         if fails:
             outcome = Outcome(task_id, f"{token}-0", RunStatus.FAIL, reason="no luck")
         else:
-            outcome = Outcome(task_id, f"{token}-0", RunStatus.SUCCESS)
+            goes_on = "next" not in flow["step"] and self.random.random() < self.children
+            following = owed(flow, task_id, f"{flow['step']}/next-1") if goes_on else None
+            outcome = Outcome(task_id, f"{token}-0", RunStatus.SUCCESS, next=following)
         yield from claims.finish([outcome])
         yield from settling.settle_all([task_id])
 
@@ -111,7 +123,7 @@ class World:
         try:
             call = self.calls.pop(actor, None) or next(actor)
             self.calls[actor] = actor.send(self.store.run(_only(call)))
-        except (StopIteration, TaskNotFinished):
+        except (StopIteration, TaskNotFinished, RunError):
             self.actors.pop(place)
 
     def run(self) -> None:
@@ -130,6 +142,7 @@ class World:
             self.lapse()
             owed = self.store.run(settling.owed(timedelta(0)))
             self.store.run(settling.settle_all(owed))
+            self.children = 0.0
             for task_id in (due := self.with_status("INIT")):
                 _exhaust(self.store, self.work(task_id, fails=False))
             if not owed and not due and not self.with_status("RUNNING"):
@@ -152,8 +165,33 @@ class World:
             if status in _BAD and culprit is not None:
                 assert documents[culprit]["task_state"]["status"] in _BAD, f"{task_id} ended because of {culprit}"
             if status in _BAD and "release_time" not in flow and task_id not in self.canceled and not fail_fast:
-                bad = [i for i in flow["after"] if documents[i]["task_state"]["status"] in _BAD]
+                awaited = {*flow["after"], *(i for i in documents if _is_below(documents[i], flow["after"]))}
+                bad = [i for i in awaited if documents[i]["task_state"]["status"] in _BAD]
                 assert bad, f"{task_id} ended, but nothing that it depends on failed"
+
+    def check_order(self) -> None:
+        """Check that no step was released before all that it waits for had ended."""
+        documents = self.documents()
+        for task_id, document in documents.items():
+            released, after = document["flow"].get("release_time"), document["flow"]["after"]
+            for other in documents.values() if after and released is not None else ():
+                if other["_id"] in after or _is_below(other, after):
+                    assert other["task_state"]["finish_time"] <= released, f"{task_id} before {other['_id']}"
+
+
+def _is_below(document: Document, after: list[str]) -> bool:
+    return bool(set(document["flow"].get("ancestors", ())) & set(after))
+
+
+def owed(flow: Document, parent: str, step: str) -> OwedTask:
+    """Make a task that a step of the flow adds to it."""
+    part = {"key": "f", "step": step, "after": [], "on_failed": flow["on_failed"]}
+    part["ancestors"] = [*flow.get("ancestors", ()), parent]
+    if flow.get("fail_fast"):
+        part["fail_fast"] = True
+    option = TaskOption(max_unexpected_retries=0).stored()
+    fixed = {"_id": f"task:f/{step}", "name": "task", "key": f"f/{step}", "queue": "default", "params": None}
+    return OwedTask({**fixed, "task_option": option, "flow": part})
 
 
 def _only(call: Call) -> Generator[Call, Any, Any]:
@@ -174,3 +212,18 @@ def test_whatever_interleaves_every_flow_ends_as_its_rules_say(
     world.run()
     world.finish()
     world.check(fail_fast=fail_fast)
+
+
+@settings(max_examples=30 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_dependents_wait_for_children_and_chains_whatever_interleaves(
+    store: SyncStore, seed: int, retries: bool, fail_fast: bool
+) -> None:
+    store.tasks.delete_many({})
+    world = World(store, Random(seed), retries=retries, fail_fast=fail_fast, children=0.4)
+    world.run()
+    world.finish()
+    world.check(fail_fast=fail_fast)
+    if not retries:
+        world.check_order()
+    assert all("owed_tasks" not in document for document in world.documents().values())
