@@ -9,6 +9,7 @@ _FLOWS = "mtask/store/statements/flows.py"
 _RETENTION = "mtask/store/flows/retention.py"
 _TESTS = "tests/integration/store/flows/test_settling.py"
 _PARITY = "tests/parity/test_flows_parity.py"
+_WORKER_TESTS = "tests/integration/worker/running/test_flows.py"
 _SHORT_PARITY = "tests/parity/test_simple_parity.py"
 
 FLOW_MUTATIONS = (
@@ -166,6 +167,19 @@ FLOW_MUTATIONS = (
               'changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
               'changed["owed_since"] = x.OWED_SINCE'),),
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
+    ),
+    Mutation(
+        "flows-of-others-are-not-heard-of",
+        "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
+        (Edit("mtask/store/streams/wakeups.py", '{"$or": [is_wanted, _BEGINS_FLOW]}', "is_wanted"),),
+        (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
+    ),
+    Mutation(
+        "dead-workers-owe-for-ever",
+        "Nobody does what a worker that died right after its finish owes.",
+        (Edit("mtask/worker/discovery/janitor.py", "                await self.settle_owed()\n",
+              "                pass\n"),),
+        (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(
         "retention-of-a-dead-worker-stays",
