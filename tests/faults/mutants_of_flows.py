@@ -16,8 +16,14 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-publishes-nothing",
         "What a step owes the flow is never published, and its dependents wait for ever.",
-        (Edit(_SETTLING, "if (yield from _publish_owed(rows)):", "if False:"),),
+        (Edit(_SETTLING, "is_published = yield from _publish_owed(rows)", "is_published = False"),),
         (f"{_TESTS}::test_outbox_gap",),
+    ),
+    Mutation(
+        "told-as-it-was-before-its-children",
+        "A task that owed a child counts as open once more when its dependents are told, and its mark is removed.",
+        (Edit(_SETTLING, "        if is_published:", "        if False:"),),
+        (f"{_TESTS}::test_a_task_that_owed_a_child_tells_its_dependents_of_its_end",),
     ),
     Mutation(
         "settle-decides-not-itself",
@@ -41,7 +47,8 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-tells-nobody",
         "The end of a step releases nothing.",
-        (Edit(_SETTLING, "told = yield from _tell(rows)", "told = _Told([], is_complete=True)"),),
+        (Edit(_SETTLING, "            told = yield from _tell(rows)",
+              "            told = _Told([], is_complete=True)"),),
         (f"{_TESTS}::test_a_diamond_runs_in_order_and_each_step_is_released_once",),
     ),
     Mutation(

@@ -104,8 +104,7 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         rows = yield from _read({"_id": {"$in": list(task_ids)}, "owed_since": {"$exists": True}})
         if not rows:
             break
-        if (yield from _publish_owed(rows)):
-            continue  # only now have the tasks ended that owed these
+        is_published = yield from _publish_owed(rows)
         reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
         yield from retention.revive(sorted(reopened))
         decided = yield from _decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
@@ -114,7 +113,10 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
         for row in rows:
             if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
                 further += yield from _fail_fast(row)
-        told = yield from _tell(rows)
+        if is_published:  # only now have the tasks ended that owed these
+            told = yield from _tell((yield from _read({"_id": {"$in": [row["_id"] for row in rows]}})))
+        else:
+            told = yield from _tell(rows)
         further += told.further
         if not told.is_complete:
             break  # the marks stay, and a later scan goes on

@@ -335,6 +335,21 @@ def test_outbox_gap(store: SyncStore) -> None:
     assert not stores.stored(store, "f/d1").get("owed_tasks")
 
 
+def test_a_task_that_owed_a_child_tells_its_dependents_of_its_end(store: SyncStore) -> None:
+    """The child ended while it was still owed: only the end of its parent can release the dependent."""
+    publish(store, {"d": [], "p": ["d"]})
+    child = stores.stored(store, "f/d") | {"_id": _id("child"), "key": "f/child"}
+    child["flow"] = {**child["flow"], "step": "child", "ancestors": [_id("d")]}
+    child["flow"].pop("head", None)
+    store.tasks.update_one({"_id": _id("d")}, {"$set": {"owed_tasks": [child], "flow.has_children": True}})
+    end(store, "d", settles=False)
+    store.tasks.insert_one(child)
+    end(store, "child")
+    recover(store)
+    assert status(store, "p") == "INIT"
+    assert owed(store) == set()
+
+
 def test_stale_verdict(store: SyncStore) -> None:
     """A settler that is about to cancel P stands still while D is retried to SUCCESS; a user's cancel stays."""
     publish(store, {"d": [], "p": ["d"], "sibling": ["d"]})
