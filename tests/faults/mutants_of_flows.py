@@ -9,6 +9,7 @@ _FLOWS = "mtask/store/statements/flows.py"
 _RETENTION = "mtask/store/flows/retention.py"
 _TESTS = "tests/integration/store/flows/test_settling.py"
 _PARITY = "tests/parity/test_flows_parity.py"
+_WORKER_TESTS = "tests/integration/worker/running/test_flows.py"
 _SHORT_PARITY = "tests/parity/test_simple_parity.py"
 
 FLOW_MUTATIONS = (
@@ -17,6 +18,12 @@ FLOW_MUTATIONS = (
         "What a step owes the flow is never published, and its dependents wait for ever.",
         (Edit(_SETTLING, "if owing_rows:", "if False:"),),
         (f"{_TESTS}::test_outbox_gap",),
+    ),
+    Mutation(
+        "told-as-it-was-before-its-children",
+        "A task that owed a child counts as open once more when its dependents are told, and its mark is removed.",
+        (Edit(_SETTLING, "            continue  # only now have the tasks ended that owed others\n", ""),),
+        (f"{_TESTS}::test_a_task_that_owed_a_child_tells_its_dependents_of_its_end",),
     ),
     Mutation(
         "settle-decides-not-itself",
@@ -40,7 +47,8 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-tells-nobody",
         "The end of a step releases nothing.",
-        (Edit(_SETTLING, "told = yield from _tell(rows)", "told = _Told([], is_complete=True)"),),
+        (Edit(_SETTLING, "            told = yield from _tell(rows)",
+              "            told = _Told([], is_complete=True)"),),
         (f"{_TESTS}::test_a_diamond_runs_in_order_and_each_step_is_released_once",),
     ),
     Mutation(
@@ -92,7 +100,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "release-by-an-old-read",
         "A settler that stood still releases a step whose dependency runs again.",
-        (Edit(_SETTLING, '                guard |= flows.read_at(group[0]["now"])\n', ""),),
+        (Edit(_SETTLING, '                guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
         (f"{_TESTS}::test_a_release_does_not_follow_from_a_read_of_long_ago",),
     ),
     Mutation(
@@ -166,6 +174,19 @@ FLOW_MUTATIONS = (
               'changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
               'changed["owed_since"] = x.OWED_SINCE'),),
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
+    ),
+    Mutation(
+        "flows-of-others-are-not-heard-of",
+        "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
+        (Edit("mtask/store/streams/wakeups.py", '{"$or": [is_wanted, _BEGINS_FLOW]}', "is_wanted"),),
+        (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
+    ),
+    Mutation(
+        "dead-workers-owe-for-ever",
+        "Nobody does what a worker that died right after its finish owes.",
+        (Edit("mtask/worker/discovery/janitor.py", "                await self.settle_owed()\n",
+              "                pass\n"),),
+        (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(
         "retention-of-a-dead-worker-stays",

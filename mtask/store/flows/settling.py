@@ -187,7 +187,7 @@ def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
     decided = _Decided()
     further = decided.further
     pending = list(task_ids)
-    for _ in range(_ROUNDS):
+    for try_cnt in range(_ROUNDS):
         if not pending:
             break
         rows = yield from look(pending)
@@ -201,7 +201,7 @@ def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
             guard = flows.waiting({row["_id"]: row.get("held_by") for row in group})
             others = {row["_id"]: row["other"] for row in group}
             if verdict is Verdict.RELEASE:
-                guard |= flows.read_at(group[0]["now"])
+                guard |= flows.read_at(group[0]["now"], try_cnt)
                 changed_cnt = yield from _release(guard, len(group))
                 further += [row["_id"] for row in group if row.get("owed_since") is not None]
             elif verdict is Verdict.WAIT:

@@ -17,7 +17,7 @@ STATUS = "task_state.status"
 _WAITING = TaskStatus.WAITING.value
 _FAILED = [TaskStatus.CANCELED.value, TaskStatus.FAIL.value]
 _OPEN = sorted(status.value for status in TaskStatus if status not in FINAL_STATUSES)
-#: The time for which a read may decide on a release.
+#: The time for which a read may decide on a release, at the first try.
 _FRESH = timedelta(seconds=5)
 
 
@@ -52,12 +52,13 @@ def waiting(holders: Mapping[str, str | None]) -> Filter:
     return {**_held_as_before(holders), STATUS: _WAITING}
 
 
-def read_at(now: datetime) -> Filter:
-    """Match only for a while after the read that decided.
+def read_at(now: datetime, try_cnt: int) -> Filter:
+    """Match only for a while after the read that decided, and longer with each try.
 
-    A release cannot be taken back. A process that stood still since its read must read again.
+    A release cannot be taken back. A process that stood still since its read must read again. But on a server that
+    needs long for each statement, some try must succeed.
     """
-    return in_time(now + _FRESH)
+    return in_time(now + _FRESH * (try_cnt + 1))
 
 
 def never_begun() -> Filter:

@@ -34,8 +34,9 @@ _OWED_GRACE = timedelta(seconds=2)
 _OWED_GROUP = 100
 #: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
 _OWED_ROUNDS = 40
-#: Each n-th regular scan looks for waiting tasks whose holder was removed and for flows that have ended: once a minute.
-_ORPHANS_EVERY = 12
+#: While no flows are known, each n-th regular scan looks whether there are any: every 20 s. With flows, each n-th scan
+#: looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute.
+_FLOWS_EVERY, _ORPHANS_EVERY = 4, 12
 
 
 class Janitor:
@@ -47,8 +48,6 @@ class Janitor:
         self._quarantine = quarantine
         self._questions = questions
         self._inbox = inbox
-        #: Whether the last look at flows failed, although no flow is known. Then the next look comes after a minute.
-        self._lacks_index = False
 
     async def note_unserved(self) -> None:
         """Note the names of waiting tasks in this worker's queues for which this worker has no handler."""
@@ -77,22 +76,31 @@ class Janitor:
     async def settle_flows(self, count: int) -> None:
         """Do what is left undone in flows. `count` is the number of regular scans before this one.
 
-        Each worker looks for changes that others have not been told of, even if it has never seen a flow: the only
-        other worker may have died. In a database without flows, the index of these changes is empty.
+        A database without flows only costs a look now and then: the change stream tells of new flows.
         """
-        is_thorough = count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1
-        if self._lacks_index and not is_thorough:
+        if count % _FLOWS_EVERY == 0:
+            await self.look_for_flows()
+        try:
+            if self._scope.ledger.has_flows:
+                await self.settle_owed()
+                if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
+                    await self.decide_orphans()
+                    await self._store.run(retention.end_flows())
+        except OperationFailed as error:
+            self._warn_of_flows(error)
+
+    async def look_for_flows(self) -> None:
+        """Look whether the database holds flows, unless that is known."""
+        if self._scope.ledger.has_flows:
             return
         try:
-            await self.settle_owed()
-            if is_thorough and (self._scope.ledger.has_flows or await self._store.run(settling.is_any())):
-                self._scope.ledger.has_flows = True
-                await self.decide_orphans()
-                await self._store.run(retention.end_flows())
-            self._lacks_index = False
-        except OperationFailed as error:  # an index is missing, for example: the other tasks must not wait for that
-            self._lacks_index = not self._scope.ledger.has_flows
-            logger.warning("flows not looked after; run `mtask init`", extra=fields(reason=str(error)))
+            self._scope.ledger.has_flows = await self._store.run(settling.is_any())
+        except OperationFailed as error:
+            self._warn_of_flows(error)
+
+    def _warn_of_flows(self, error: OperationFailed) -> None:
+        # An index is missing, for example. The other tasks must not wait for that.
+        logger.warning("flows not looked after; run `mtask init`", extra=fields(reason=str(error)))
 
     async def settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
@@ -100,7 +108,6 @@ class Janitor:
             task_ids = await self._store.run(settling.owed(_OWED_GRACE))
             if not task_ids:
                 break
-            self._scope.ledger.has_flows = True
             random.shuffle(task_ids)
             for place in range(0, len(task_ids), _OWED_GROUP):
                 await self._settle_owed_group(task_ids[place : place + _OWED_GROUP])

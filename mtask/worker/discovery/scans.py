@@ -295,6 +295,7 @@ class Scans:
             self._is_setup_due = True
             self._wake.set()
         await self._janitor.note_unserved()
+        await self._janitor.look_for_flows()
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime
 from typing import Any
 
@@ -111,6 +112,47 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another(
             await bench.status("work:f/a", "SUCCESS")
             await ended(bench)
             assert statuses(bench) == {"a": "SUCCESS", "b": "SUCCESS"}
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it(
+    mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    """It may be the only one that lives when somebody must look after the flow."""
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+            parts = bench.worker.parts
+            assert parts.scope.ledger.has_flows is False
+            heard = parts.stream.event_cnt
+            flow = Flow("f", queue="elsewhere")
+            flow.add("b", "work", after=[flow.add("a", "work")])
+            await bench.client.publish_flow(flow)
+            await bench.heard(heard)
+            await until(lambda: parts.scope.ledger.has_flows, message="the worker knows")
+            later = Flow("g")
+            later.add("a", "work", delay=3600)
+            await bench.client.publish_flow(later)
+            await bench.heard(heard + 1)
+            await bench.at_rest()
+            assert statuses(bench) == {"a": "INIT", "b": "WAITING"}
+            assert not parts.queue.ready_count(time.monotonic() + 7200)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_looks_for_flows_when_its_stream_was_broken(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+            ledger, scans = bench.worker.parts.scope.ledger, bench.worker.parts.scans
+            flow = Flow("f", queue="elsewhere")
+            flow.add("a", "work")
+            await bench.client.publish_flow(flow)
+            await until(lambda: ledger.has_flows, message="the event")
+            ledger.has_flows = False
+            scans.ask_full()
+            await until(lambda: ledger.has_flows, message="a full scan looks for flows")
 
     asyncio.run(scenario())
 
