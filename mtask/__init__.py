@@ -4,6 +4,7 @@ from mtask.app.app import App
 from mtask.app.context import Context
 from mtask.client import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.position import Position
+from mtask.client.reading.flows import FlowRow, FlowState, StepState
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import (
     Fail,
@@ -22,6 +23,7 @@ from mtask.model.options import TaskOption
 from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.model.triggers import Cron
+from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
@@ -29,11 +31,14 @@ from mtask.version import __version__
 __all__ = [
     "App",
     "AsyncClient",
+    "ChangedFlow",
     "Client",
     "Context",
     "Cron",
     "Fail",
     "Flow",
+    "FlowRow",
+    "FlowState",
     "FoundTasks",
     "LeaseLost",
     "MtaskError",
@@ -43,6 +48,7 @@ __all__ = [
     "Retry",
     "RunStatus",
     "Schedule",
+    "StepState",
     "Task",
     "TaskCanceled",
     "TaskExists",

@@ -154,6 +154,8 @@ def _next(task: Task, now: datetime) -> str:
     live = rules.live_runs(task, now)
     if live:
         return f"lease {relative(max(run.ping_expire_time for run in live), now)}"
+    if task.status is TaskStatus.WAITING:
+        return "after others"
     instant = task.task_state.next_preempt_time
     if instant is None:
         return "?"

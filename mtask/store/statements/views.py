@@ -41,6 +41,11 @@ _DERIVED: Mapping[str, x.Expression] = {
     "status": x.STATUS,
     "runs": x.RUNS,
     "returns": _last(x.current(x.has_status(RunStatus.SUCCESS)), "returns"),
-    "fail_reason": _last({"$ne": [{"$ifNull": ["$$run.fail_reason", None]}, None]}, "fail_reason"),
+    "fail_reason": {
+        "$ifNull": [
+            f"{x.STATE}.reason",
+            _last({"$ne": [{"$ifNull": ["$$run.fail_reason", None]}, None]}, "fail_reason"),
+        ]
+    },
 }
 DERIVED_FIELDS: tuple[str, ...] = tuple(_DERIVED)
