@@ -163,9 +163,9 @@ def _next(task: Task, now: datetime) -> str:
 
 
 def _last(task: Task) -> Text:
-    """Return the worker of the last run, and the reason if the run failed."""
+    """Return the worker of the last run, and the reason if the run failed. Without a run, return why the task ended."""
     if not task.runs:
-        return Text("")
+        return Text(clean(task.task_state.reason or "", 120), style="red")
     run = task.runs[-1]
     text = Text(clean(run.worker_id))
     if run.fail_reason:
