@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from mtask.client.asking.requests import WaitPolicy, wait_policy
@@ -46,12 +46,17 @@ def every(prefix: str | None, limit: int) -> Operation[list[FlowRow]]:
 
 def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
     """Cancel the open steps of a flow."""
-    return operating.cancel(check_key(key), everything=everything)
+    return _sorted(operating.cancel(check_key(key), everything=everything))
 
 
 def retry(key: str) -> Operation[ChangedFlow]:
     """Open the FAIL and CANCELED steps of a flow again."""
-    return operating.retry(check_key(key))
+    return _sorted(operating.retry(check_key(key)))
+
+
+def _sorted(operation: Operation[ChangedFlow]) -> Operation[ChangedFlow]:
+    changed = yield from operation
+    return replace(changed, counts=states.counted(changed.counts))
 
 
 @dataclass(slots=True)
