@@ -17,6 +17,7 @@ from mtask.errors import DependencyFailed, FlowNotFound, FlowWaitTimeout, Invali
 from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import operating, reading, settling
+from mtask.store.flows import retention as flow_retention
 from mtask.store.tasks import queries, retention
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
@@ -114,6 +115,8 @@ def test_a_flow_has_not_ended_before_all_ends_are_told(store: SyncStore, reader:
     succeed(store, task_id("a"), claim(store, task_id("a")))
     found = reader.flow("f")
     assert (found.progress, found.is_ended, found.end_time) == (1.0, False, None)
+    with pytest.raises(FlowWaitTimeout, match="task work:f/a is SUCCESS"):
+        reader.wait_flow("f", timeout=0)
     store.run(settling.settle_all([task_id("a")]))
     assert reader.flow("f").is_ended
 
@@ -472,6 +475,34 @@ def test_a_step_is_not_removed_while_it_owes_others_something(store: SyncStore, 
     assert not store.run(queries.remove_step(task_id("a")))
     store.run(settling.settle_all([task_id("a")]))
     assert store.run(queries.remove_step(task_id("a")))
+
+
+def test_a_flow_whose_first_step_is_removed_gets_another_first_step(client: AnyClient, store: SyncStore) -> None:
+    published(client)
+    assert client.remove(NAME, "f/a")
+    found = client.flow("f")
+    assert found.head is not None
+    assert [row.key for row in client.flows()] == ["f"]
+    client.cancel_flow("f", everything=True)
+    assert store.run(flow_retention.end_flows()) == 1
+    for step in ("b", "c", "clean"):
+        assert client.remove(NAME, f"f/{step}")
+    assert client.flows() == []
+
+
+def test_a_flow_whose_first_step_has_expired_gets_another_when_a_step_runs_again(
+    store: SyncStore, reader: Client
+) -> None:
+    published(reader)
+    reader.cancel_flow("f", everything=True)
+    assert store.run(flow_retention.end_flows()) == 1
+    store.tasks.delete_one({"_id": task_id("a")})
+    assert reader.flow("f").head is None
+    reader.retry(NAME, "f/clean")
+    assert reader.flow("f").head is not None
+    assert store.run(flow_retention.end_flows()) == 0
+    reader.cancel_flow("f", everything=True)
+    assert store.run(flow_retention.end_flows()) == 1
 
 
 def test_keep_leaves_the_steps_of_flows(store: SyncStore, reader: Client) -> None:
