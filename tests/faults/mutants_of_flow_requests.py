@@ -67,7 +67,7 @@ FLOW_REQUEST_MUTATIONS = (
         "wait-does-not-look-after-the-watched-end",
         "A wait for a flow goes on watching a step that has ended.",
         (Edit(_REQUESTS, "event is None or has_ended or elapsed", "event is None or elapsed"),),
-        (f"{_TEST}::test_a_wait_follows_the_flow_on_one_stream",),
+        ("tests/unit/client/test_wait_for_flow.py::test_only_the_end_of_the_watched_step_counts",),
     ),
     Mutation(
         "step-is-removed-while-it-owes",

@@ -221,7 +221,7 @@ def test_a_wait_follows_the_flow_on_one_stream(client: AnyClient, store: SyncSto
             seen.append(streams(mongo, store.database.name))
 
     with meanwhile(work):
-        found = client.wait_flow(key, timeout=25)
+        found = client.wait_flow(key, timeout=60)
     assert (found.is_ended, found.counts) == (True, {"SUCCESS": 4})
     assert max(seen) == 1
     eventually(lambda: streams(mongo, store.database.name) == 0, message="the stream is closed")
