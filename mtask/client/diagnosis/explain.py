@@ -21,8 +21,8 @@ from mtask.store.flows.reading import Waits
 
 #: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)
-#: The most tasks that the reason of a WAITING step names.
-_NAMED = 5
+#: The most tasks that the reason of a WAITING step names, and the most characters of each id.
+_NAMED, _ID_WIDTH = 5, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def in_flow(task_id: str) -> Operation[list[Reason]]:
 
 def waits_in_flow(waits: Waits) -> Reason:
     """Return the reason why a WAITING step waits."""
-    named = ", ".join(f"{task_id} ({status})" for task_id, status in waits.examples)
+    named = ", ".join(f"{_brief(task_id)} ({status})" for task_id, status in waits.examples)
     if waits.open_cnt:
         more = waits.open_cnt - len(waits.examples)
         also = f" and {more} more" if more > 0 else ""
@@ -78,6 +78,10 @@ def waits_in_flow(waits: Waits) -> Reason:
     if waits.owed_since is not None or waits.is_held:
         return Reason("to_be_released", "its dependencies have ended: a worker is about to release it, or to end it")
     return Reason("lost", "its dependencies have ended, and nobody was told: `mtask doctor` tells what to do")
+
+
+def _brief(task_id: str) -> str:
+    return task_id if len(task_id) <= _ID_WIDTH else task_id[: _ID_WIDTH - 1] + "…"
 
 
 def waits_for(

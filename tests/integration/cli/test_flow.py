@@ -204,6 +204,15 @@ def test_a_waiting_task_tells_for_whom_it_waits(mtask: Commands, store: SyncStor
     assert document["reasons"][0]["reason"] == "waits"
 
 
+def test_long_ids_are_shortened(mtask: Commands) -> None:
+    flow = Flow("f")
+    flow.add("b", "work", after=[flow.add("a" * 400, "work")])
+    with client_of(mtask) as client:
+        client.publish_flow(flow)
+    (reason,) = mtask.ok("show", "work:f/b", "--json").json["waits_for"]
+    assert reason["message"] == f"waits for work:f/{'a' * 92}… (INIT)"
+
+
 def test_a_waiting_task_tells_that_it_is_about_to_start_or_lost(mtask: Commands, store: SyncStore) -> None:
     published(mtask)
     succeed(store, "work:f/first", claim(store, "work:f/first"))
