@@ -201,7 +201,10 @@ def stats(
     grouped: dict[tuple[str, str], dict[str, StatRow]] = defaultdict(dict)
     for found in rows:
         grouped[found.queue, found.name][found.status] = found
-    statuses = list(dict.fromkeys([*TaskStatus, *(found.status for found in rows)]))
+    present = [found.status for found in rows]
+    # A database without flows has no WAITING tasks, and needs no column for them.
+    usual = [status for status in TaskStatus if status is not TaskStatus.WAITING or status in present]
+    statuses = list(dict.fromkeys([*usual, *present]))
     columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
     columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
     columns.append(Column("OLDEST WAITING"))
