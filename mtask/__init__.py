@@ -6,6 +6,7 @@ from mtask.app.family import Child
 from mtask.app.next import Next
 from mtask.client import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.position import Position
+from mtask.client.reading.flows import FlowRow, FlowState, StepState
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import (
     Fail,
@@ -24,6 +25,7 @@ from mtask.model.options import TaskOption
 from mtask.model.schedules import Schedule
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.model.triggers import Cron
+from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
@@ -31,12 +33,15 @@ from mtask.version import __version__
 __all__ = [
     "App",
     "AsyncClient",
+    "ChangedFlow",
     "Child",
     "Client",
     "Context",
     "Cron",
     "Fail",
     "Flow",
+    "FlowRow",
+    "FlowState",
     "FoundTasks",
     "LeaseLost",
     "MtaskError",
@@ -47,6 +52,7 @@ __all__ = [
     "Retry",
     "RunStatus",
     "Schedule",
+    "StepState",
     "Task",
     "TaskCanceled",
     "TaskExists",

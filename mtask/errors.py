@@ -23,6 +23,8 @@ MtaskError
 │   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
 │   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
+│       └── FlowWaitTimeout      the flow did not end within the timeout
+├── FlowNotFound                 no task is of a flow with this key
 ├── FlowConflict                 another task has the `_id` of a step, or the flow was just published in another shape
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
@@ -249,6 +251,8 @@ class TaskNotFinished(TaskError):
 class DependencyFailed(TaskError):
     """A step was canceled because a dependency failed. It cannot run again before that dependency does."""
 
+    exit_code = 5
+
     def __init__(self, task_id: str, dependency: str) -> None:
         super().__init__(
             task_id, f"task {task_id!r} cannot run: it depends on {dependency!r}, which failed. Retry that task first."
@@ -328,6 +332,18 @@ class WaitTimeout(TaskError, TimeoutError):
         self.status = status
         self.timeout = timeout
         self.others = tuple(others)
+
+
+class FlowWaitTimeout(WaitTimeout):
+    """The flow did not end within the timeout. `task_id` is one of its steps that have not ended."""
+
+    def __init__(self, key: str, task_id: str, status: str, timeout: timedelta) -> None:
+        super().__init__(task_id, status, timeout)
+        self.args = (
+            f"flow {shown(key)} has not ended after {timeout.total_seconds():g} s: task {task_id} is {status}. "
+            "`mtask flow show` shows all its steps.",
+        )
+        self.key = key
 
 
 # --- errors about a schedule ------------------------------------------------------------------------------
@@ -495,6 +511,19 @@ class EventsLost(OperationFailed):
 
 
 # --- errors about a flow ----------------------------------------------------------------------------------
+
+
+class FlowNotFound(MtaskError):
+    """No task is of a flow with this key."""
+
+    exit_code = 4
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"there is no flow {shown(key)}. `mtask flow list` lists those there are; its steps may also have expired "
+            "by their retention."
+        )
+        self.key = key
 
 
 class FlowConflict(MtaskError):

@@ -13,6 +13,7 @@ import typer
 
 from mtask.cli import failures, interrupts
 from mtask.cli.database import demo, doctor, local, setup
+from mtask.cli.flows import flow
 from mtask.cli.options import callback
 from mtask.cli.queues import controls, purge
 from mtask.cli.schedules import schedule
@@ -65,6 +66,7 @@ position.register(app)
 change.register(app)
 workers.register(app)
 controls.register(app)
+flow.register(app)
 schedule.register(app)
 setup.register(app)
 doctor.register(app)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
-from mtask.client.asking import pointing, publication, requests, several
+from mtask.client.asking import flow_requests, pointing, publication, requests, several
 from mtask.client.asking.flows import Flow, FlowPublication
 from mtask.client.asking.pointing import TaskPointer
 from mtask.client.asking.publication import TaskRef, TaskSpec
@@ -23,6 +23,7 @@ from mtask.client.reading import following as event_requests
 from mtask.client.reading import views
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
+from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
@@ -32,6 +33,7 @@ from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.types import SyncSession
+from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks import queries
 from mtask.store.tasks.publishing import IfExists, Published
@@ -388,6 +390,74 @@ class Client(SyncConnection):
         InvalidInput.
         """
         return self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+
+    # --- flows ----------------------------------------------------------------------------------------------
+
+    def flow(self, key: str) -> FlowState:
+        """Return a flow with all its steps, their statuses and times; raise FlowNotFound.
+
+        Params and returns are not read: use `get` or `find` for these.
+        """
+        return self._run(flow_requests.state(key))
+
+    def flows(self, *, prefix: str | None = None, limit: int = 100) -> list[FlowRow]:
+        """Return flows with the numbers of their steps by status, the newest first: at most `limit`, or all if it is 0.
+
+        `prefix` is the beginning of the flows' keys. A flow whose first step was removed is left out.
+        """
+        return self._run(flow_requests.every(prefix, limit))
+
+    def wait_flow(self, key: str, *, timeout: timedelta | float | None = None) -> FlowState:
+        """Wait until a flow has ended; return the flow. `timeout`: a timedelta or seconds.
+
+        A flow ends even if steps fail: see `FlowState.failed`. Raises FlowWaitTimeout or FlowNotFound.
+        """
+        waiting = flow_requests.wait(key, timeout)
+        began = time.monotonic()
+        happening: Events | None = None
+        try:
+            while True:
+                elapsed = time.monotonic() - began
+                if waiting.is_to_look and self._run(waiting.look(elapsed)):
+                    break
+                pause = waiting.timing.next_pause(elapsed)
+                if pause is None:
+                    raise waiting.give_up()
+                patience = waiting.patience(elapsed)
+                if patience is None:
+                    self._sleep(pause)
+                    waiting.look_again()
+                    continue
+                try:
+                    if happening is None:
+                        # The client looks once more after the stream is open, so that no end is missed.
+                        happening = Events(self._store, event_requests.follow_flow(key), self._make_ready)
+                        happening.open()
+                        waiting.look_again()
+                    else:
+                        waiting.note(happening.poll(patience), elapsed)
+                except (AccessDenied, OperationFailed):
+                    waiting.timing.can_follow = False  # the user lacks the right to open a change stream
+        finally:
+            if happening is not None:
+                happening.close()
+        return self.flow(key)
+
+    def cancel_flow(self, key: str, *, everything: bool = False) -> ChangedFlow:
+        """Cancel the open steps of a flow, and ask the workers of its running steps to stop; raise FlowNotFound.
+
+        The clean-up stays: steps with on_failed="run" that depend on others run when their dependencies have ended.
+        With `everything`, they are canceled, too. A retry of another step does not open a canceled step again;
+        `retry_flow` does.
+        """
+        return self._run(flow_requests.cancel(key, everything=everything))
+
+    def retry_flow(self, key: str) -> ChangedFlow:
+        """Let all FAIL and CANCELED steps of a flow run again; raise FlowNotFound.
+
+        Each of them waits for its dependencies as before. Steps that succeeded stay as they are.
+        """
+        return self._run(flow_requests.retry(key))
 
     # --- queues and task names ------------------------------------------------------------------------------
 

@@ -125,6 +125,7 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             assert [line.split()[0] for line in asked[-5:-2]] == ["7/2", "7/1", "7/0"]
             assert asked[-2] == "100"
             assert asked[-1].count("TaskStatus.SUCCESS") == 3
+            assert run("python flow.py", folder, **settings).splitlines() == ["{'SUCCESS': 5}"]
             script = shell_block("mtask set-worker")
             first, *others = [w.worker_id for w in client.workers()]
             run(script.replace("WORKER_ID", first), folder, **settings)

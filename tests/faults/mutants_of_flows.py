@@ -47,8 +47,8 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-tells-nobody",
         "The end of a step releases nothing.",
-        (Edit(_SETTLING, "            told = yield from _tell(rows)",
-              "            told = _Told([], is_complete=True)"),),
+        (Edit(_SETTLING, "    told = yield from _tell(rows)",
+              "    told = _Told([], is_complete=True)"),),
         (f"{_TESTS}::test_a_diamond_runs_in_order_and_each_step_is_released_once",),
     ),
     Mutation(

@@ -30,6 +30,7 @@ from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
@@ -43,6 +44,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *LOOKUP_MUTATIONS,
     *FLOW_MUTATIONS,
     *CHILD_MUTATIONS,
+    *FLOW_REQUEST_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

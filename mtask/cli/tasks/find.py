@@ -154,6 +154,8 @@ def _next(task: Task, now: datetime) -> str:
     live = rules.live_runs(task, now)
     if live:
         return f"lease {relative(max(run.ping_expire_time for run in live), now)}"
+    if task.status is TaskStatus.WAITING:
+        return "after others"
     instant = task.task_state.next_preempt_time
     if instant is None:
         return "?"
@@ -161,9 +163,9 @@ def _next(task: Task, now: datetime) -> str:
 
 
 def _last(task: Task) -> Text:
-    """Return the worker of the last run, and the reason if the run failed."""
+    """Return the worker of the last run, and the reason if the run failed. Without a run, return why the task ended."""
     if not task.runs:
-        return Text("")
+        return Text(clean(task.task_state.reason or "", 120), style="red")
     run = task.runs[-1]
     text = Text(clean(run.worker_id))
     if run.fail_reason:
@@ -199,7 +201,10 @@ def stats(
     grouped: dict[tuple[str, str], dict[str, StatRow]] = defaultdict(dict)
     for found in rows:
         grouped[found.queue, found.name][found.status] = found
-    statuses = list(dict.fromkeys([*TaskStatus, *(found.status for found in rows)]))
+    present = [found.status for found in rows]
+    # A database without flows has no WAITING tasks, and needs no column for them.
+    usual = [status for status in TaskStatus if status is not TaskStatus.WAITING or status in present]
+    statuses = list(dict.fromkeys([*usual, *present]))
     columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
     columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
     columns.append(Column("OLDEST WAITING"))

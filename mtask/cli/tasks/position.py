@@ -11,6 +11,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
 from mtask.cli.output import clean, counted, lasting, moment, relative, status_text
 from mtask.client.diagnosis.position import Position
+from mtask.model.status import TaskStatus
 
 PANEL = "Tasks"
 
@@ -33,6 +34,8 @@ def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
 
 
 def _lines(found: Position) -> list[str | Text]:
+    if found.status is TaskStatus.WAITING:
+        return ["no place in its queue yet", *_reasons(found)]
     if found.ahead is None or found.due_time is None:
         return [] if found.due_time is None else [f"held until {moment(found.due_time)} at least"]
     number = f"at least {counted(found.ahead, 'due task')}" if found.is_more else counted(found.ahead, "due task")
@@ -47,5 +50,8 @@ def _lines(found: Position) -> list[str | Text]:
         least = "not before " if found.is_more else "probably "
         when = relative(found.start_estimate, found.now) if found.start_estimate > found.now else "now"
         lines.append(f"starts {least}{when}{by}")
-    lines += [Text(clean(reason.message), style="yellow") for reason in found.reasons]
-    return lines
+    return [*lines, *_reasons(found)]
+
+
+def _reasons(found: Position) -> list[Text]:
+    return [Text(clean(reason.message), style="yellow") for reason in found.reasons]

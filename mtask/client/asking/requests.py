@@ -36,7 +36,7 @@ from mtask.model.identity import check_text
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
-from mtask.store.flows import settling
+from mtask.store.flows import retention, settling
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
@@ -206,6 +206,8 @@ def remove(task_id: str) -> Operation[bool]:
         return False
     yield from settling.settle_all([task_id])
     if (yield from queries.remove_step(task_id)):
+        if canceled.flow is not None and canceled.flow.head is not None:
+            yield from retention.appoint_head(canceled.flow.key)
         return True
     raise TaskRunning(canceled.id)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from mtask.client.diagnosis.explain import Reason, waits_for
+from mtask.client.diagnosis.explain import Reason, in_flow, waits_for
 from mtask.client.operating import controls
 from mtask.client.reading import views
 from mtask.errors import AccessDenied, TaskNotFound
@@ -45,12 +45,12 @@ class Position:
     task_id: str
     status: TaskStatus
     #: The number of due tasks that go before the task and that the same workers may take. None: a worker holds the
-    #: task, or the task has ended.
+    #: task, the task waits for other tasks of its flow, or it has ended.
     ahead: int | None
     #: Whether the count stopped at `ahead`, and there may be more.
     is_more: bool
     #: The time at which the task is or was due. For a running task, it is the end of its lease. None: the task has
-    #: ended.
+    #: ended, or waits for other tasks of its flow.
     due_time: datetime | None
     #: The time at which the task probably starts, by the rate of its queue. None: it has started, or cannot be
     #: estimated. With `is_more`, the earliest time.
@@ -74,6 +74,9 @@ def find(task_id: str) -> Operation[Position]:
         raise TaskNotFound(task_id)
     task, now = views.task_of(found[0]), found[0]["now"]
     status, due = rules.status(task, now), task.task_state.next_preempt_time
+    if status is TaskStatus.WAITING:
+        held_up = yield from in_flow(task_id)
+        return Position(task_id, status, None, False, None, None, None, tuple(held_up), now)
     if status.is_final or status is TaskStatus.RUNNING or due is None:
         return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now)
     on_record, holds = yield from _workers_and_controls()

@@ -164,6 +164,11 @@ def follow_tasks(task_ids: Sequence[str]) -> Following:
     return Following(Wanted(task_ids=task_ids, ends_only=True, needs_document=False))
 
 
+def follow_flow(key: str) -> Following:
+    """Return the request for the ends and removals of the steps of a flow."""
+    return Following(Wanted(flow_key=key, ends_only=True, needs_document=False))
+
+
 def _going_on(wanted: Wanted, after: str) -> Following:
     """Return the request that continues after the event with this token.
 

@@ -25,7 +25,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
         "tasks": ("find", "insert", "update", "changeStream", "listIndexes"),
-        "workers": ("listIndexes",),
+        "workers": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -67,7 +67,7 @@ _METHODS: Mapping[str, Actions] = {
     "watch": ("find", "changeStream"),
 }
 #: Maps a command to its action, if the two have different names. Below: the commands that concern no collection.
-_COMMANDS = {"create": "createCollection"}
+_COMMANDS = {"create": "createCollection", "aggregate": "find"}
 _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
 

@@ -7,9 +7,11 @@ has ended. So an index holds only the flows that have not ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from mtask.errors import DuplicateKey
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
@@ -69,10 +71,23 @@ def revive(keys: Sequence[str]) -> Operation[None]:
     for key in keys:
         head = yield tasks("find_one", {"flow.head": key}, {"flow.end_time": 1}, hint=HEAD_INDEX)
         if head is None:
+            yield from appoint_head(key)
             continue
         expiring = {"flow.key": key, "expire_time": {"$exists": True}}
         if head["flow"].get("end_time") or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):
             yield from _revive(head["_id"], key)
+
+
+def appoint_head(key: str) -> Operation[None]:
+    """Let another step be the first step of a flow, because the first step was removed or has expired.
+
+    Without a first step, nobody would notice the end of the flow, and no retention would begin.
+    """
+    step = yield tasks("find_one", {"flow.key": key}, {"_id": 1}, hint=FLOW_INDEX)
+    if step is not None:
+        appointed = {"flow.head": key, "flow.end_time": None}
+        with suppress(DuplicateKey):  # another process was faster
+            yield tasks("update_one", {"_id": step["_id"], "flow.key": key}, {"$set": appointed})
 
 
 def _revive(head_id: str, key: str) -> Operation[None]:

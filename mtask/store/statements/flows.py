@@ -120,6 +120,35 @@ def failed_fast(key: str) -> Filter:
     return {"flow.key": key, STATUS: TaskStatus.FAIL.value, "flow.fail_fast": True}
 
 
+def cancelable(key: str, *, everything: bool) -> Filter:
+    """Match the open steps that a cancel of the flow changes.
+
+    Without `everything`, steps stay that depend on others and run also after failures. They stay after their release,
+    too: so a cancel that is sent twice does what it does when it is sent once. A step whose run a fail-fast end asked
+    to stop is changed, too: from then on, its end is the user's.
+    """
+    asked_by_none = [{"task_state.cancel_requested": False}, {"flow.held_by": {"$exists": True}}]
+    matched: Filter = {"flow.key": key, STATUS: {"$in": _OPEN}, "$or": asked_by_none}
+    if not everything:
+        matched["$nor"] = [{"flow.on_failed": "run", "flow.after": {"$nin": [None, []]}}]
+    return matched
+
+
+def failed_steps() -> Filter:
+    """Match the tasks that are FAIL or CANCELED. The caller adds the flow."""
+    return {STATUS: {"$in": _FAILED}}
+
+
+def ended_by_any(culprits: Sequence[str]) -> Filter:
+    """Match the tasks whose end one of these tasks caused."""
+    return {"flow.held_by": {"$in": list(culprits)}, STATUS: {"$in": _FAILED}}
+
+
+def disown() -> Pipeline:
+    """Make the end of a step a user's: no other step has caused it."""
+    return [{"$unset": "flow.held_by"}]
+
+
 def owed_as_read(marks: Mapping[str, datetime], statuses: Mapping[str, str]) -> Filter:
     """Match these tasks if their mark and their status are as they were read."""
     same = [

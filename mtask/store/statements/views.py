@@ -46,6 +46,11 @@ _DERIVED: Mapping[str, x.Expression] = {
     "status": x.STATUS,
     "runs": x.RUNS,
     "returns": returned(),
-    "fail_reason": _last({"$ne": [{"$ifNull": ["$$run.fail_reason", None]}, None]}, "fail_reason"),
+    "fail_reason": {
+        "$ifNull": [
+            f"{x.STATE}.reason",
+            _last({"$ne": [{"$ifNull": ["$$run.fail_reason", None]}, None]}, "fail_reason"),
+        ]
+    },
 }
 DERIVED_FIELDS: tuple[str, ...] = tuple(_DERIVED)

@@ -86,6 +86,8 @@ class Wanted:
     keys: Sequence[str] | None = None
     task_id: str | None = None
     task_ids: Sequence[str] | None = None
+    #: The key of a flow. It selects the tasks whose keys begin with this key and a slash.
+    flow_key: str | None = None
     #: Whether only changes count that end a task, or remove it.
     ends_only: bool = False
     #: Whether the reader needs fields of the document that a change does not name.
@@ -102,6 +104,10 @@ class Wanted:
             matched["documentKey._id"] = self.task_id
         elif self.task_ids is not None:
             matched["documentKey._id"] = {"$in": list(self.task_ids)}
+        if self.flow_key is not None:
+            # A regular expression cannot hold the character NUL, except as an escape.
+            steps = re.escape(f"{self.flow_key}/").replace("\0", r"\x00")
+            matched["documentKey._id"] = {"$regex": f"^[^:]+:{steps}"}
         if self.names is not None:
             matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, self.names))}):"}
         stages: list[Document] = [{"$match": matched}]

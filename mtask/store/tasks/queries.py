@@ -85,7 +85,7 @@ def find(
             limit=limit - len(found) if limit else 0,
             **_hint(criteria),
         )
-        found += yield from _by_index(call)
+        found += yield from by_index(call)
     return found
 
 
@@ -95,7 +95,7 @@ def count(criteria: Mapping[str, Any]) -> Operation[int]:
     if not matched:
         estimated: int = yield tasks("estimated_document_count")
         return estimated
-    counted: int = yield from _by_index(tasks("count_documents", matched, **_hint(criteria)))
+    counted: int = yield from by_index(tasks("count_documents", matched, **_hint(criteria)))
     return counted
 
 
@@ -104,7 +104,7 @@ def _hint(criteria: Mapping[str, Any]) -> dict[str, Any]:
     return {} if criteria.get("lookup") is None else {"hint": LOOKUP_INDEX}
 
 
-def _by_index(call: Call) -> Operation[Any]:
+def by_index(call: Call) -> Operation[Any]:
     """Send a call, which may have a hint; raise SchemaMismatch if the index of the hint does not exist."""
     try:
         return (yield call)
