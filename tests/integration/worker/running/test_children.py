@@ -321,3 +321,30 @@ def test_a_flow_that_is_full_takes_no_more_children(mongo_uri: str, monkeypatch:
         made.run()
         assert "d: flow 'f': 1 more tasks do not fit" in (made.client.get("split", "f/split").fail_reason or "")
         assert made.client.count() == 4
+
+
+def test_readers_of_events_see_a_child_as_a_task_like_any_other(
+    mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    async def scenario() -> None:
+        app = make_app({})
+
+        @app.task(name="parent")
+        async def parent(context: Context) -> Next:
+            await context.add_child("c", "work")
+            return Next("work")
+
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            flow = Flow("f")
+            flow.add("d", "parent")
+            async with bench.client.events(key=["f/d", "f/c", "f/d/next-1"]) as happening:
+                await bench.client.publish_flow(flow)
+                seen: dict[str, list[tuple[str, str | None]]] = {}
+                while sum(map(len, seen.values())) < 9:
+                    event = await anext(happening)
+                    seen.setdefault(event.key, []).append((event.kind.value, event.task_status))
+                await ended(bench)
+            of_one = [("published", "INIT"), ("claimed", "RUNNING"), ("succeeded", "SUCCESS")]
+            assert seen == dict.fromkeys(["f/d", "f/c", "f/d/next-1"], of_one)
+
+    asyncio.run(scenario())
