@@ -25,7 +25,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, retention, settling
+from mtask.store.flows import children, operating, retention, settling
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
@@ -320,6 +320,19 @@ def ended(client: Client, store: SyncStore) -> None:
     assert stored(store, "g/1")["flow"]["end_time"] is None
 
 
+def operated(client: Client, store: SyncStore) -> None:
+    """A flow that is canceled and tried again as a whole, and whose first step is removed."""
+    flow = Flow("h")
+    flow.add("2", "task", after=[flow.add("1", "task")])
+    client.publish_flow(flow)
+    client.cancel("task", "h/1")
+    assert store.run(operating._own(["task:h/1"])) == ["task:h/2"]
+    assert len(client.retry_flow("h").task_ids) == 2
+    assert len(client.cancel_flow("h").task_ids) == 2
+    assert client.remove("task", "h/1")
+    assert client.flow("h").head == "task:h/2"
+
+
 def without_worker(client: Client, source: Mongo) -> None:
     """What is published in a caller's transaction, a purge, and leases that lapse."""
     with source.start_session() as session, session.start_transaction():
@@ -328,6 +341,7 @@ def without_worker(client: Client, source: Mongo) -> None:
     assert client.purge(status="INIT", name="quick", limit=2) == 2
     store = SyncStore(source, client.database_name)
     flows(client, store)
+    operated(client, store)
     publish(store, "lapsed")
     claim(store, "task:lapsed")
     lapse(store, "lapsed")
