@@ -26,6 +26,7 @@ from tests.parity.cases import (
     Document,
     earlier,
     flow,
+    following,
     made,
     many,
     numbered,
@@ -61,6 +62,7 @@ _SPOILED = (
     "lapsed",
     "of a flow",
     "owed",
+    "published again",
 )
 
 
@@ -72,7 +74,7 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
-    for field in ("flow", "owed_since", "expire_time"):
+    for field in ("flow", "owed_since", "expire_time", "again"):
         document.pop(field, None)
     state.pop("reason", None)
     if is_held:
@@ -97,6 +99,7 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
         "lapsed": lambda: state.update(worker_states=[{**held_run("own"), "ping_expire_time": NOW}]),
         "of a flow": lambda: document.update(flow=flow(random) | {"release_time": earlier(random)}),
         "owed": lambda: document.update(owed_since=NOW),
+        "published again": lambda: document.update(again=following(random)),
     }
     assert tuple(spoil) == _SPOILED
     spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
@@ -207,5 +210,5 @@ def is_simple(document: Document, held: Document | None) -> bool:
     wants_one = option["concurrent_worker_cnt"] == 1 and (held is not None or option["specific_worker_ids"] == [])
     has_lease = held is not None or option["worker_timeout_ms"] > 0
     is_calm = state["failed_cnt"] == 0 and (held is not None or not state["cancel_requested"])
-    is_of_no_flow = not {"flow", "owed_since"} & document.keys()
-    return is_of_no_flow and is_due and is_as_is and wants_one and has_lease and is_calm
+    is_alone = not {"flow", "owed_since", "again"} & document.keys()
+    return is_alone and is_due and is_as_is and wants_one and has_lease and is_calm

@@ -25,7 +25,8 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
         "tasks": ("find", "insert", "update", "changeStream", "listIndexes"),
-        "workers": ("listIndexes",),
+        # Publishing that gathers and publishing flows ask whether all live workers know them.
+        "workers": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),

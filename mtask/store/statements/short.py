@@ -1,6 +1,6 @@
 """Short statements for simple tasks.
 
-A simple task is of no flow, needs one worker, admits any worker, and has no earlier run in this round.
+A simple task is of no flow, needs one worker, admits any worker, and has no earlier run and no next round.
 
 The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
 is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
@@ -26,6 +26,8 @@ _WANTS_ONE = [
     # The change of a step concerns other tasks of its flow.
     {"$not": [x.FLOW]},
     {"$not": [x.OWED_SINCE]},
+    # The end of the run begins the next round.
+    {"$not": [x.AGAIN]},
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
