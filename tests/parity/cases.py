@@ -179,6 +179,8 @@ def gathering(random: Random, kind: str | None = None) -> Document:
 def following(random: Random) -> Document:
     """Make the round that is to follow the present one."""
     gather = gathering(random)
+    for field in ("consumed", "seen"):
+        gather.pop(field, None)
     collected = {"calls": [{"$literal": number} for number in range(len(gather.get("ids", [])))]}
     drawn: Document = {
         "params": collected if gather["kind"] == "calls" else random.choice([None, "$name", {"a": {"$add": [1, 2]}}]),

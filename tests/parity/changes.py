@@ -93,7 +93,8 @@ def open_next(document: Document, now: datetime) -> None:
     task = parsed(document)
     if task.again is not None and gathering.is_ready(task, now):
         following = document.pop("again")
-        begin(document, following, gathering.begun(task, task.again), now)
+        start = following.get("start_time") or now
+        begin(document, {**following, "start_time": start}, gathering.begun(task, task.again), now)
 
 
 def begin(document: Document, following: Mapping[str, Any], gather: Gathering, now: datetime) -> None:
@@ -138,8 +139,10 @@ def gather(call: Call, size: int) -> Change:
         if gathering.must_wait(task, now):
             document["again"] = made
             return
-        is_in_place = gathering.base_round(task, now) is not None
-        begin(document, made, following.gather if is_in_place else gathering.begun(task, following), now)
+        if gathering.base_round(task, now) is not None:
+            begin(document, made, following.gather, now)
+        else:
+            begin(document, {"start_time": now, **made}, gathering.begun(task, following), now)
 
     return change
 
@@ -307,6 +310,7 @@ def republish(
         if replacement is not None:
             if replacement["queue"] != document["queue"]:
                 move(document, now)
+            document.pop("lookup", None)
             document.update(replacement)
             for field in ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full"):
                 document.get("gather", {}).pop(field, None)

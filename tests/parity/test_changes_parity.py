@@ -247,7 +247,7 @@ def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_hori
     try:
         store.tasks.update_many({}, pipelines.settle())
         settled = [parsed(document) for document in store.tasks.find()]
-        found = store.run(finding.scan(["default"], ["task"], worker, horizon_ms, 1000))
+        found = store.run(finding.scan(["default", "$other", "third"], ["task"], worker, horizon_ms, 1000))
     finally:
         store.tasks.delete_many({})
     until = now + timedelta(milliseconds=horizon_ms)

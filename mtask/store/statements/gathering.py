@@ -129,21 +129,25 @@ def _begun(following: str) -> x.Expression:
     return {"$mergeObjects": [f"{following}.gather", remembered]}
 
 
-def begin(following: str, gather: x.Expression, now: x.Expression) -> x.Expression:
-    """Return the document in a new round: with the params of `following`, and with all its runs past.
+def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Expression = True) -> x.Expression:
+    """Return the document with the params of `following`, and with all its runs past.
 
-    No current run is left, so the derived fields of the result are simple.
+    `is_new`: whether this begins a round. If not, the task has no runs yet. No current run is left, so the derived
+    fields of the result are simple.
     """
     aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": ["$$run", {"past": True}]}}}
-    start = {"$ifNull": [f"{following}.start_time", "$$REMOVE"]}
+    start = f"{following}.start_time"
+    # Without a start_time, a new round would be due since the creation of the task, and go before all other tasks.
+    at_once = now if is_new is True else {"$cond": [is_new, now, "$$REMOVE"]}
+    due = now if is_new is True else {"$cond": [is_new, now, f"{x.STATE}.create_time"]}
     state = {
         "$mergeObjects": [
             without(x.STATE, "start_time", "finish_time", "reason"),
             moved_to(f"{following}.queue", now),
             {
                 "status": TaskStatus.INIT.value,
-                "start_time": start,
-                "next_preempt_time": {"$ifNull": [f"{following}.start_time", f"{x.STATE}.create_time"]},
+                "start_time": {"$ifNull": [start, at_once]},
+                "next_preempt_time": {"$ifNull": [start, due]},
                 "failed_cnt": 0,
                 "cancel_requested": False,
                 "worker_states": {"$cond": [_has_begun(), aged, x.RUNS]},
@@ -194,7 +198,7 @@ def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
         "$cond": [
             "$$waits",
             {"$mergeObjects": ["$$ROOT", {"again": "$$round"}]},
-            begin("$$round", {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}, now),
+            begin("$$round", {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}, now, {"$not": ["$$base"]}),
         ]
     }
     changed = {
