@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from mtask.store import workers
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, gathering, requests
-from mtask.store.statements.derive import close_lapsed, derive
+from mtask.store.statements.derive import Stage, close_lapsed, derive
 from mtask.store.statements.gathering import SentCall
 from mtask.store.tasks.publishing import GatherPolicy, NewTask, Published, milliseconds
 
@@ -59,36 +60,56 @@ def _check_workers() -> Operation[None]:
         raise WorkersTooOld(old, what=_WHAT)
 
 
-def _ask(task_ids: Sequence[str]) -> Operation[dict[str, datetime]]:
-    """Return the asked_time of a call for each task. The key "" holds the time for tasks that do not exist."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is read before a call."""
+
+    time: datetime
+    is_untouched: bool = False  #: whether no claim has begun the round
+
+
+def _ask(task_ids: Sequence[str]) -> Operation[dict[str, _Asked]]:
+    """Return what a call for each task must know. The key "" is for tasks that do not exist."""
     old = [{"$match": workers.too_old()}, {"$limit": _EXAMPLES}, {"$project": {"_id": 0, "old": "$_id"}}]
     rows = yield tasks(
         "rows",
         [
             {"$match": filters.by_ids(list(dict.fromkeys(task_ids)))},
-            {"$project": {"last": gathering.last_asked_time(), "now": x.NOW}},
+            {
+                "$project": {
+                    "last": gathering.last_asked_time(),
+                    "now": x.NOW,
+                    "is_untouched": {"$and": [{"$isArray": [x.RUNS]}, gathering.is_untouched()]},
+                }
+            },
             {"$unionWith": {"coll": "workers", "pipeline": old}},
         ],
     )
     if any("old" in row for row in rows):
         raise WorkersTooOld([str(row["old"]) for row in rows if "old" in row], what=_WHAT)
-    asked = {row["_id"]: asked_time(row["now"], row.get("last")) for row in rows}
+    asked = {row["_id"]: _Asked(asked_time(row["now"], row.get("last")), row["is_untouched"]) for row in rows}
     if len(asked) < len(set(task_ids)):
         hello = yield command("hello")
-        asked[""] = hello["localTime"]
+        asked[""] = _Asked(hello["localTime"])
     return asked
 
 
 def _publish(
-    task: NewTask, policy: GatherPolicy, call_id: str, asked: Mapping[str, datetime] | None
+    task: NewTask, policy: GatherPolicy, call_id: str, asked: Mapping[str, _Asked] | None
 ) -> Operation[Published]:
     exists = asked is not None and task.task_id in asked
-    time = gathering.asked_time() if asked is None else asked[task.task_id if exists else ""]
-    call = _sent(task, policy, call_id, time)
+    known = None if asked is None else asked[task.task_id if exists else ""]
+    call = _sent(task, policy, call_id, known.time if known else gathering.asked_time())
+    if known is not None and known.is_untouched:
+        guard, stages = gathering.untouched(task.task_id), gathering.add_untouched(call)
+        verdict = yield from _add(guard, stages, call)
+        if verdict is not None:
+            return _result(task.task_id, policy, verdict)
     for _ in range(_RACES):
         if not exists and (yield from _insert(task, call)):
             return Published(task.task_id, created=True, updated=False)
-        verdict = yield from _add(task.task_id, call)
+        stages = [*close_lapsed(), *derive(), *gathering.add(call)]
+        verdict = yield from _add({"_id": task.task_id}, stages, call)
         if verdict is not None:
             return _result(task.task_id, policy, verdict)
         exists = False  # the task has been removed meanwhile
@@ -120,21 +141,17 @@ def _upsert(task_id: str, pipeline: Any) -> Operation[bool]:
     return False
 
 
-def _add(task_id: str, call: SentCall) -> Operation[Mapping[str, Any] | None]:
-    """Add the call to the task; return what has become of the call, or None if the task does not exist."""
+def _add(guard: filters.Filter, stages: Sequence[Stage], call: SentCall) -> Operation[Mapping[str, Any] | None]:
+    """Add the call to the task; return what has become of the call, or None if the guard matches no task."""
     projection = gathering.verdict(call)
     row: Mapping[str, Any] | None = yield tasks(
-        "find_one_and_update",
-        {"_id": task_id},
-        [*close_lapsed(), *derive(), *gathering.add(call)],
-        projection=projection,
-        return_document=ReturnDocument.AFTER,
+        "find_one_and_update", guard, list(stages), projection=projection, return_document=ReturnDocument.AFTER
     )
     if row is None or "is_in" in row:
         return row
     # Here the driver has repeated the call after a lost reply. The server answered with its stored image of the
     # document, and this image lacks computed fields.
-    again: Mapping[str, Any] | None = yield tasks("find_one", {"_id": task_id}, projection)
+    again: Mapping[str, Any] | None = yield tasks("find_one", {"_id": guard["_id"]}, projection)
     return again or {"is_in": True}
 
 

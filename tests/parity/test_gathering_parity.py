@@ -72,6 +72,13 @@ def test_a_call_joins_the_round_that_the_rules_say(store: SyncStore, documents: 
         assert bare(after) == bare(expected)
     # The derived fields are those that every other change would derive.
     assert stored_after(store, stored, derive.derive(NOW)) == stored
+    # The short stages make the same change, where their guard matches.
+    with inserted(store, before) as ids:
+        short = {task_id for task_id in ids if store.tasks.find_one(gathering.untouched(task_id))}
+    alike = [(former, after) for former, after in zip(before, stored, strict=True) if former["_id"] in short]
+    if alike:
+        shortly = stored_after(store, [former for former, _ in alike], gathering.add_untouched(sent(made), NOW))
+        assert list(map(bare, shortly)) == [bare(after) for _, after in alike]
     # A call that is sent twice counts once.
     assert stored_after(store, stored, stage) == stored
 

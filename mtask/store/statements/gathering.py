@@ -26,6 +26,17 @@ _OF_CALLS = ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full")
 _KNOWN = [f"{GATHER}.ids", f"{GATHER}.seen", f"{x.AGAIN}.gather.ids"]
 
 
+#: The present round of a task, in the form of a next round.
+_PRESENT = {
+    "params": "$params",
+    "queue": "$queue",
+    "task_option": "$task_option",
+    "lookup": "$lookup",
+    "start_time": f"{x.STATE}.start_time",
+    "gather": {"$ifNull": [GATHER, {}]},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SentCall:
     """A publish call that gathers, as it is sent."""
@@ -138,8 +149,7 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
     aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": ["$$run", {"past": True}]}}}
     start = f"{following}.start_time"
     # Without a start_time, a new round would be due since the creation of the task, and go before all other tasks.
-    at_once = now if is_new is True else {"$cond": [is_new, now, "$$REMOVE"]}
-    due = now if is_new is True else {"$cond": [is_new, now, f"{x.STATE}.create_time"]}
+    at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
     state = {
         "$mergeObjects": [
             without(x.STATE, "start_time", "finish_time", "reason"),
@@ -182,38 +192,49 @@ def moved_to(queue: x.Expression, now: x.Expression) -> dict[str, x.Expression]:
 
 def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     """Return the stages that add a call to a task. Stages that close lapsed runs and derive must come before."""
-    present = {
-        "params": "$params",
-        "queue": "$queue",
-        "task_option": "$task_option",
-        "lookup": "$lookup",
-        "start_time": f"{x.STATE}.start_time",
-        "gather": {"$ifNull": [GATHER, {}]},
-    }
     is_over = {"$or": [_has_begun(), x.is_final()]}
     # base_round in `mtask.model.gathering`
-    base = {"$cond": ["$$waits", {"$ifNull": [x.AGAIN, None]}, {"$cond": [is_over, None, present]}]}
+    base = {"$cond": ["$$waits", {"$ifNull": [x.AGAIN, None]}, {"$cond": [is_over, None, _PRESENT]}]}
     is_in_place = {"$and": [{"$not": ["$$waits"]}, "$$base"]}
+    gather = {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}
     into_round = {
         "$cond": [
             "$$waits",
             {"$mergeObjects": ["$$ROOT", {"again": "$$round"}]},
-            begin("$$round", {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}, now, {"$not": ["$$base"]}),
+            begin("$$round", gather, now, {"$not": ["$$base"]}),
         ]
     }
-    changed = {
-        "$let": {
-            "vars": {"round": _gathered(call, {"$cond": [is_in_place, f"{GATHER}.consumed", _NEWEST]}, now)},
-            "in": {"$cond": ["$$round", into_round, "$$ROOT"]},
-        }
-    }
-    stage = {
-        "$let": {
-            "vars": {"waits": must_wait(now)},
-            "in": {"$let": {"vars": {"base": base}, "in": changed}},
-        }
-    }
-    return [{"$replaceWith": stage}]
+    consumed = {"$cond": [is_in_place, f"{GATHER}.consumed", _NEWEST]}
+    changed = _with_base(base, consumed, into_round, call, now)
+    return [{"$replaceWith": {"$let": {"vars": {"waits": must_wait(now)}, "in": changed}}}]
+
+
+def untouched(task_id: str) -> dict[str, Any]:
+    """Match the task if its round is open and has not begun. This is the guard of `add_untouched`."""
+    is_alone = {"_id": task_id, "task_state.status": TaskStatus.INIT.value, "again": None, "flow": None}
+    return {**is_alone, "$expr": is_untouched()}
+
+
+def is_untouched() -> x.Expression:
+    """Whether the task is INIT and no claim has begun its round."""
+    return {"$and": [{"$eq": [x.STATUS, TaskStatus.INIT.value]}, {"$not": [_has_begun()]}]}
+
+
+def add_untouched(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
+    """Add a call to a task that matches `untouched`, with the same change as all stages together.
+
+    Many calls come before the first claim. No lease can have lapsed then, so half of the stages is not needed.
+    """
+    into_round = begin("$$round", "$$round.gather", now, False)
+    return [{"$replaceWith": _with_base(_PRESENT, f"{GATHER}.consumed", into_round, call, now)}]
+
+
+def _with_base(
+    base: x.Expression, consumed: x.Expression, into_round: x.Expression, call: SentCall, now: x.Expression
+) -> x.Expression:
+    changed = {"$cond": ["$$round", into_round, "$$ROOT"]}
+    merged = {"$let": {"vars": {"round": _gathered(call, consumed, now)}, "in": changed}}
+    return {"$let": {"vars": {"base": base}, "in": merged}}
 
 
 def _gathered(call: SentCall, consumed: x.Expression, now: x.Expression) -> x.Expression:

@@ -137,6 +137,8 @@ class History:
         run_id = self.random.choice(sorted(self.held))
         status = self.random.choice([RunStatus.SUCCESS, RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED])
         final = status is RunStatus.FAIL and self.random.random() < 0.3
+        assert status is not RunStatus.RUNNING
+        assert status is not RunStatus.TIMEOUT
         outcome = Outcome(ID, run_id, status, reason=None if status is RunStatus.SUCCESS else "x", final=final)
         before = self.document()
         live = {run.run_id for run in parsed(before).runs if run.is_live(self.now)}
@@ -194,7 +196,7 @@ def first(history: History) -> None:
     params: Any = history.number
     call = rules.Call(history.now, f"c{history.number}", history.kind, params, "default", task_option())
     gather, _ = gathering.first_round(sent(call), history.now)
-    stored = {"kind": history.kind, "first_time": history.now, "newest": call.mark.model_dump()}
+    stored: Document = {"kind": history.kind, "first_time": history.now, "newest": call.mark.model_dump()}
     if history.kind == "calls":
         stored["ids"] = [call.call_id]
         params = {"calls": [params]}
