@@ -29,6 +29,7 @@ from time import monotonic
 from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
@@ -39,6 +40,7 @@ from tests.processes import kill_marked, marked
 MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,
     *LOOKUP_MUTATIONS,
+    *GATHERING_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,
