@@ -15,7 +15,6 @@ _TWINS = "mtask/store/statements/gathering.py"
 
 _CALLS = "tests/integration/client/test_gathering.py"
 _HISTORIES = "tests/integration/store/test_gathering_interleavings.py"
-_PARITY = "tests/parity/test_gathering_parity.py"
 _ENDS = f"{_CALLS}::test_whatever_leaves_no_live_run_begins_the_next_round"
 
 GATHERING_MUTATIONS = (
@@ -127,7 +126,7 @@ GATHERING_MUTATIONS = (
         "short-call-after-the-claim",
         "A call changes the params of a run that has begun.",
         (Edit(_TWINS, 'return {**is_alone, "$expr": is_untouched()}', "return is_alone"),),
-        (_PARITY,),
+        ("tests/integration/store/test_gathering.py::test_a_claim_between_makes_the_call_the_next_round",),
     ),
     # --- lists ----------------------------------------------------------------------------------------------
     Mutation(
