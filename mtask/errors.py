@@ -14,6 +14,8 @@ MtaskError
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
 │   ├── TaskRunning              a live run holds the task, and the caller asked not to disturb that run
+│   ├── GatherFull               the task has collected as many calls as it can hold
+│   ├── GatherConflict           calls under one key gather in different ways
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── DependencyFailed         a step cannot run again before a dependency that failed does
@@ -222,6 +224,33 @@ class TaskRunning(TaskError):
             task_id,
             f"task {task_id} is held by a live run and was left as it is. "
             "Call again when it has finished, or without the guard against running tasks.",
+        )
+
+
+class GatherFull(TaskError):
+    """The task has collected as many calls as it can hold. It starts now, and takes no more calls before its start."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} has collected 1000 calls or 4 MB and starts as soon as a worker is free. This call was "
+            "not added. Call again later, or collect under several keys.",
+        )
+
+
+class GatherConflict(TaskError):
+    """Calls under one key gather in different ways: some with collect, some without."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, *, collects: bool) -> None:
+        others, this = ("do not collect", "collects") if collects else ("collect", "does not collect")
+        super().__init__(
+            task_id,
+            f"this call {this}, but the calls that task {task_id} has gathered {others}. This call was not added. "
+            "Publish all calls of a key with collect, or none.",
         )
 
 
@@ -564,12 +593,12 @@ class WorkerIdInUse(WorkerError):
 
 
 class WorkersTooOld(WorkerError):
-    """Live workers of an older mtask do not know flows. Such a worker would mark waiting tasks FAIL."""
+    """Live workers of an older mtask do not know flows, or publishing that gathers. They would spoil such tasks."""
 
-    def __init__(self, worker_ids: Sequence[str]) -> None:
+    def __init__(self, worker_ids: Sequence[str], what: str = "flows") -> None:
         named = ", ".join(worker_ids[:5])
         super().__init__(
-            f"the flow was not published: live workers of an older mtask do not know flows ({named}). Upgrade or stop "
+            f"nothing was published: live workers of an older mtask do not know {what} ({named}). Upgrade or stop "
             "them (`mtask workers`), then publish again."
         )
         self.worker_ids = tuple(worker_ids)

@@ -87,6 +87,8 @@ def task_document(task: Task) -> dict[str, Any]:
     """Return the task's document. Its params and returns are extended JSON, which keeps BSON types."""
     document = task.model_dump(by_alias=True, exclude_unset=True)
     document["params"] = extended(task.params)
+    if task.again is not None:
+        document["again"]["params"] = extended(task.again.params)
     for shown, run in zip(document["task_state"]["worker_states"], task.runs, strict=True):
         if "returns" in shown:
             shown["returns"] = extended(run.returns)

@@ -36,7 +36,7 @@ from mtask.store.driver.types import SyncSession
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks import queries
-from mtask.store.tasks.publishing import IfExists, Published
+from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
 
 class Client(SyncConnection):
@@ -65,6 +65,12 @@ class Client(SyncConnection):
         clean_failed: bool = False,
         clean_success: bool = False,
         not_update_running: bool = False,
+        debounce: timedelta | float | None = None,
+        max_wait: timedelta | float | None = None,
+        collect: bool = False,
+        if_running: IfRunning = "keep",
+        window: timedelta | float | None = None,
+        call_id: str | None = None,
         session: SyncSession | None = None,
         **options: Unpack[TaskOptions],
     ) -> Published:
@@ -78,10 +84,18 @@ class Client(SyncConnection):
         `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
         is raised while a live run holds the task.
 
+        Calls under one key can gather (docs/gathering.md). `debounce` (a timedelta or seconds) lets the task start that
+        long after the newest call, but at most `max_wait` after the first. The params of the newest call win, and the
+        task runs again if it has ended. With `collect`, the handler gets the params of all calls as the list `calls`.
+        With if_running="again", the task runs at once or, if a live run holds it, once more afterwards. A call that is
+        sent again with the same `call_id` counts once. `window`: a task that has succeeded is published anew only after
+        this time; a task that ended otherwise is published anew at once.
+
         If the caller has begun a transaction and gives its session, the task is published with this
         `session`: inside that transaction.
 
-        Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
+        Raises subclasses of InvalidInput and of DatabaseError, TaskExists, TaskRunning, GatherFull, GatherConflict and
+        WorkersTooOld.
         """
         spec = TaskSpec(
             task, params, key=key, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options
@@ -91,8 +105,15 @@ class Client(SyncConnection):
             clean_failed=clean_failed,
             clean_success=clean_success,
             not_update_running=not_update_running,
+            debounce=debounce,
+            max_wait=max_wait,
+            collect=collect,
+            if_running=if_running,
+            window=window,
+            call_id=call_id,
         )
-        return self._run(requests.publish(spec, policy, self._middleware), session)
+        is_in_session = session is not None
+        return self._run(requests.publish(spec, policy, self._middleware, in_session=is_in_session), session)
 
     def publish_many(
         self,
@@ -102,9 +123,14 @@ class Client(SyncConnection):
         clean_failed: bool = False,
         clean_success: bool = False,
         not_update_running: bool = False,
+        debounce: timedelta | float | None = None,
+        max_wait: timedelta | float | None = None,
+        collect: bool = False,
+        if_running: IfRunning = "keep",
+        window: timedelta | float | None = None,
         session: SyncSession | None = None,
     ) -> list[Published | TaskError]:
-        """Publish many tasks; return their results in order. A result may be a TaskExists or TaskRunning error.
+        """Publish many tasks; return their results in order. A result may be a TaskError, such as TaskExists.
 
         A wrong spec raises an error before any task is published. The arguments mean the same as in `publish`.
         """
@@ -113,6 +139,11 @@ class Client(SyncConnection):
             clean_failed=clean_failed,
             clean_success=clean_success,
             not_update_running=not_update_running,
+            debounce=debounce,
+            max_wait=max_wait,
+            collect=collect,
+            if_running=if_running,
+            window=window,
         )
         is_in_session = session is not None
         request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)

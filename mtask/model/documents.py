@@ -41,6 +41,10 @@ MAX_FORMER_QUEUES = 20
 MAX_STEPS = 10_000
 #: The most ancestors of a child in a flow.
 MAX_DEPTH = 16
+#: The longest id of a publish call, in characters.
+MAX_CALL_ID = 64
+#: The most calls that one round of a task collects, and so the most ids of former calls that its document keeps.
+MAX_CALLS = 1000
 
 #: A version of the marshal format that writes no references. So equal values have equal bytes, but 1, 1.0 and True have
 #: different bytes.
@@ -145,6 +149,51 @@ class Chain(BaseModel):
     number: PositiveCount  #: 1 for the task after the first one
 
 
+GatherKind = Literal["latest", "calls"]
+
+
+class CallMark(BaseModel):
+    """The place of a publish call in the order of all calls under its key: first by its time, then by its id."""
+
+    model_config = _document
+
+    asked_time: Instant  #: the server's time, read before the call was sent
+    call_id: Annotated[Text, Field(min_length=1, max_length=MAX_CALL_ID)]
+
+
+class Gathering(BaseModel):
+    """The calls that one round of a task gathers."""
+
+    model_config = _document
+
+    #: "latest": the params of the newest call win. "calls": the params are a list with the params of all calls. A task
+    #: that a plain publish has changed since has no kind.
+    kind: GatherKind | None = None
+    newest: CallMark | None = None  #: the newest call of this round
+    #: The newest call of the rounds before. A call that is not newer than this one comes too late.
+    consumed: CallMark | None = None
+    first_time: Instant | None = None  #: the asked_time of the first call of this round
+    debounce_ms: Duration | None = None
+    max_wait_ms: Duration | None = None
+    #: With kind "calls": the ids of the calls in the params, and those of the rounds before, the newest last.
+    ids: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    seen: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    full: StrictBool = False  #: whether a call found no room: the round starts now and takes no more calls
+
+
+class NextRound(BaseModel):
+    """The round that a task begins once no run holds it any more: what was published while a run held it."""
+
+    model_config = _document
+
+    params: Any = None
+    queue: Annotated[Text, Field(min_length=1)]
+    task_option: TaskOption
+    lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
+    start_time: Instant | None = None
+    gather: Gathering
+
+
 class TaskState(BaseModel):
     """The state of a task."""
 
@@ -194,6 +243,10 @@ class Task(BaseModel):
     owed_since: Instant | None = None
     #: Complete documents of tasks that are to be published because of this task.
     owed_tasks: list[dict[str, Any]] = Field(default_factory=list)
+    #: The calls that this round gathers. A task that gathers no calls has no such field.
+    gather: Gathering | None = None
+    #: The round that follows this one, if calls came while a run held the task.
+    again: NextRound | None = None
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
     #: changes.

@@ -108,11 +108,15 @@ def find(worker_id: str) -> Operation[Document | None]:
     return document
 
 
+def too_old() -> dict[str, Any]:
+    """Match live workers of a version that knows neither flows nor publishing that gathers."""
+    live = {"status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}}
+    return {**live, "schema_revision": {"$not": {"$gte": FLOWS_REVISION}}}
+
+
 def without_flows(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know flows."""
-    live = {"status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}}
-    old = {**live, "schema_revision": {"$not": {"$gte": FLOWS_REVISION}}}
-    found = yield workers("find", old, {"_id": 1}, limit=limit)
+    found = yield workers("find", too_old(), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
 
 

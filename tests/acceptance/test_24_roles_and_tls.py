@@ -91,6 +91,15 @@ def test_server_takes_nobody_without_tls_or_with_a_wrong_password(server: Replic
         assert not any(secret in str(refused.value) for secret in SHOWN)
 
 
+def test_publisher_gathers_calls(staged: Stage, users: Accounts) -> None:
+    with as_role(users, "publisher") as client:  # each call reads whether all live workers know of it
+        assert client.publish("noop", key="k", if_running="again").created
+        assert client.publish("noop", key="k", if_running="again").updated
+        with client.tasks.database.client.start_session() as session, session.start_transaction():
+            assert client.publish("noop", key="k", debounce=1, session=session).updated
+        assert client.publish("noop", key="w", window=1).created
+
+
 def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users: Accounts) -> None:
     with as_role(users, "publisher") as client, client.events(name=["noop", "hold"]) as happening:
         assert client.publish("noop", key="a").created

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model import backoff, rules
-from mtask.model.documents import MAX_FORMER_QUEUES
+from mtask.model import backoff, gathering, rules
+from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.flows import Verdict, end_reason, fail_fast_reason
+from mtask.model.gathering import Call
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
@@ -33,8 +34,13 @@ class Routine:
         self.change(document, now)
 
 
+@dataclass(frozen=True)
+class Ping(Routine):
+    """A ping holds a live run, so it begins no round."""
+
+
 def changed(document: Document, change: Change, now: datetime, *, closes_lapsed: bool = True) -> Document:
-    """Return the document after closing what lapsed, the change, and deriving."""
+    """Return the document after closing what lapsed, the change, deriving, and beginning the next round."""
     made = copy.deepcopy(document)
     if closes_lapsed:
         close_lapsed(made, now)
@@ -48,6 +54,8 @@ def changed(document: Document, change: Change, now: datetime, *, closes_lapsed:
             made["quiet_time"] = now
         if change.after is not None:
             change.after(made, now)
+    if not isinstance(change, Ping):
+        open_next(made, now)
     return made
 
 
@@ -87,6 +95,72 @@ def derive(document: Document, now: datetime) -> None:
         document["expire_time"] = state["finish_time"] + timedelta(milliseconds=retain)
 
 
+def open_next(document: Document, now: datetime) -> None:
+    """Begin the next round if it is ready."""
+    task = parsed(document)
+    if task.again is not None and gathering.is_ready(task, now):
+        following = document.pop("again")
+        start = following.get("start_time") or now
+        begin(document, {**following, "start_time": start}, gathering.begun(task, task.again), now)
+
+
+def begin(document: Document, following: Mapping[str, Any], gather: Gathering, now: datetime) -> None:
+    """Let the task begin a round with this content."""
+    state, has_begun = document["task_state"], gathering.has_begun(parsed(document))
+    for field in ("lookup", "expire_time", "quiet_time"):
+        document.pop(field, None)
+    for field in ("start_time", "finish_time", "reason"):
+        state.pop(field, None)
+    if following["queue"] != document["queue"]:
+        move(document, now)
+    if following.get("start_time") is not None:
+        state["start_time"] = following["start_time"]
+    state |= {"status": "INIT", "failed_cnt": 0, "cancel_requested": False}
+    state["next_preempt_time"] = state.get("start_time") or state["create_time"]
+    for run in state["worker_states"] if has_begun else ():
+        run["past"] = True
+    document |= {name: following[name] for name in ("params", "queue", "task_option")}
+    if "lookup" in following:
+        document["lookup"] = following["lookup"]
+    document["gather"] = gather.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+def added(document: Document, change: Change, now: datetime) -> Document:
+    """Return the settled document after a publish call."""
+    made = copy.deepcopy(document)
+    change(made, now)
+    return made
+
+
+def gather(call: Call, size: int) -> Change:
+    """Add a publish call. The task has no lapsed runs, and its derived fields are right."""
+
+    def change(document: Document, now: datetime) -> None:
+        task = parsed(document)
+        following = gathering.gathered(task, call, size, now)
+        if following is None:
+            return
+        made = following.model_dump(exclude_none=True)
+        made |= {"params": following.params, "task_option": following.task_option.stored()}
+        made["gather"] = following.gather.model_dump(exclude_none=True, exclude_defaults=True)
+        if gathering.must_wait(task, now):
+            document["again"] = made
+            return
+        if gathering.base_round(task, now) is not None:
+            begin(document, made, following.gather, now)
+        else:
+            begin(document, {"start_time": now, **made}, gathering.begun(task, following), now)
+
+    return change
+
+
+def move(document: Document, now: datetime) -> None:
+    """Let the task remember that it leaves its queue."""
+    state = document["task_state"]
+    others = [queue for queue in state.get("former_queues", []) if queue != document["queue"]]
+    state |= {"queue_time": now, "former_queues": [document["queue"], *others][:MAX_FORMER_QUEUES]}
+
+
 def trim(document: Document) -> None:
     runs = document["task_state"]["worker_states"]
     if len(runs) <= rules.KEPT_RUNS:
@@ -107,7 +181,8 @@ def nothing(document: Document, now: datetime) -> None:
 
 def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
     def change(document: Document, now: datetime) -> None:
-        if not rules.may_take(parsed(document), worker_id, now):
+        task = parsed(document)
+        if gathering.is_ready(task, now) or not rules.may_take(task, worker_id, now):
             return
         runs, option = document["task_state"]["worker_states"], document["task_option"]
         of_all = option["retry_scope"] == "task"
@@ -148,7 +223,7 @@ def ping(
                 if session_id is not None:
                     run["session_id"] = session_id
 
-    return Routine(change)
+    return Ping(change)
 
 
 def finish(outcomes: Mapping[str, Outcome]) -> Change:
@@ -219,6 +294,7 @@ def add_children(document: Document, owed: Sequence[OwedTask], now: datetime) ->
 def cancel(document: Document, now: datetime) -> None:
     is_open = document["task_state"]["status"] not in FINAL_STATUSES
     document["task_state"]["cancel_requested"] = is_open
+    document.pop("again", None)
     if is_open:
         document.get("flow", {}).pop("held_by", None)
 
@@ -278,9 +354,11 @@ def republish(
         state = document["task_state"]
         if replacement is not None:
             if replacement["queue"] != document["queue"]:
-                others = [queue for queue in state.get("former_queues", []) if queue != document["queue"]]
-                state |= {"queue_time": now, "former_queues": [document["queue"], *others][:MAX_FORMER_QUEUES]}
+                move(document, now)
+            document.pop("lookup", None)
             document.update(replacement)
+            for field in ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full"):
+                document.get("gather", {}).pop(field, None)
             state.pop("start_time", None)
             if start is not None:
                 state["start_time"] = start

@@ -26,6 +26,7 @@ from tests.parity.cases import (
     Document,
     earlier,
     flow,
+    following,
     made,
     many,
     numbered,
@@ -65,6 +66,7 @@ _SPOILED = (
     "owed",
     "finished",
     "owes",
+    "published again",
 )
 
 
@@ -78,7 +80,7 @@ def nearly_simple(
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
-    for field in ("flow", "owed_since", "owed_tasks", "expire_time"):
+    for field in ("flow", "owed_since", "owed_tasks", "expire_time", "again"):
         document.pop(field, None)
     state.pop("reason", None)
     if random.random() < 0.5 if is_step is None else is_step:
@@ -108,6 +110,7 @@ def nearly_simple(
         "owed": lambda: document.update(owed_since=NOW),
         "finished": lambda: state.update(finish_time=NOW),
         "owes": lambda: document.update(owed_tasks=[{"_id": "task:more"}]),
+        "published again": lambda: document.update(again=following(random)),
     }
     assert tuple(spoil) == _SPOILED
     spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
@@ -234,4 +237,5 @@ def is_simple(document: Document, held: Document | None, *, has_steps: bool) -> 
         is_sound = is_sound and (held is None or (has_steps and "owed_tasks" not in document))
     else:
         is_sound = held is None or "owed_since" not in document
+    is_sound = is_sound and "again" not in document
     return is_sound and is_due and is_as_is and wants_one and has_lease and is_calm

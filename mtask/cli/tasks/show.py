@@ -26,7 +26,7 @@ from mtask.cli.output import (
 from mtask.cli.tasks.timeline import timeline
 from mtask.client.diagnosis.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.model.documents import FlowStep, Task
+from mtask.model.documents import FlowStep, Gathering, Task
 from mtask.model.identity import task_id_of
 from mtask.model.options import DEFAULT_OPTION, TaskOption
 from mtask.store.driver.extended_json import extended
@@ -139,6 +139,10 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
     changed = changed_options(task.task_option)
     if changed:
         lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))
+    if task.gather is not None and task.gather.newest is not None:
+        lines.append(("gathers", _gathered(task.gather, now)))
+    if task.again is not None:
+        lines.append(("again", f"{_gathered(task.again.gather, now)}: {compact(task.again.params, limit)}"))
     if task.lookup:
         lines.append(("lookup", compact(task.lookups, limit)))
     if task.params is not None:
@@ -162,6 +166,15 @@ def _flow_lines(flow: FlowStep, now: datetime, limit: int | None) -> list[tuple[
     if flow.after and flow.release_time is not None:
         lines.append(("released", _when(flow.release_time, now)))
     return lines
+
+
+def _gathered(gather: Gathering, now: datetime) -> str:
+    """Return what a round has gathered, as text."""
+    newest = gather.newest
+    last = f"the newest call {_when(newest.asked_time, now)}" if newest else "no call"
+    if gather.kind != "calls":
+        return last
+    return f"{counted(len(gather.ids), 'call')}{', full' if gather.full else ''}, {last}"
 
 
 def _when(instant: datetime, now: datetime) -> str:

@@ -26,6 +26,7 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
     TaskCanceled,
+    TaskError,
     TaskFailed,
     TaskNotFound,
     TaskRunning,
@@ -34,7 +35,7 @@ from mtask.errors import (
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.identity import check_text
 from mtask.model.status import TaskStatus
-from mtask.store import workers
+from mtask.store import gathering, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import retention, settling
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -49,14 +50,23 @@ After: TypeAlias = TaskPointer | None
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
-def publish(spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = ()) -> Operation[Published]:
+def publish(
+    spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = (), *, in_session: bool = False
+) -> Operation[Published]:
     """Publish one task."""
     if middleware:
-        return within.publish(spec, middleware, partial(publish, policy=policy))
-    prepared = spec.prepare()
+        return within.publish(spec, middleware, partial(publish, policy=policy, in_session=in_session))
+    prepared = spec.prepare(policy)
 
     def operation() -> Operation[Published]:
         try:
+            if policy.gather is not None:
+                (result,) = yield from gathering.publish([prepared], policy.gather, in_session=in_session)
+                if isinstance(result, TaskError):
+                    raise result
+                return result
+            if policy.window is not None:
+                return (yield from gathering.publish_once_a_window(prepared, policy.window))
             return (yield from publishing.publish(prepared, policy))
         except (NotStorable, DocumentTooLarge) as error:
             raise explain_unstorable(error, prepared.name) from error
@@ -70,12 +80,18 @@ def publish_many(
     """Publish many tasks."""
     if middleware:
         return within.publish_many(specs, middleware, partial(publish_many, policy=policy, in_session=in_session))
-    prepared = prepare_many(specs)
+    prepared = prepare_many(specs, policy)
+    if policy.gather is not None and policy.gather.call_id is not None:
+        raise InvalidInput("call_id belongs to one call: publish these tasks one by one.", field="call_id")
 
     def operation() -> Operation[list[Any]]:
         if not prepared:
             return []
         try:
+            if policy.gather is not None:
+                return (yield from gathering.publish(prepared, policy.gather, in_session=in_session))
+            if policy.window is not None:
+                return (yield from gathering.publish_each_once_a_window(prepared, policy.window))
             return (yield from publishing.publish_many(prepared, policy, in_session=in_session))
         except (NotStorable, DocumentTooLarge) as error:
             reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"

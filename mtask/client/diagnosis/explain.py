@@ -95,7 +95,7 @@ def waits_for(
     if status.is_final:
         message = f"at its end: any live worker settles it as {status}"
         return [Reason("to_be_settled", message if live else f"{message}, and none is live")]
-    reasons = [*_runs(task, live, now), *_times(task, now)]
+    reasons = [*_runs(task, live, now), *_again(task), *_times(task, now)]
     if task.task_state.cancel_requested:
         return reasons
     if rules.has_free_seat(task, now):
@@ -128,10 +128,16 @@ def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable
             yield Reason("lapsed", message)
 
 
+def _again(task: Task) -> Iterable[Reason]:
+    if task.again is not None:
+        yield Reason("again", "it was published again meanwhile, and runs once more afterwards")
+
+
 def _times(task: Task, now: datetime) -> Iterable[Reason]:
     due = rules.due_time(task)
     if due > now:
-        yield Reason("not_due", "not due", due)
+        gathers = task.gather is not None and task.gather.debounce_ms is not None
+        yield Reason("gathering", "gathers calls", due) if gathers else Reason("not_due", "not due", due)
     if task.task_option.retry_scope == "worker":
         return
     retry = rules.retry_time(task, "")

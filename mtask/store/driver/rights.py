@@ -25,6 +25,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
         "tasks": ("find", "insert", "update", "changeStream", "listIndexes"),
+        # Publishing that gathers and publishing flows ask whether all live workers know them.
         "workers": ("find", "listIndexes"),
     },
     "worker": {

@@ -57,6 +57,9 @@ _INSTANTS = (
     "owed_since",
     "flow.release_time",
     "flow.end_time",
+    *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
+    "gather.consumed.asked_time",
+    "again.start_time",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -115,9 +118,10 @@ def _model_schema(model: type[BaseModel], collection: str, required: dict[str, l
             node = node["properties"][part]
             node = node.get("items", node)
         node["required"] = names
-    if "lookup" in made["properties"]:
-        made["properties"]["lookup"]["items"] |= {"required": ["k", "v"]}
-        made["properties"]["lookup"]["items"]["properties"]["v"] = _SCALAR
+    parts = [made["properties"], made["properties"].get("again", {}).get("properties", {})]
+    for lookup in (part["lookup"] for part in parts if "lookup" in part):
+        lookup["items"] |= {"required": ["k", "v"]}
+        lookup["items"]["properties"]["v"] = _SCALAR
     return {"title": schema_title(collection), **made}
 
 
@@ -133,6 +137,13 @@ def task_schema() -> dict[str, Any]:
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
             "chain": ["before", "first_key", "number"],
+            "gather.newest": ["asked_time", "call_id"],
+            "gather.consumed": ["asked_time", "call_id"],
+            # The end of a run makes the next round the present one, so it must be as complete.
+            "again": ["params", "queue", "task_option", "gather"],
+            "again.task_option": list(STORED_OPTIONS),
+            "again.gather": ["kind", "newest"],
+            "again.gather.newest": ["asked_time", "call_id"],
         },
     )
 

@@ -17,6 +17,7 @@ from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
+from mtask.store.statements.gathering import open_next
 
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
@@ -51,8 +52,8 @@ def _close_lapsed(now: x.Expression) -> Pipeline:
 
 
 def derive(now: x.Expression = x.NOW) -> Pipeline:
-    """Compute the derived fields from the rest of the document."""
-    return [*_encoded_once(_derive)] if now == x.NOW else _derive(now)
+    """Compute the derived fields from the rest of the document. Begin the next round if no run is left."""
+    return [*(_encoded_once(_derive) if now == x.NOW else _derive(now)), *open_next(now)]
 
 
 def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:

@@ -20,6 +20,8 @@ STATUS = f"{STATE}.status"
 #: The task's part in its flow. As a condition, it is false for a task of no flow.
 FLOW = "$flow"
 OWED_SINCE = "$owed_since"
+#: The next round of a task that gathers. As a condition, it is false for a task without one.
+AGAIN = "$again"
 
 _FINAL = [status.value for status in sorted(FINAL_STATUSES)]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtask.model.documents import MAX_FORMER_QUEUES, SCHEMA_VERSION
+from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
+from mtask.store.statements.gathering import moved_to, without_calls
 
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
@@ -33,14 +34,19 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def publish(fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None) -> Pipeline:
+def publish(
+    fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None, gather: x.Expression = None
+) -> Pipeline:
     """Insert the task if it does not exist. Leave an existing task exactly as it is.
 
     The caller must send this pipeline as an upsert by `_id`. `released` is the release_time of a flow's first step.
+    `gather` is the part of a task that gathers calls.
     """
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
     # All fields are in one literal, so that the server does not parse each value as an expression.
     step = {"flow": {"$mergeObjects": [x.literal(fixed["flow"]), {"release_time": released}]}} if released else {}
+    if gather is not None:
+        step["gather"] = gather
     made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
@@ -60,13 +66,16 @@ def republish(
     """
     pipeline = close_lapsed(now)
     if replacement is not None:
+        queue = x.literal(replacement["queue"])
         pipeline.append(
             {
                 "$set": {
                     **{name: x.literal(value) for name, value in replacement.items() if name != "lookup"},
                     "lookup": "$$REMOVE" if (lookup := replacement.get("lookup")) is None else x.literal(lookup),
                     "task_state.start_time": "$$REMOVE" if start is None else start,
-                    **_moved(replacement["queue"], now),
+                    **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
+                    # The calls that the task has gathered are replaced, too.
+                    "gather": without_calls(),
                 }
             }
         )
@@ -87,23 +96,6 @@ def republish(
     return [*pipeline, *derive(now)]
 
 
-def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
-    """Return queue_time and former_queues. They change only if the task moves to another queue."""
-    former = f"{x.STATE}.former_queues"
-    others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
-    before = {"$cond": [{"$isArray": [former]}, others, []]}
-    is_moved = {"$ne": ["$queue", x.literal(queue)]}
-
-    def if_moved(value: x.Expression, field: str) -> x.Expression:
-        return {"$cond": [is_moved, value, {"$ifNull": [f"{x.STATE}.{field}", "$$REMOVE"]}]}
-
-    newest_first = {"$slice": [{"$concatArrays": [["$queue"], before]}, MAX_FORMER_QUEUES]}
-    return {
-        "task_state.queue_time": if_moved(now, "queue_time"),
-        "task_state.former_queues": if_moved(newest_first, "former_queues"),
-    }
-
-
 def _one_more_if_any(dropped: list[str]) -> x.Expression:
     """Return the number of publishes that dropped runs. Add 1 if the task has runs with the statuses in `dropped`."""
     count = f"{x.STATE}.clean_cnt"
@@ -120,7 +112,8 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
     is_open = {"$not": [x.is_final()]}
     return [
         *close_lapsed(now),
-        {"$set": {"task_state.cancel_requested": is_open, "flow": _without_holder(is_open)}},
+        # What was published while a run held the task is canceled, too.
+        {"$set": {"task_state.cancel_requested": is_open, "flow": _without_holder(is_open), "again": "$$REMOVE"}},
         *derive(now),
     ]
 

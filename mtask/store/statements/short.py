@@ -1,7 +1,7 @@
 """Short statements for simple tasks.
 
-A simple task needs one worker, admits any worker, and has no earlier run in this round. A step of a flow is simple only
-after its release.
+A simple task needs one worker, admits any worker, and has no earlier run in this round and no next round. A step of a
+flow is simple only after its release.
 
 The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
 is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
@@ -24,6 +24,8 @@ from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
+    # The end of the run begins the next round.
+    {"$not": [x.AGAIN]},
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]

@@ -34,7 +34,8 @@ class EventKind(StrEnum):
     FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run, for example as a dependency failed
     TIMED_OUT = "timed_out"  #: the lease of a run lapsed
     CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
-    REOPENED = "reopened"  #: a finished task was opened again: by retry, by rerun, or by a publish that dropped runs
+    #: A finished task was opened again: by retry, by rerun, or by a publish. Or the end of a run began the next round.
+    REOPENED = "reopened"
     REMOVED = "removed"
 
 
@@ -113,7 +114,16 @@ def events_of(change: Document) -> list[TaskEvent]:
     if kind != "update" or description is None:
         return []
     found = list(_of_runs(changed_runs(description, runs_in(document)), task_id, time, queue))
+    if _begins_next_round(description):
+        return [*found, TaskEvent(EventKind.REOPENED, task_id, time, queue, task_status=TaskStatus.INIT)]
     return _with_status(found, updated_fields(description), task_id, time, queue)
+
+
+def _begins_next_round(description: Document) -> bool:
+    """Whether the change also began the task's next round. Without a next round, a cancel removes the field, too."""
+    if "again" not in (description.get("removedFields") or ()):
+        return False
+    return any(path.partition(".")[0] == "gather" for path in description.get("updatedFields") or ())
 
 
 def _first_status(document: Document) -> TaskStatus:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 from pymongo import UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
+from mtask.model.documents import GatherKind
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
 
 IfExists = Literal["keep", "update", "reject"]
+IfRunning = Literal["keep", "again"]
 _RACES = 5
 _REPLACED = ("queue", "params", "task_option", "lookup")
 
@@ -62,6 +64,16 @@ class NewTask:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherPolicy:
+    """How calls under one key gather. See `mtask.store.gathering`."""
+
+    kind: GatherKind
+    debounce: timedelta | None = None
+    max_wait: timedelta | None = None
+    call_id: str | None = None  #: None: a fresh one
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The effect of a publish on a task that exists already."""
 
@@ -69,6 +81,9 @@ class Policy:
     clean_failed: bool = False
     clean_success: bool = False
     not_update_running: bool = False
+    gather: GatherPolicy | None = None
+    #: The time for which a task that has succeeded is kept. Thereafter, and after another end, a publish renews it.
+    window: timedelta | None = None
 
     @property
     def changes_existing(self) -> bool:

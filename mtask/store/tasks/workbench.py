@@ -64,7 +64,18 @@ def bring_nearer(by: timedelta) -> Operation[None]:
         NEXT: moved(f"${NEXT}"),
         RUNS: runs,
     }
+    # Of calls that gather, only those of this round count.
+    gather = {
+        "first_time": {"$subtract": ["$gather.first_time", earlier]},
+        "newest": {
+            "$mergeObjects": ["$gather.newest", {"asked_time": {"$subtract": ["$gather.newest.asked_time", earlier]}}]
+        },
+    }
+    change["gather"] = {"$cond": ["$gather.first_time", {"$mergeObjects": ["$gather", gather]}, "$gather"]}
     yield tasks("update_many", {**_OPEN, NEXT: {"$exists": True}}, [{"$set": change}])
+    # The window of a publish counts from the end of a task.
+    ended = {"task_state.finish_time": {"$subtract": [f"{x.STATE}.finish_time", earlier]}}
+    yield tasks("update_many", {"task_state.status": TaskStatus.SUCCESS.value}, [{"$set": ended}])
 
 
 def drop() -> Operation[None]:

@@ -334,7 +334,10 @@ def operated(client: Client, store: SyncStore) -> None:
 
 
 def without_worker(client: Client, source: Mongo) -> None:
-    """What is published in a caller's transaction, a purge, and leases that lapse."""
+    """What is published in a caller's transaction, calls that gather, a purge, and leases that lapse."""
+    for _ in range(2):
+        client.publish("quick", key="gathers", debounce=3600)
+        client.publish("quick", key="window", window=3600)
     with source.start_session() as session, session.start_transaction():
         client.publish("quick", key="in/0", session=session)
         client.publish_many([TaskSpec("quick", key="in/1"), TaskSpec("quick", key="in/2")], session=session)

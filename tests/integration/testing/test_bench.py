@@ -118,3 +118,29 @@ def test_children_next_tasks_and_delayed_steps_run_to_the_end(mongo_uri: str) ->
         assert {task.key for task in made.advance(timedelta(days=1))} == {"f/now/next-1", "f/hour/next-1"}
         assert made.client.get(total, "f/total").status == "INIT"
         assert [task.returns for task in made.advance()] == [6]
+
+
+def test_time_passes_for_calls_that_gather(mongo_uri: str) -> None:
+    app = App()
+
+    @app.task
+    def index(number: int) -> int:
+        return number
+
+    @app.task
+    def digest(calls: list[int]) -> int:
+        return sum(calls)
+
+    with bench(app, uri=mongo_uri) as made:
+        for number in (1, 2):
+            made.client.publish(index, {"number": number}, key="k", debounce=3600, max_wait=5400)
+            made.client.publish(digest, number, key="k", collect=True, debounce=3600)
+        assert made.run() == []
+        made.advance(timedelta(minutes=50))
+        made.client.publish(index, {"number": 3}, key="k", debounce=3600, max_wait=5400)
+        assert [task.returns for task in made.advance(timedelta(minutes=11))] == [3]
+        assert [task.returns for task in made.advance(timedelta(minutes=30))] == [3], "max_wait has passed"
+        assert made.client.publish(index, {"number": 4}, key="k", window=7200).updated is False
+        made.advance(timedelta(hours=2))
+        assert made.client.publish(index, {"number": 4}, key="k", window=7200).updated
+        assert [task.returns for task in made.run()] == [4]

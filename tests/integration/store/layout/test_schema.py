@@ -89,6 +89,25 @@ _WRONG_STEPS: list[Document] = [
     {"head": 7},
     {"end_time": "never"},
 ]
+_MARK: Document = {"asked_time": _NOW, "call_id": "c"}
+_GATHER: Document = {"kind": "latest", "newest": _MARK}
+_NEXT_ROUND: Document = {
+    "params": None,
+    "queue": "default",
+    "task_option": TaskOption().stored(),
+    "gather": _GATHER,
+}
+_WRONG_GATHERS: list[Document] = [
+    {"kind": "some"},
+    {"newest": {"asked_time": _NOW}},
+    {"newest": _MARK | {"call_id": "x" * 65}},
+    {"consumed": {"call_id": "c"}},
+    {"first_time": 7},
+    {"debounce_ms": -1},
+    {"ids": [7]},
+    {"ids": ["c"] * 1001},
+    {"full": "yes"},
+]
 _RUN = "task_state.worker_states.0"
 _REQUIRED = [
     "name",
@@ -162,6 +181,15 @@ _WRONG: list[tuple[str, Any]] = [
     ("flow", {}),
     *(("flow", {name: value for name, value in _STEP.items() if name != missing}) for missing in _STEP),
     *(("flow", _STEP | wrong) for wrong in _WRONG_STEPS),
+    ("gather", "latest"),
+    *(("gather", _GATHER | wrong) for wrong in _WRONG_GATHERS),
+    ("again", True),
+    *(("again", {name: value for name, value in _NEXT_ROUND.items() if name != missing}) for missing in _NEXT_ROUND),
+    ("again", _NEXT_ROUND | {"queue": ""}),
+    ("again", _NEXT_ROUND | {"task_option": {"priority": 1}}),
+    ("again", _NEXT_ROUND | {"lookup": [{"k": "user_id"}]}),
+    ("again", _NEXT_ROUND | {"start_time": "now"}),
+    ("again", _NEXT_ROUND | {"gather": {"kind": "latest"}}),
     ("task_option.priority", "high"),
     ("task_option.priority", 1.5),
     ("task_option.priority", 10**10),
@@ -206,6 +234,12 @@ _RIGHT: list[tuple[str, Any]] = [
     ("flow", _STEP | {"delay_ms": 5.0, "release_time": _NOW, "held_by": None, "of_ours": True}),
     ("owed_since", _NOW),
     ("owed_tasks", []),
+    ("gather", None),
+    ("gather", {}),
+    ("gather", _GATHER | {"consumed": _MARK, "ids": [], "debounce_ms": 5.0, "full": True}),
+    ("again", None),
+    ("again", _NEXT_ROUND),
+    ("again", _NEXT_ROUND | {"start_time": None, "lookup": [{"k": "user_id", "v": 7}]}),
     ("of_ours", {"anything": True}),
 ]
 
