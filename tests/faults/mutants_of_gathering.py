@@ -125,7 +125,7 @@ GATHERING_MUTATIONS = (
         "short-call-after-the-claim",
         "A call changes the params of a run that has begun.",
         (Edit(_TWINS, 'return {**is_alone, "$expr": is_untouched()}', "return is_alone"),),
-        ("tests/integration/store/test_gathering.py::test_a_claim_between_makes_the_call_the_next_round",),
+        ("tests/integration/store/test_gathering.py::test_a_failure_between_leaves_the_list_as_it_is",),
     ),
     # --- lists ----------------------------------------------------------------------------------------------
     Mutation(

@@ -46,8 +46,8 @@ def prepare(
         raise InvalidInput("max_wait is shorter than debounce: give at least debounce.", field="max_wait")
     gathers = wait is not None or collect or if_running == "again"
     if kept is not None and gathers:
-        raise InvalidInput("window keeps the first call and drops later ones: it does not go with debounce, collect or "
-                           'if_running="again".', field="window")  # fmt: skip
+        message = 'window keeps the first call and drops later ones: it does not go with debounce, collect or "again".'
+        raise InvalidInput(message, field="window")
     if call_id is not None and not gathers:
         raise InvalidInput('call_id belongs to debounce, collect and if_running="again".', field="call_id")
     if call_id is not None and (not isinstance(call_id, str) or not 0 < len(call_id) <= MAX_CALL_ID):

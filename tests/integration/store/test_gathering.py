@@ -12,7 +12,7 @@ from mtask.model.options import TaskOption
 from mtask.store import gathering
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks.publishing import GatherPolicy, NewTask, Published
-from tests.clients import claim, succeed
+from tests.clients import claim, fail, succeed
 
 ID = "work:k"
 POLICY = GatherPolicy("latest", timedelta(hours=1))
@@ -52,6 +52,13 @@ def test_a_claim_between_makes_the_call_the_next_round(store: SyncStore) -> None
     assert publish(store, 2, amid=lambda: claim(store, ID)).updated
     found = document(store)
     assert (found["params"], found["again"]["params"], found["task_state"]["status"]) == (1, 2, "RUNNING")
+
+
+def test_a_failure_between_leaves_the_list_as_it_is(store: SyncStore) -> None:
+    publish(store, 1, GatherPolicy("calls"))
+    assert publish(store, 2, GatherPolicy("calls"), amid=lambda: fail(store, ID, claim(store, ID))).updated
+    found = document(store)
+    assert (found["params"], found["again"]["params"]) == ({"calls": [1]}, {"calls": [2]})
 
 
 def test_a_whole_run_between_makes_the_call_a_new_round(store: SyncStore) -> None:
