@@ -67,7 +67,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "cross-off-whatever-the-mark",
         "The mark of a newer change is removed.",
-        (Edit(_FLOWS, '        {"$eq": ["$owed_since", _of_task(marks)]},\n', ""),),
+        (Edit(_FLOWS, '"owed_since": mark, STATUS: status}', '"owed_since": {"$exists": True}, STATUS: status}'),),
         (f"{_TESTS}::test_a_mark_of_the_same_status_stays_if_it_is_another_mark",),
     ),
     Mutation(

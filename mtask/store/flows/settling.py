@@ -234,9 +234,9 @@ def _release(guard: filters.Filter, count: int) -> Operation[int]:
     return released_cnt
 
 
-def _change(guard: filters.Filter, pipeline: Pipeline) -> Operation[int]:
+def _change(guard: filters.Filter, update: Pipeline | Mapping[str, Any]) -> Operation[int]:
     """Change the tasks that match the guard; return their number."""
-    result = yield tasks("update_many", guard, pipeline, hint="_id_")
+    result = yield tasks("update_many", guard, update, hint="_id_")
     return int(result.matched_count)
 
 
