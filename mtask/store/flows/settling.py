@@ -425,13 +425,13 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
     return _Told(further, is_complete=False)
 
 
-def _cross_off(rows: Sequence[Document], pipeline: Pipeline) -> Operation[bool]:
+def _cross_off(rows: Sequence[Document], change: Pipeline | Mapping[str, Any]) -> Operation[bool]:
     """Remove the marks of these tasks; return whether all are removed. A mark that a new change has renewed stays."""
     if not rows:
         return True
     marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
     statuses = {row["_id"]: str(_status(row)) for row in rows}
-    return (yield from _change(flows.owed_as_read(marks, statuses), pipeline)) == len(rows)
+    return (yield from _change(flows.owed_as_read(marks, statuses), change)) == len(rows)
 
 
 def _read(matched: filters.Filter) -> Operation[list[Document]]:
