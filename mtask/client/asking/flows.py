@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack, get_args
 
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import PublishMiddleware, copied
-from mtask.errors import DocumentTooLarge, InvalidFlow, InvalidParams, MtaskError, NotStorable, shown
+from mtask.errors import DocumentTooLarge, InvalidFlow, InvalidParams, MtaskError, NotStorable, OperationFailed, shown
 from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.identity import check_key, check_text
 from mtask.model.middleware import Begun, enter, leave
@@ -22,6 +22,8 @@ from mtask.store.tasks.publishing import Published
 
 MAX_EDGES = 100_000
 MAX_AFTER_BYTES = 4 * 1024 * 1024
+#: The server's codes TransactionTooLarge and TransactionTooLargeForCache.
+_TOO_LARGE = (257, 388)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,11 @@ class FlowPublication:
             return (yield from publishing.publish(self._flow))
         except (NotStorable, DocumentTooLarge) as error:
             raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error
+        except OperationFailed as error:
+            if error.code not in _TOO_LARGE:
+                raise
+            reason = "the server has no room for so much in one transaction: publish smaller params or fewer steps"
+            raise InvalidFlow(self._flow.key, f"{reason}, and let handlers add the rest as children") from error
 
     def done(self, published: PublishedFlow) -> PublishedFlow:
         """Tell the middleware of the result; return the result."""

@@ -217,3 +217,12 @@ def test_a_purge_leaves_the_tasks_of_flows(reader: Client) -> None:
     reader.cancel("work", "plain")
     assert reader.purge() == 1
     assert reader.tasks.count_documents({}) == 3
+
+
+def test_a_flow_that_no_transaction_can_hold_is_refused_whole(client: Client) -> None:
+    flow = Flow("f")
+    for number in range(2_000):
+        flow.add(f"part-{number}", "work", "x" * 30_000)
+    with pytest.raises(InvalidFlow, match="no room for so much in one transaction"):
+        client.publish_flow(flow)
+    assert client.count() == 0
