@@ -80,3 +80,9 @@ def later_than(mark: Expression, now: Expression) -> Expression:
 def is_final(status: Expression = STATUS) -> Expression:
     """Whether this status is final. The default is the task's stored status."""
     return {"$in": [status, _FINAL]}
+
+
+def without(document: str, *names: str) -> Expression:
+    """Return a document without these fields. `$unsetField` would do it, but lies outside of the Stable API."""
+    kept = {"$filter": {"input": {"$objectToArray": document}, "cond": {"$not": [{"$in": ["$$this.k", list(names)]}]}}}
+    return {"$arrayToObject": kept}

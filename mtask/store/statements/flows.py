@@ -251,7 +251,7 @@ def fail_fast(culprit: str, now: x.Expression = x.NOW) -> Pipeline:
 
 
 def _unheld() -> x.Expression:
-    return {"$unsetField": {"field": "held_by", "input": "$flow"}}
+    return x.without(x.FLOW, "held_by")
 
 
 def unended() -> Filter:

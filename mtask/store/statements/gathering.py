@@ -152,7 +152,7 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
     at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
     state = {
         "$mergeObjects": [
-            without(x.STATE, "start_time", "finish_time", "reason"),
+            x.without(x.STATE, "start_time", "finish_time", "reason"),
             moved_to(f"{following}.queue", now),
             {
                 "status": TaskStatus.INIT.value,
@@ -165,15 +165,9 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
         ]
     }
     # Without quiet_time, the streams of workers report the change.
-    kept = without("$$ROOT", "again", "lookup", "expire_time", "quiet_time")
+    kept = x.without("$$ROOT", "again", "lookup", "expire_time", "quiet_time")
     content = {name: f"{following}.{name}" for name in ("params", "queue", "task_option", "lookup")}
     return {"$mergeObjects": [kept, {**content, "task_state": state, "gather": gather}]}
-
-
-def without(document: str, *names: str) -> x.Expression:
-    """Return a document without these fields."""
-    kept = {"$filter": {"input": {"$objectToArray": document}, "cond": {"$not": [{"$in": ["$$this.k", list(names)]}]}}}
-    return {"$arrayToObject": kept}
 
 
 def moved_to(queue: x.Expression, now: x.Expression) -> dict[str, x.Expression]:
@@ -330,7 +324,7 @@ def first_round(call: SentCall, now: x.Expression = x.NOW) -> tuple[dict[str, x.
 
 def without_calls() -> x.Expression:
     """Return `gather` of a task whose params a plain publish replaces. Only the order of the calls stays."""
-    return {"$cond": [GATHER, without(GATHER, *_OF_CALLS), "$$REMOVE"]}
+    return {"$cond": [GATHER, x.without(GATHER, *_OF_CALLS), "$$REMOVE"]}
 
 
 def outside_window(task_id: str, window_ms: int) -> dict[str, Any]:

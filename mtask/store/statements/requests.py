@@ -13,7 +13,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
-from mtask.store.statements.gathering import moved_to, without, without_calls
+from mtask.store.statements.gathering import moved_to, without_calls
 
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
@@ -124,8 +124,7 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     A step without a holder was ended or opened again by a user: no change of another step revives it. A task of no flow
     gets no field.
     """
-    # `$unsetField` lies outside of the Stable API.
-    return {"$cond": [{"$and": [x.FLOW, condition]}, without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
+    return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
