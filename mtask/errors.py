@@ -548,9 +548,11 @@ class FlowNotFound(MtaskError):
     exit_code = 4
 
     def __init__(self, key: str) -> None:
+        flow, slash, _ = key.rpartition("/")
+        step = f" If this is the key of a step, its flow is {shown(flow)}." if slash else ""
         super().__init__(
-            f"there is no flow {shown(key)}. `mtask flow list` lists those there are; its steps may also have expired "
-            "by their retention."
+            f"there is no flow {shown(key)}.{step} `mtask flow list` lists those there are; its steps may also have "
+            "expired by their retention."
         )
         self.key = key
 

@@ -12,7 +12,7 @@ import pytest
 from bson import ObjectId
 
 from mtask import App, Client, Published, TaskFields, TaskNotFound, TaskSpec
-from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, SchemaMismatch
+from mtask.errors import HandlerError, InvalidInput, InvalidLookup, SchemaMismatch
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout.schema import LOOKUP_INDEX
 from tests.clients import AnyClient, claim, fail, server_now, succeed
@@ -276,7 +276,7 @@ def test_pages_follow_each_other_without_gap_or_double(client: AnyClient, store:
 def test_page_after_a_task_that_is_gone_is_an_error_that_names_it(client: AnyClient) -> None:
     with pytest.raises(TaskNotFound, match="a:gone"):
         client.find(after="a:gone")
-    with pytest.raises(InvalidName, match="a task id is NAME:KEY"):
+    with pytest.raises(InvalidInput, match="a task id is NAME:KEY"):
         client.find(after="gone")
     with pytest.raises(InvalidInput, match="7 names no task"):
         client.find(after=7)
