@@ -321,7 +321,7 @@ class StoredTask(Task):
     @model_validator(mode="after")
     def _waits_in_a_flow(self) -> Self:
         if self.task_state.status is TaskStatus.WAITING and self.flow is None:
-            raise ValueError("it is WAITING, but of no flow: nothing can release it")
+            raise ValueError("the status is WAITING, but the task is of no flow: nothing can release it")
         return self
 
     def with_own_options(self) -> Self:
