@@ -14,7 +14,7 @@ _SHORT = "mtask/store/statements/short.py"
 _TWINS = "mtask/store/statements/gathering.py"
 
 _CALLS = "tests/integration/client/test_gathering.py"
-_HISTORIES = "tests/integration/store/test_gathering_interleavings.py"
+_HISTORIES = "tests/integration/store/test_gathering_interleavings.py::test_no_call_is_lost_and_none_counts_twice"
 _ENDS = f"{_CALLS}::test_whatever_leaves_no_live_run_begins_the_next_round"
 
 GATHERING_MUTATIONS = (
