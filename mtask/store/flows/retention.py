@@ -34,8 +34,8 @@ def end_flows() -> Operation[int]:
     If the server refuses some flow, OperationFailed is raised after all others have been ended.
     """
     heads = yield tasks("rows", _ended_heads(), hint=UNENDED_INDEX).within(_LONG)
-    # A malformed, too large or locked step holds up its own flow only. The order differs each time, so that a few locked
-    # steps do not hold up the same flows for ever.
+    # A malformed, too large or locked step holds up its own flow only. The order differs each time, so that a few
+    # locked steps do not hold up the same flows for ever.
     random.shuffle(heads)
     refusal: OperationFailed | None = None
     ended_cnt = timeout_cnt = 0

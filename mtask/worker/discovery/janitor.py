@@ -152,9 +152,12 @@ class Janitor:
         await asyncio.gather(*(self._settle_owed_alone(task_id, at_once) for task_id in apart))
 
     async def _settle_owed_alone(self, task_id: str, at_once: asyncio.Semaphore) -> None:
+        # A locked document costs little, but a change that needs long gets its time at a later try.
+        _, pause = self._held_up.get(task_id, (0.0, 0.0))
+        limit = min(max(_SETTLE_TIMEOUT, timedelta(seconds=pause)), self._store.timeout)
         try:
             async with at_once:
-                await self._store.run(within(settling.settle_all([task_id]), lambda: _SETTLE_TIMEOUT))
+                await self._store.run(within(settling.settle_all([task_id]), lambda: limit))
             self._held_up.pop(task_id, None)
         except DatabaseUnavailable as error:
             if not isinstance(error, DatabaseTimeout):
