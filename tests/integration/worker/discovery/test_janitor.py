@@ -110,7 +110,6 @@ def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(
 ) -> None:
     def refusing(limit: int = 0) -> Any:
         raise AttributeError("nobody foresaw this")
-        yield
 
     monkeypatch.setattr(settling, "orphans", refusing)
     publish_ended(mongo_uri, store, "f")
