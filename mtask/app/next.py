@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack
 
 from mtask.client.asking.publication import TaskRef, TaskSpec
-from mtask.errors import InvalidFlow, InvalidInput, InvalidOption
+from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handlers import handler_of
 from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
+from mtask.store.driver.encoding import is_readable
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import NewTask, milliseconds
 
@@ -116,7 +117,10 @@ def flow_part(parent: StoredTask, *, step: str, ancestors: list[str]) -> dict[st
 
 
 def owed(task: NewTask, fixed: dict[str, Any]) -> OwedTask:
-    """Return the task with these fields, as the server takes it."""
+    """Return the task with these fields, as the server takes it. Raises InvalidParams."""
+    # Whoever publishes the task must read it first.
+    if not is_readable(fixed["params"]):
+        raise InvalidParams(fixed["name"], "they hold a value that cannot be read again, such as a UUID of five bytes")
     if isinstance(task.start, timedelta):
         return OwedTask(fixed, delay_ms=milliseconds(task.start))
     return OwedTask(fixed, start=task.start)

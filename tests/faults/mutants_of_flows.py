@@ -41,7 +41,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-without-fail-fast",
         "A flow that fails fast goes on.",
-        (Edit(_SETTLING, 'row["flow"].get("fail_fast")', "False"),),
+        (Edit(_SETTLING, '== TaskStatus.FAIL and _part(row).get("fail_fast")', "is None"),),
         (f"{_TESTS}::test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures",),
     ),
     Mutation(
@@ -184,8 +184,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "dead-workers-owe-for-ever",
         "Nobody does what a worker that died right after its finish owes.",
-        (Edit("mtask/worker/discovery/janitor.py", "                await self.settle_owed()\n",
-              "                pass\n"),),
+        (Edit("mtask/worker/discovery/janitor.py", "        await self._look_after(self.settle_owed)\n", ""),),
         (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(

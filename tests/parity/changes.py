@@ -227,7 +227,10 @@ def ping(
 
 
 def finish(outcomes: Mapping[str, Outcome]) -> Change:
+    asked: dict[str, bool] = {}  # whether somebody wanted to cancel the task before its finish
+
     def change(document: Document, now: datetime) -> None:
+        asked[document["_id"]] = document["task_state"]["cancel_requested"]
         outcome, state = outcomes[document["_id"]], document["task_state"]
         run = next(r for r in state["worker_states"] if r["run_id"] == outcome.run_id)
         task = parsed(document)
@@ -253,7 +256,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
     def go_on(document: Document, now: datetime) -> None:
         owed, state = outcomes[document["_id"]].next, document["task_state"]
         ends_now = state["status"] == "SUCCESS" and state["finish_time"] == now
-        if owed is None or not ends_now or "next_id" in state:
+        if owed is None or not ends_now or "next_id" in state or asked[document["_id"]]:
             return
         state["next_id"] = owed.task_id
         document.pop("expire_time", None)

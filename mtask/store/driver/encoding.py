@@ -8,6 +8,7 @@ from typing import Any
 import bson
 from bson import ObjectId
 from bson.code import Code
+from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
@@ -43,6 +44,17 @@ def stored_size(value: Any) -> int:
     if size > _SHALLOW_BYTES and _is_deeper(value, MAX_NESTING):
         raise NotStorable(f"it is nested more than {MAX_NESTING} levels deep")
     return size
+
+
+def is_readable(value: Any) -> bool:
+    """Whether a value that can be stored can also be read again by the usual codec."""
+    if isinstance(value, _SMALL):
+        return True
+    try:
+        bson.decode(bson.encode({"": value}, codec_options=CODEC), codec_options=CODEC)
+    except InvalidBSON:
+        return False
+    return True
 
 
 def is_code(value: Any) -> bool:

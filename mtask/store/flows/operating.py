@@ -13,7 +13,7 @@ from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import reading, settling
 from mtask.store.flows.settling import BATCH
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX
+from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows, requests
 from mtask.store.statements.derive import Pipeline
 
@@ -43,12 +43,21 @@ def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
     for _ in range(_PASSES):
         # WAITING steps come first, so that no other process ends them because of a dependency that this call cancels.
         ids = yield from _change_all(matched, requests.cancel(), [(flows.STATUS, -1)])
-        if not ids:
+        # A step that has succeeded may owe a next task. This task must exist before it can be canceled.
+        owing = yield from _owing(key)
+        if not ids and not owing:
             break
         changed |= dict.fromkeys(ids)
-        yield from settling.settle_all(ids)
+        yield from settling.settle_all([*ids, *owing])
         changed |= dict.fromkeys((yield from _own(ids)))
     return (yield from _changed(key, changed))
+
+
+def _owing(key: str) -> Operation[list[str]]:
+    """Return the steps that are still to publish tasks."""
+    owing = {"flow.key": key, "owed_since": {"$exists": True}, "owed_tasks.0": {"$exists": True}}
+    found = yield tasks("find", owing, _ID, hint=OWED_INDEX)
+    return [document["_id"] for document in found]
 
 
 def _own(canceled: Sequence[str]) -> Operation[list[str]]:
@@ -82,7 +91,7 @@ def retry(key: str) -> Operation[ChangedFlow]:
     ids = [document["_id"] for document in found]
     for start in range(0, len(ids), BATCH):
         guard = {**filters.by_ids(ids[start : start + BATCH]), **failed}
-        yield tasks("update_many", guard, requests.run_again(everything=False), hint="_id_")
+        yield from settling.change(guard, requests.run_again(everything=False))
     yield from settling.settle_all(ids)
     return (yield from _changed(key, dict.fromkeys(ids)))
 
@@ -95,7 +104,7 @@ def _change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[s
         ids = [document["_id"] for document in found]
         if not ids:
             break
-        yield tasks("update_many", {**matched, **filters.by_ids(ids)}, pipeline, hint="_id_")
+        yield from settling.change({**matched, **filters.by_ids(ids)}, pipeline)
         changed += ids
     return changed
 

@@ -6,12 +6,13 @@ has ended. So an index holds only the flows that have not ended.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from mtask.errors import DuplicateKey
+from mtask.errors import DatabaseTimeout, DuplicateKey, OperationFailed
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
@@ -22,15 +23,39 @@ Document = dict[str, Any]
 #: The most steps that one statement changes, and the most flows that one call ends.
 BATCH = 500
 _LONG = timedelta(seconds=60)
+#: After so many timeouts, the other flows are left to the next call.
+_MAX_TIMEOUTS = 3
 _ONE = [{"$limit": 1}, {"$project": {"_id": 1}}]
 
 
 def end_flows() -> Operation[int]:
-    """Begin the retention of the flows in which nothing is open and nothing is owed; return their number."""
+    """Begin the retention of the flows in which nothing is open and nothing is owed; return their number.
+
+    If the server refuses some flow, OperationFailed is raised after all others have been ended.
+    """
     heads = yield tasks("rows", _ended_heads(), hint=UNENDED_INDEX).within(_LONG)
+    # A malformed, too large or locked step holds up its own flow only. The order differs each time, so that a few
+    # locked steps do not hold up the same flows for ever.
+    random.shuffle(heads)
+    refusal: OperationFailed | None = None
+    ended_cnt = timeout_cnt = 0
     for head in heads:
-        yield from _end(head["_id"], head["flow"]["key"])
-    return len(heads)
+        part = head.get("flow")
+        key = part.get("key") if isinstance(part, dict) else None
+        if not isinstance(key, str):
+            continue
+        try:
+            yield from _end(head["_id"], key)
+            ended_cnt += 1
+        except OperationFailed as error:
+            refusal = error
+        except DatabaseTimeout:
+            timeout_cnt += 1
+            if timeout_cnt == _MAX_TIMEOUTS:
+                raise
+    if refusal is not None:
+        raise refusal
+    return ended_cnt
 
 
 def _ended_heads() -> list[Document]:

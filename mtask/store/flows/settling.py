@@ -15,10 +15,11 @@ from datetime import datetime, timedelta
 from typing import Any, get_args
 
 from bson.timestamp import Timestamp
+from pydantic import ValidationError
 
-from mtask.errors import OperationFailed
+from mtask.errors import DocumentTooLarge, OperationFailed
 from mtask.model import flows as rules
-from mtask.model.documents import MAX_STEPS, OnFailed
+from mtask.model.documents import MAX_STEPS, OnFailed, StoredTask, describe_validation
 from mtask.model.flows import Awaited, Verdict
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
@@ -27,6 +28,7 @@ from mtask.store.flows import retention
 from mtask.store.layout.schema import CHILDREN_INDEX, FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
+from mtask.store.tasks import claims
 
 Document = dict[str, Any]
 #: The most tasks that one statement changes or reads.
@@ -38,6 +40,10 @@ _LONG = timedelta(seconds=60)
 _ROUNDS = 100
 #: More tasks than a flow can have.
 _MANY = 4 * MAX_STEPS
+#: What the document of a task that cannot be changed names as the writer of its FAIL, and the short reason if the task
+#: has no room left in its document.
+_WRITER = "flow"
+TOO_LARGE = "too large: a change would exceed MongoDB's 16 MB; put less into params"
 _STATUSES = frozenset(status.value for status in TaskStatus)
 _FAILED = frozenset({TaskStatus.FAIL.value, TaskStatus.CANCELED.value})
 _FINAL = frozenset(status.value for status in FINAL_STATUSES)
@@ -70,11 +76,14 @@ def is_any() -> Operation[bool]:
     return found is not None
 
 
-def owed(age: timedelta, limit: int = BATCH) -> Operation[list[str]]:
-    """Return the tasks of whose last change others have not been told for this time."""
+def owed(age: timedelta, limit: int = BATCH, besides: Iterable[str] = ()) -> Operation[list[str]]:
+    """Return the tasks of whose last change others have not been told for this time, besides these tasks."""
     matched = flows.owed_before(age // timedelta(milliseconds=1))
+    if besides:
+        matched["_id"] = {"$nin": list(besides)}
     found = yield tasks("find", matched, {"_id": 1}, sort=[("owed_since", 1)], limit=limit, hint=OWED_INDEX)
-    return [document["_id"] for document in found]
+    # The `_id` of a malformed document may be something other than text. No task waits for such a document.
+    return [document["_id"] for document in found if isinstance(document["_id"], str)]
 
 
 def orphans(limit: int = BATCH) -> Operation[list[str]]:
@@ -127,13 +136,13 @@ def _settle_steps(rows: Sequence[Document]) -> Operation[_Settled]:
     if not rows:
         return _Settled([])
     further: list[str] = []
-    reopened = {row["flow"]["key"] for row in rows if _status(row) not in _FINAL}
-    yield from retention.revive(sorted(reopened))
+    reopened = {_text(row, "key") for row in rows if _status(row) not in _FINAL}
+    yield from retention.revive(sorted(filter(None, reopened)))
     decided = yield from _decide([row["_id"] for row in rows if _status(row) == TaskStatus.WAITING])
     further += decided.further
     further += yield from _reopen_undue(rows)
     for row in rows:
-        if _status(row) == TaskStatus.FAIL and row["flow"].get("fail_fast"):
+        if _status(row) == TaskStatus.FAIL and _part(row).get("fail_fast"):
             further += yield from _fail_fast(row)
     told = yield from _tell(rows)
     further += told.further
@@ -186,6 +195,7 @@ def decide(task_ids: Sequence[str]) -> Operation[list[str]]:
 def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
     decided = _Decided()
     further = decided.further
+    refusal: OperationFailed | None = None
     pending = list(task_ids)
     for try_cnt in range(_ROUNDS):
         if not pending:
@@ -200,20 +210,26 @@ def _decide(task_ids: Sequence[str]) -> Operation[_Decided]:
                 continue
             guard = flows.waiting({row["_id"]: row.get("held_by") for row in group})
             others = {row["_id"]: row["other"] for row in group}
-            if verdict is Verdict.RELEASE:
-                guard |= flows.read_at(group[0]["now"], try_cnt)
-                changed_cnt = yield from _release(guard, len(group))
-                further += [row["_id"] for row in group if row.get("owed_since") is not None]
-            elif verdict is Verdict.WAIT:
-                changed_cnt = yield from _change(guard, flows.move(others))
-                moved += group
-            else:
-                changed_cnt = yield from _change(guard, flows.end(verdict, others))
-                further += others
+            changed_cnt = len(group)
+            try:
+                if verdict is Verdict.RELEASE:
+                    guard |= flows.read_at(group[0]["now"], try_cnt)
+                    further += [row["_id"] for row in group if row.get("owed_since") is not None]
+                    changed_cnt = yield from _release(guard, len(group))
+                elif verdict is Verdict.WAIT:
+                    moved += group
+                    changed_cnt = yield from change(guard, flows.move(others))
+                else:
+                    further += others
+                    changed_cnt = yield from change(guard, flows.end(verdict, others))
+            except OperationFailed as error:
+                refusal = error  # the other tasks of the group are changed, and the other groups must not wait
             if changed_cnt < len(group):
                 pending += others  # another process was faster with some of them
         pending += yield from _confirm(moved)
         pending = [*dict.fromkeys(pending)]
+    if refusal is not None:
+        raise refusal
     return decided
 
 
@@ -228,16 +244,62 @@ def _release(guard: filters.Filter, count: int) -> Operation[int]:
     A task that the short statement has released is no longer WAITING, so the general one leaves it alone.
     """
     unbegun = {**guard, "$and": [*guard.get("$and", ()), flows.never_begun()]}
-    released_cnt = yield from _change(unbegun, flows.release_unbegun())
+    released_cnt = yield from change(unbegun, flows.release_unbegun())
     if released_cnt < count:
-        released_cnt += yield from _change(guard, flows.release())
+        released_cnt += yield from change(guard, flows.release())
     return released_cnt
 
 
-def _change(guard: filters.Filter, update: Pipeline | Mapping[str, Any]) -> Operation[int]:
-    """Change the tasks that match the guard; return their number."""
-    result = yield tasks("update_many", guard, update, hint="_id_")
+def change(guard: filters.Filter, update: Pipeline | Mapping[str, Any]) -> Operation[int]:
+    """Change the tasks that match the guard, which names their `_id`s; return their number.
+
+    The server stops at a task that it cannot change. Then each task is changed by itself, and such a task is marked
+    FAIL, if it is malformed or too large. Else the error is raised, after all other tasks are changed.
+    """
+    try:
+        result = yield tasks("update_many", guard, update, hint="_id_")
+    except OperationFailed as error:
+        return (yield from _change_apart(guard, update, error))
     return int(result.matched_count)
+
+
+def _change_apart(
+    guard: filters.Filter, update: Pipeline | Mapping[str, Any], error: OperationFailed
+) -> Operation[int]:
+    named = guard["_id"]
+    task_ids = named["$in"] if isinstance(named, dict) and "$in" in named else [named]
+    changed_cnt = refused_cnt = 0
+    refusal: OperationFailed | None = None
+    for task_id in task_ids:
+        try:
+            result = yield tasks("update_one", {**guard, "_id": task_id}, update, hint="_id_")
+            changed_cnt += int(result.matched_count)
+        except OperationFailed as refused:
+            refused_cnt += 1
+            if not (yield from _mark_unchangeable(task_id, refused)):
+                refusal = refused
+    if refusal is not None:
+        raise refusal
+    return changed_cnt + refused_cnt
+
+
+def _mark_unchangeable(task_id: str, refused: OperationFailed) -> Operation[bool]:
+    """Mark a task FAIL that the server cannot change, if it is malformed or too large; return whether it is marked."""
+    document = yield tasks("find_one", {"_id": task_id})
+    if document is None:
+        return True  # it was removed
+    reason = TOO_LARGE
+    if not isinstance(refused, DocumentTooLarge):
+        try:
+            StoredTask.model_validate(document)
+        except ValidationError as wrong:
+            reason = describe_validation(wrong)
+        else:
+            return False
+    try:
+        return (yield from claims.quarantine(task_id, _WRITER, reason))
+    except OperationFailed:
+        return False
 
 
 def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
@@ -249,7 +311,7 @@ def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
     if not moved:
         return []
     steps, moment = yield from _at_one_moment(flows.waiting_now, [row["_id"] for row in moved], flows.STEP_VIEW)
-    held_by = {step["_id"]: _part(step).get("held_by") for step in steps}
+    held_by = {step["_id"]: _text(step, "held_by") for step in steps}
     holders = yield from _awaited([holder for holder in held_by.values() if holder is not None], moment)
     is_open = {task_id: holder in holders and rules.is_open(holders[holder]) for task_id, holder in held_by.items()}
     was_marked = {row["_id"] for row in moved if row.get("owed_since") is not None}
@@ -282,7 +344,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
         verdicts = {on_failed: rules.verdict(on_failed, awaited) for on_failed in get_args(OnFailed)}
         among = frozenset(holders)
         for step in group:
-            held_by = _part(step).get("held_by")
+            held_by = _text(step, "held_by")
             # The holders of many dependents must differ, and none may be moved many times. So the choice is random.
             holder = held_by if held_by in among else random.choice(holders) if holders else None
             rows.append(
@@ -291,7 +353,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
                     "held_by": held_by,
                     "owed_since": step.get("owed_since"),
                     "now": step["now"],
-                    "verdict": verdicts.get(_part(step).get("on_failed"), verdicts["fail"]),
+                    "verdict": verdicts.get(_text(step, "on_failed"), verdicts["fail"]),
                     "other": holder or next(iter(culprits), None),
                 }
             )
@@ -300,8 +362,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
 
 def _after(step: Document) -> tuple[str, ...]:
     """Return the dependencies. A malformed step may have none; whoever claims it finds out."""
-    after = _part(step).get("after")
-    return tuple(one for one in after if isinstance(one, str)) if isinstance(after, list) else ()
+    return _texts(_part(step).get("after"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,13 +397,23 @@ def _parsed(row: Document) -> _Found:
     # A task whose status is none is open until a worker marks it FAIL.
     known = TaskStatus(status) if status in _STATUSES else TaskStatus.INIT
     part = _part(row)
-    return _Found(row["_id"], known, row["owes"], bool(part.get("has_children")), part.get("ancestors") or ())
+    return _Found(row["_id"], known, row["owes"], bool(part.get("has_children")), _texts(part.get("ancestors")))
 
 
 def _part(row: Document) -> Document:
     """Return the task's part in its flow."""
     part = row.get("flow")
     return part if isinstance(part, dict) else {}
+
+
+def _text(row: Document, name: str) -> str | None:
+    """Return a field of the task's part in its flow. A malformed document may hold something other than text there."""
+    value = _part(row).get(name)
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
@@ -354,7 +425,7 @@ def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
     owed_tasks = {document["_id"]: document for row in rows for document in row["owed_tasks"]}
     yield tasks("insert_new", list(owed_tasks.values()))
     ended: list[str] = []
-    for key in sorted({_part(row)["key"] for row in rows if _part(row).get("fail_fast")}):
+    for key in sorted(filter(None, {_text(row, "key") for row in rows if _part(row).get("fail_fast")})):
         failed = yield tasks("find_one", flows.failed_fast(key), {"flow.key": 1}, hint=FLOW_INDEX)
         if failed is not None:
             ended += yield from _fail_fast(failed)
@@ -365,33 +436,35 @@ def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
     """Open the tasks again whose end was caused by a task that is no longer failed."""
-    caused = [row for row in rows if _status(row) in _FAILED and row["flow"].get("held_by") is not None]
+    caused = [row for row in rows if _status(row) in _FAILED and _text(row, "held_by") is not None]
     if not caused:
         return []
-    culprits = yield from _read({"_id": {"$in": [*{row["flow"]["held_by"] for row in caused}]}})
+    culprits = yield from _read({"_id": {"$in": [*{_text(row, "held_by") for row in caused}]}})
     recovered = {row["_id"] for row in culprits if _status(row) not in _FAILED}
-    return (yield from _reopen([row for row in caused if row["flow"]["held_by"] in recovered]))
+    return (yield from _reopen([row for row in caused if _text(row, "held_by") in recovered]))
 
 
 def _reopen(rows: Sequence[Document]) -> Operation[list[str]]:
-    culprits = {row["_id"]: row["flow"]["held_by"] for row in rows}
+    culprits = {row["_id"]: held_by for row in rows if (held_by := _text(row, "held_by")) is not None}
     if culprits:
-        yield from _change(flows.ended_by(culprits), flows.reopen())
+        yield from change(flows.ended_by(culprits), flows.reopen())
     return [*culprits]
 
 
 def _fail_fast(failed: Document) -> Operation[list[str]]:
     """Cancel the open tasks of the flow, until a pass changes none; return the tasks that ended."""
-    task_id = failed["_id"]
+    task_id, key = failed["_id"], _text(failed, "key")
+    if key is None:
+        return []  # a malformed document is in no flow
     # The failed task itself may be open again: its own failure must not cancel the retry.
-    matched = {**flows.open_in_flow(failed["flow"]["key"]), "_id": {"$ne": task_id}}
+    matched = {**flows.open_in_flow(key), "_id": {"$ne": task_id}}
     ended: list[str] = []
     for _ in range(2 * MAX_STEPS // BATCH):
         ids = [document["_id"] for document in (yield from _newest(matched, _ID, FLOW_INDEX))]
         if not ids:
             break
         guard = {**matched, "_id": {"$in": ids}}
-        yield tasks("update_many", guard, flows.fail_fast(task_id), hint="_id_")
+        yield from change(guard, flows.fail_fast(task_id))
         ended += ids
     return ended
 
@@ -415,7 +488,9 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
         if not (ended or recovered):
             return _Told(further, is_complete=True)
         view = {"task_state.status": 1, "flow.held_by": 1}
-        found = yield from _newest(flows.held_or_ended_by(ended, recovered), view, HELD_INDEX)
+        rows_found = yield from _newest(flows.held_or_ended_by(ended, recovered), view, HELD_INDEX)
+        # A malformed document may hold a list of tasks there. Nobody can decide on it.
+        found = [row for row in rows_found if _text(row, "held_by") is not None]
         if not found:
             return _Told(further, is_complete=True)
         if former == (former := {row["_id"] for row in found}):
@@ -425,13 +500,13 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
     return _Told(further, is_complete=False)
 
 
-def _cross_off(rows: Sequence[Document], change: Pipeline | Mapping[str, Any]) -> Operation[bool]:
+def _cross_off(rows: Sequence[Document], crossed_off: Pipeline | Mapping[str, Any]) -> Operation[bool]:
     """Remove the marks of these tasks; return whether all are removed. A mark that a new change has renewed stays."""
     if not rows:
         return True
     marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
     statuses = {row["_id"]: str(_status(row)) for row in rows}
-    return (yield from _change(flows.owed_as_read(marks, statuses), change)) == len(rows)
+    return (yield from change(flows.owed_as_read(marks, statuses), crossed_off)) == len(rows)
 
 
 def _read(matched: filters.Filter) -> Operation[list[Document]]:
@@ -491,5 +566,6 @@ def _at_one_moment(
 
 
 def _status(row: Document) -> str | None:
-    status = row["task_state"]["status"]
+    state = row.get("task_state")
+    status = state.get("status") if isinstance(state, dict) else None
     return status if isinstance(status, str) else None

@@ -105,9 +105,15 @@ def _owed() -> x.Expression:
     return {"$ifNull": [OWED_TASKS, []]}
 
 
+def before_derived() -> dict[str, x.Expression]:
+    """Return what `go_on` needs of the document as it was before the derived fields were computed."""
+    return {"_asked": f"{x.STATE}.cancel_requested"}
+
+
 def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expression = x.NOW) -> Pipeline:
     """Let each of these tasks owe its next task, if it has just become SUCCESS. This comes after the derived fields.
 
+    A task does not go on if somebody wanted to cancel it, although its worker had not heard of that yet.
     A task goes on once: with several workers, as the run says that made it final, and not again after a rerun.
     """
     parts = [None if one is None else one.parts() for one in nexts]
@@ -116,6 +122,7 @@ def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expressio
         {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},
         {"$eq": [f"{x.STATE}.finish_time", now]},
         {"$not": [f"{x.STATE}.next_id"]},
+        {"$not": ["$_asked"]},
     ]
     # The field `_next` holds the parts of the next task, and nothing for a task that does not go on.
     mine = {"$cond": [{"$and": ends_now}, {"$arrayElemAt": [x.literal(parts), index]}, None]}
@@ -132,5 +139,6 @@ def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expressio
         # A task stays as long as it owes something.
         "expire_time": if_going_on("$$REMOVE", "$expire_time"),
         "_next": "$$REMOVE",
+        "_asked": "$$REMOVE",
     }
     return [{"$set": {"_next": mine}}, {"$set": changed}]

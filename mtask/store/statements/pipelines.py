@@ -103,7 +103,10 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
     nexts = [outcome.next for outcome in outcomes]
-    goes_on = owing.go_on(ids, nexts, now) if any(nexts) else []
+    goes_on: Pipeline = []
+    if any(nexts):
+        change |= owing.before_derived()
+        goes_on = owing.go_on(ids, nexts, now)
     return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on, *open_next(now)]
 
 
@@ -187,4 +190,7 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
     }
     # The end of a step concerns other tasks of its flow.
     owed_since = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
-    return [{"$set": {"task_state": state, "owed_since": owed_since}}]
+    # No other task has caused this end, so no retry of another task opens it again.
+    is_step = {"$eq": [{"$type": x.FLOW}, "object"]}
+    unheld = {"$cond": [is_step, x.without(x.FLOW, "held_by"), x.FLOW]}
+    return [{"$set": {"task_state": state, "owed_since": owed_since, "flow": unheld}}]

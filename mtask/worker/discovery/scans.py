@@ -147,8 +147,9 @@ class Scans:
                     if self._queue.has_more or self._lookups.forgot_leases():
                         await self._scan_within(HORIZON, begun_only=True)
                     next_regular = monotonic() + HORIZON.total_seconds() / 2
-                    await self._upkeep(regular_cnt)
+                    # What is done only now and then must come about, whatever fails before it.
                     regular_cnt += 1
+                    await self._upkeep(regular_cnt - 1)
                 pauses.reset()
                 self.is_ready.set()
             except Exception as error:

@@ -20,6 +20,7 @@ from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from mtask import App, Client, Context, Flow, TaskSpec
+from mtask.errors import OperationFailed
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver import connect
@@ -306,6 +307,9 @@ def flows(client: Client, store: SyncStore) -> None:
     store.run(settling.settle_all(["task:f/1"]))
     client.retry("task", "f/1")
     client.remove("task", "f/2")
+    refused: Any = [{"$set": {"params": {"$divide": [1, 0]}}}]
+    with pytest.raises(OperationFailed):
+        store.run(settling.change({"_id": {"$in": ["task:f/1"]}}, refused))
     ended(client, store)
 
 

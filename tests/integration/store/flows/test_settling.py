@@ -6,15 +6,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
+import bson
 import pytest
+from bson.binary import Binary
 from bson.timestamp import Timestamp
 
+from mtask.app.next import Next
+from mtask.errors import InvalidParams, OperationFailed
+from mtask.model.documents import StoredTask
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import publishing, retention, settling
+from mtask.store.flows import operating, publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
 from mtask.store.layout.schema import FLOW_INDEX
 from mtask.store.statements import flows
@@ -602,3 +608,135 @@ def test_idle_recovery_examines_nothing(store: SyncStore) -> None:
         verbosity="executionStats",
     )
     assert explained["executionStats"]["totalKeysExamined"] == 0
+
+
+# --- documents that cannot be changed -------------------------------------------------------------------------
+
+
+def damage(store: SyncStore, task_id: str, change: Document) -> None:
+    """Change a document as no writer of mtask does, past the collection's validator."""
+    updates = [{"q": {"_id": task_id}, "u": change}]
+    assert store.database.command("update", "tasks", updates=updates, bypassDocumentValidation=True)["n"] == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [[], [{"key": "f"}], {"fail_fast": True}, {"key": ["f"], "fail_fast": True}, {"key": "f", "held_by": {"x": 1}}],
+)
+def test_a_step_with_a_malformed_part_is_settled_like_others(store: SyncStore, part: Any) -> None:
+    publish(store, {"a": [], "bad": [], "p": ["a"], "q": ["bad"]})
+    end(store, "a", settles=False)
+    damage(store, _id("bad"), {"$set": {"flow": part}})
+    assert store.run(claims.quarantine(_id("bad"), "w", "malformed"))
+    recover(store)
+    assert (status(store, "p"), status(store, "q")) == ("INIT", "CANCELED")
+    assert store.tasks.count_documents({"owed_since": {"$exists": True}}) == 0
+
+
+def test_a_malformed_holder_list_is_left_alone(store: SyncStore) -> None:
+    publish(store, {"a": [], "bad": ["a"], "p": ["a"]})
+    damage(store, _id("bad"), {"$set": {"flow.held_by": [_id("a")]}})
+    end(store, "a")
+    assert (status(store, "p"), status(store, "bad")) == ("INIT", "WAITING")
+    assert owed(store) == set()
+
+
+def test_a_step_that_cannot_be_changed_does_not_hold_up_its_siblings(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["a"], "d": ["a"], "e": ["c"]})
+    damage(store, _id("c"), {"$unset": {"task_state.worker_states": 1}})
+    end(store, "a")
+    recover(store)
+    assert [status(store, name) for name in "bcde"] == ["INIT", "FAIL", "INIT", "CANCELED"]
+    assert "worker_states" in stores.stored(store, "f/c")["task_state"]["worker_states"][-1]["fail_reason"]
+    assert owed(store) == set()
+
+
+def test_a_step_without_room_for_its_end_does_not_hold_up_its_siblings(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": ["a"], "c": ["a"], "d": ["a"]})
+    size = len(bson.encode(stores.stored(store, "f/c") | {"params": b""}))
+    full = b"x" * (16 * 1024 * 1024 - size - 30)
+    store.tasks.update_one({"_id": _id("c")}, {"$set": {"params": full}})
+    end(store, "a", fails=True)
+    recover(store)
+    found = store.tasks.find({"flow.key": "f"}, {"params": 0})
+    assert {one["flow"]["step"]: one["task_state"]["status"] for one in found} == {
+        "a": "FAIL",
+        "b": "CANCELED",
+        "c": "FAIL",
+        "d": "CANCELED",
+    }
+
+
+def test_fail_fast_and_a_cancel_go_past_a_step_that_cannot_be_changed(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": [], "c": ["b"], "d": []}, fail_fast=True)
+    damage(store, _id("c"), {"$unset": {"task_state.worker_states": 1}})
+    end(store, "a", fails=True)
+    assert statuses(store) == {"a": "FAIL", "b": "CANCELED", "c": "FAIL", "d": "CANCELED"}
+
+
+def test_a_cancel_goes_past_a_step_that_cannot_be_changed(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": [], "c": ["b"], "d": []})
+    damage(store, _id("c"), {"$unset": {"task_state.worker_states": 1}})
+    store.run(operating.cancel("f", everything=True))
+    assert statuses(store) == {"a": "CANCELED", "b": "CANCELED", "c": "FAIL", "d": "CANCELED"}
+
+
+def test_an_error_that_no_document_explains_is_raised_after_the_others_are_changed(store: SyncStore) -> None:
+    publish(store, {"a": [], "b": [], "c": [], "d": []})
+    divided = {"$divide": [1, {"$cond": [{"$eq": ["$_id", _id("b")]}, 0, 1]}]}
+    guard = {"_id": {"$in": [_id(name) for name in "abcd"]}}
+    with pytest.raises(OperationFailed):
+        store.run(settling.change(guard, [{"$set": {"params": divided}}]))
+    changed = {one["flow"]["step"] for one in store.tasks.find({"params": 1})}
+    assert (changed, status(store, "b")) == ({"a", "c", "d"}, "INIT")
+
+
+def test_a_flow_that_cannot_be_ended_does_not_hold_up_the_others(store: SyncStore) -> None:
+    option = TaskOption(retain_success_ms=3_600_000).stored()
+    for key in ("e", "f", "g", "h"):
+        task = NewTask(f"task:{key}/a", "task", f"{key}/a", "default", None, option)
+        flow = NewFlow(key, [NewStep(task, "a", [], "cancel")])
+        assert transactions.transact(store, lambda flow=flow: publishing.publish(flow)).created  # type: ignore[misc]
+        run_id = claim(store, f"task:{key}/a")
+        store.run(claims.finish([Outcome(f"task:{key}/a", run_id, RunStatus.SUCCESS)]))
+        store.run(settling.settle_all([f"task:{key}/a"]))
+    damage(store, "task:g/a", {"$set": {"task_option.retain_success_ms": "1h"}})
+    with pytest.raises(OperationFailed):
+        store.run(retention.end_flows())
+    kept = {one["flow"]["key"] for one in store.tasks.find({"expire_time": {"$exists": False}})}
+    assert kept == {"g"}
+
+
+# --- a cancel meets a task that goes on -----------------------------------------------------------------------
+
+
+def finish_with_next(store: SyncStore, run_id: str) -> None:
+    before = StoredTask.model_validate(stores.stored(store, "f/a"))
+    outcome = Outcome(_id("a"), run_id, RunStatus.SUCCESS, next=Next("store", {}).prepare(before))
+    assert store.run(claims.finish([outcome])) == {run_id}
+
+
+def test_a_cancel_of_the_flow_cancels_a_next_task_that_is_still_owed(store: SyncStore) -> None:
+    publish(store, {"a": [], "p": ["a"]})
+    finish_with_next(store, claim(store, _id("a")))
+    canceled = store.run(operating.cancel("f", everything=False))
+    assert canceled.counts == {"SUCCESS": 1, "CANCELED": 2}
+    assert statuses(store) == {"a": "SUCCESS", "a/next-1": "CANCELED", "p": "CANCELED"}
+
+
+def test_a_task_that_was_to_be_canceled_does_not_go_on(store: SyncStore) -> None:
+    publish(store, {"a": [], "p": ["a"]})
+    run_id = claim(store, _id("a"))
+    store.run(operating.cancel("f", everything=False))
+    finish_with_next(store, run_id)
+    recover(store)
+    assert statuses(store) == {"a": "SUCCESS", "p": "CANCELED"}
+    assert not {"next_id", "_asked"} & {*stores.stored(store, "f/a"), *stores.stored(store, "f/a")["task_state"]}
+
+
+def test_params_that_cannot_be_read_again_are_refused_before_they_are_owed(store: SyncStore) -> None:
+    publish(store, {"a": []})
+    before = StoredTask.model_validate(stores.stored(store, "f/a"))
+    with pytest.raises(InvalidParams, match="cannot be read again"):
+        Next("store", {"v": Binary(b"12345", 4)}).prepare(before)
+    Next("store", {"v": uuid4()}).prepare(before)
