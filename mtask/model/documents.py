@@ -175,7 +175,8 @@ class Gathering(BaseModel):
     first_time: Instant | None = None  #: the asked_time of the first call of this round
     debounce_ms: Duration | None = None
     max_wait_ms: Duration | None = None
-    #: With kind "calls": the ids of the calls in the params, and those of the rounds before, the newest last.
+    #: The ids of the calls in the params (kind "calls"), or those that callers chose themselves (kind "latest"), and
+    #: those of the rounds before. The newest is the last one.
     ids: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     seen: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     full: StrictBool = False  #: whether a call found no room: the round starts now and takes no more calls

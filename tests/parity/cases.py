@@ -172,6 +172,8 @@ def gathering(random: Random, kind: str | None = None) -> Document:
     if kind == "calls":
         drawn["ids"] = [f"id-{number}" for number in range(random.randint(1, 3))]
         optional |= {"seen": ["a", "old"], "full": True}
+    else:  # ids that callers chose
+        optional |= {"seen": ["b", "old"], "ids": ["a", "other"]}
     drawn |= {name: value for name, value in optional.items() if random.random() < 0.5}
     return drawn
 

@@ -210,6 +210,34 @@ def test_a_call_that_is_sent_twice_counts_once(client: AnyClient, store: SyncSto
     assert state(store)["status"] == "SUCCESS"
 
 
+def test_a_caller_repeats_a_call_under_its_own_id(client: AnyClient, store: SyncStore) -> None:
+    def call(params: Any, call_id: str) -> Any:
+        return again(client, params, call_id=call_id)
+
+    assert call(1, "a").created
+    call(2, "b")
+    before = document(store)
+    assert call(1, "a").updated, "the call is known, as if its first reply had arrived"
+    assert document(store) == before, "the open round has the call"
+    run_id = claim(store, ID)
+    call(2, "b")
+    assert "again" not in document(store), "the run that holds the task has consumed the call"
+    call(3, "c")
+    call(4, "d")
+    call(3, "c")
+    assert document(store)["again"]["params"] == 4
+    succeed(store, ID, run_id)
+    assert (state(store)["status"], document(store)["params"]) == ("INIT", 4)
+    call(3, "c")
+    assert document(store)["params"] == 4
+    succeed(store, ID, claim(store, ID))
+    for number, call_id in enumerate("abcd"):
+        call(number, call_id)
+    assert state(store)["status"] == "SUCCESS", "each call has had its run"
+    call(5, "e")
+    assert (state(store)["status"], document(store)["params"]) == ("INIT", 5)
+
+
 def test_a_worker_that_took_the_task_for_simple_begins_the_next_round(client: AnyClient, store: SyncStore) -> None:
     again(client, 1)
     (found,) = store.run(claims.claim([ID], "w", "token", are_simple=True))
