@@ -119,9 +119,9 @@ def _publish(
 def _sent(task: NewTask, policy: GatherPolicy, call_id: str, time: x.Expression) -> SentCall:
     names = ("params", "queue", "task_option", "lookup")
     content = {name: value for name, value in task.fixed().items() if name in names}
-    waits = [None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait)]
+    debounce, most = (None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait))
     is_own = policy.call_id is not None
-    return SentCall(time, call_id, policy.kind, content, task.start_expression(), *waits, is_own_id=is_own)
+    return SentCall(time, call_id, policy.kind, content, task.start_expression(), debounce, most, is_own)
 
 
 def _insert(task: NewTask, call: SentCall) -> Operation[bool]:

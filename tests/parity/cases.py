@@ -250,7 +250,7 @@ def task(random: Random, max_runs: int = 6) -> Document:
     if random.random() < 0.2:
         state["next_id"] = "task:$next"
     if random.random() < 0.2:
-        flow_fields["chain"] = {"before": "task:$before", "first_key": "$k", "number": 2}
+        flow_fields["chain"] = {"before": "task:$before", "first": "task:$k", "number": 2}
     drawn = {
         "_id": f"task:{key}",
         **flow_fields,

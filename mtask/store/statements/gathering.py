@@ -149,13 +149,15 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
     `is_new`: whether this begins a round. If not, the task has no runs yet. No current run is left, so the derived
     fields of the result are simple.
     """
-    aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": ["$$run", {"past": True}]}}}
+    # The document keeps what the last round returned, and not what all rounds returned: there may be many.
+    kept_run = {"$cond": [{"$eq": ["$$run.past", True]}, x.without("$$run", "returns"), "$$run"]}
+    aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": [kept_run, {"past": True}]}}}
     start = f"{following}.start_time"
     # Without a start_time, a new round would be due since the creation of the task, and go before all other tasks.
     at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
     state = {
         "$mergeObjects": [
-            x.without(x.STATE, "start_time", "finish_time", "reason"),
+            x.without(x.STATE, "start_time", "finish_time", "reason", "next_id"),
             moved_to(f"{following}.queue", now),
             {
                 "status": TaskStatus.INIT.value,
