@@ -108,7 +108,7 @@ def _publish(
     for _ in range(_RACES):
         if not exists and (yield from _insert(task, call)):
             return Published(task.task_id, created=True, updated=False)
-        stages = [*close_lapsed(), *derive(), *gathering.add(call)]
+        stages = [*close_lapsed(), gathering.reopen(call), *derive(), *gathering.add(call)]
         verdict = yield from _add({"_id": task.task_id}, stages, call)
         if verdict is not None:
             return _result(task.task_id, policy, verdict)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mtask.model.documents import MAX_CALLS, MAX_FORMER_QUEUES, GatherKind
 from mtask.model.gathering import MAX_GATHERED_BYTES
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
@@ -206,6 +206,27 @@ def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     consumed = {"$cond": [is_in_place, f"{GATHER}.consumed", _NEWEST]}
     changed = _with_base(base, consumed, into_round, call, now)
     return [{"$replaceWith": {"$let": {"vars": {"waits": must_wait(now)}, "in": changed}}}]
+
+
+def reopen(call: SentCall, now: x.Expression = x.NOW) -> Stage:
+    """Open a task that has ended although a run holds it, if this call is to wait for that run.
+
+    A task can end so if concurrent_worker_cnt is lowered. Nobody looks for lapsed runs of a task that has ended, so the
+    call would wait for ever if that run's worker died. As in a retry, the live run belongs to the opened round. This
+    must come before the stages that derive the status.
+    """
+    is_repeated = is_known(call.call_id) if call.remembers() else False
+    is_late = False if call.kind == "calls" else {"$lte": [call.mark(), {"$ifNull": [_NEWEST, None]}]}
+    has_no_part = {"$or": [x.FLOW, is_repeated, is_late]}
+    opens = {"$and": [x.is_final(), _has_live(now), {"$not": [has_no_part]}]}
+    stays = {"$eq": ["$$run.status", RunStatus.RUNNING.value]}
+    aged = {"$cond": [stays, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
+    opened = {
+        "status": TaskStatus.INIT.value,
+        "failed_cnt": 0,
+        "worker_states": {"$map": {"input": x.RUNS, "as": "run", "in": aged}},
+    }
+    return {"$set": {"task_state": {"$cond": [opens, {"$mergeObjects": [x.STATE, opened]}, x.STATE]}}}
 
 
 def untouched(task_id: str) -> dict[str, Any]:
