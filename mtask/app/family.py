@@ -206,8 +206,12 @@ class _Reading:
         now, self.ids = self.ids[: children.PAGE], self.ids[children.PAGE :]
         if self.parents is not None:
             self.parents += yield from children.parents(now)
-        rows = yield from children.results(now)
-        if self.task.chain is not None:
+        chain = self.task.chain
+        if chain is not None and chain.run_id is not None:
+            rows = yield from children.result_of_run(chain.before, chain.run_id)
+        else:
+            rows = yield from children.results(now)
+        if chain is not None:
             return [(row["_id"].partition(":")[0], row.get("returns")) for row in rows]
         return [(row["step"], row.get("returns")) for row in rows]
 

@@ -25,9 +25,12 @@ class Next:
 
     `task` is a registered handler or its name. `returns` is the value that this task returns. The handler of the next
     task gets it from `context.results()`. The next task has this task's priority plus `priority_diff` (higher goes
-    first), and this task's lookups beside its own. Its key is made from the key of the first task: `KEY/next-1`, then
-    `KEY/next-2`. If this task is a step of a flow, so is the next one, and steps that depend on this task wait for it,
-    too. The other arguments mean the same as in `Client.publish`.
+    first), and this task's lookups beside its own. If this task is a step of a flow, so is the next one, and steps that
+    depend on this task wait for it, too. The other arguments mean the same as in `Client.publish`.
+
+    The next task's key is made from the id of the first task: `NAME:KEY/next-1`, then `NAME:KEY/next-2`. It is
+    `KEY/next-1` in a flow, and where the next task has the name of the first one. Where a task goes on once more in a
+    later round, the key ends in `-round-2`.
     """
 
     def __init__(
@@ -56,10 +59,10 @@ class Next:
     def __repr__(self) -> str:
         return f"Next({self.task!r})"
 
-    def prepare(self, before: StoredTask, task: TaskRef | None = None) -> OwedTask:
+    def prepare(self, before: StoredTask, task: TaskRef | None = None, run_id: str | None = None) -> OwedTask:
         """Check the next task of the task `before`, and return it. Raises subclasses of InvalidInput.
 
-        `task` stands for `self.task`: its handler, where only a name was given.
+        `task` stands for `self.task`: its handler, where only a name was given. `run_id` is the run that goes on.
         """
         diff = self.priority_diff
         if isinstance(diff, bool) or not isinstance(diff, int):
@@ -67,13 +70,19 @@ class Next:
         if "priority" in self.options:
             raise InvalidOption("priority", "a next task takes priority_diff instead")
         options: TaskOptions = {**self.options, "priority": before.task_option.priority + diff}
-        first = before.key if before.chain is None else before.chain.first_key
+        first = before.id if before.chain is None else before.chain.first
         number = 1 if before.chain is None else before.chain.number + 1
+        rounds = _rounds(before)
+        suffix = f"next-{number}{rounds}"
         chosen = self.task if task is None else task
+        first_name, _, first_key = first.partition(":")
+        # Two tasks of different names may have one key, and go on as tasks of one name. In a flow, keys differ.
+        handler = handler_of(chosen)
+        is_clear = before.flow is not None or (handler.name if handler else chosen) == first_name
         spec = TaskSpec(
             chosen,
             self.params,
-            key=f"{first}/next-{number}",
+            key=f"{first_key if is_clear else first}/{suffix}",
             queue=self.queue,
             start_time=self.start_time,
             delay=self.delay,
@@ -81,13 +90,14 @@ class Next:
             **options,
         )
         prepared = spec.prepare()
-        fixed = prepared.fixed() | {"chain": {"before": before.id, "first_key": first, "number": number}}
+        chain = {"before": before.id, "first": first, "number": number, "run_id": run_id, "rounds": rounds or None}
+        fixed = prepared.fixed() | {"chain": {name: value for name, value in chain.items() if value is not None}}
         if before.flow is not None:
             flow = before.flow
             is_first = before.chain is None
             fixed["flow"] = flow_part(
                 before,
-                step=f"{flow.step if is_first else flow.step.rpartition('/')[0]}/next-{number}",
+                step=f"{flow.step if is_first else flow.step.rpartition('/')[0]}/{suffix}",
                 # All tasks of the chain are children of the first one, so a long chain is not deep.
                 ancestors=[*flow.ancestors, before.id] if is_first else flow.ancestors,
             )
@@ -104,6 +114,15 @@ class Next:
         taken = handler.lookup if handler else ()
         inherited = {name: values for name, values in before.lookups.items() if name not in taken}
         return {**inherited, **(given or {})} or None
+
+
+def _rounds(before: StoredTask) -> str:
+    """Return the part of the next task's key that tells the rounds in which tasks of the chain went on before."""
+    former = (before.chain and before.chain.rounds) or ""
+    if not before.task_state.next_cnt:
+        return former
+    of = "" if before.chain is None else f"-of-{before.chain.number}"
+    return f"{former}-round-{before.task_state.next_cnt + 1}{of}"
 
 
 def flow_part(parent: StoredTask, *, step: str, ancestors: list[str]) -> dict[str, Any]:

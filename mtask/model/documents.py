@@ -145,8 +145,11 @@ class Chain(BaseModel):
     model_config = _document
 
     before: Text  #: the id of the task that went on as this one
-    first_key: Text  #: the key of the first task of the chain
+    first: Text  #: the id of the first task of the chain
     number: PositiveCount  #: 1 for the task after the first one
+    run_id: Text | None = None  #: the run of the task before that went on
+    #: The end of the keys in this chain, if a task went on more than once: "-round-2", for example.
+    rounds: Text | None = None
 
 
 GatherKind = Literal["latest", "calls"]
@@ -175,7 +178,8 @@ class Gathering(BaseModel):
     first_time: Instant | None = None  #: the asked_time of the first call of this round
     debounce_ms: Duration | None = None
     max_wait_ms: Duration | None = None
-    #: With kind "calls": the ids of the calls in the params, and those of the rounds before, the newest last.
+    #: The ids of the calls in the params (kind "calls"), or those that callers chose themselves (kind "latest"), and
+    #: those of the rounds before. The newest is the last one.
     ids: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     seen: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
     full: StrictBool = False  #: whether a call found no room: the round starts now and takes no more calls
@@ -216,8 +220,12 @@ class TaskState(BaseModel):
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     #: The reason why the task ended, if no run gives it: another task of the flow failed.
     reason: Text | None = None
-    #: The id of the task as which this task went on after its success. A rerun does not go on a second time.
+    #: The id of the task as which this round of the task went on. A rerun does not go on a second time.
     next_id: Text | None = None
+    #: The number of rounds in which this task went on. A round that begins with a new publish goes on by itself.
+    next_cnt: Count = 0
+    #: The ids of tasks that this one was to publish, and did not: other tasks had these ids already.
+    unpublished: list[Text] = Field(default_factory=list)
     worker_states: list[Run]
 
 

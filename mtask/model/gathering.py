@@ -44,6 +44,8 @@ class Call:
     start_time: datetime | None = None
     debounce_ms: int | None = None
     max_wait_ms: int | None = None
+    #: Whether the caller has chosen the call_id. Then the caller may repeat the call, with a newer asked_time.
+    is_own_id: bool = False
 
     @property
     def mark(self) -> CallMark:
@@ -137,7 +139,10 @@ def consumed_before(task: Task, now: datetime) -> CallMark | None:
 
 
 def is_known(task: Task, call: Call) -> bool:
-    """Whether a round has collected this call already. The newest MAX_CALLS calls of former rounds are known."""
+    """Whether a round has remembered this call already: collected it, or noted the id that the caller chose.
+
+    The newest MAX_CALLS calls of a round, and those of former rounds, are known.
+    """
     former = task.gather or Gathering()
     coming = task.again.gather.ids if task.again else []
     return call.call_id in (*former.ids, *former.seen, *coming)
@@ -153,9 +158,10 @@ def gathered(task: Task, call: Call, size: int, now: datetime) -> NextRound | No
         return None
     if call.kind == "calls":
         return None if is_known(task, call) else _collected(base, call, size, now)
-    if not is_newer(call.mark, consumed_before(task, now)):
+    if not is_newer(call.mark, consumed_before(task, now)) or (call.is_own_id and is_known(task, call)):
         return None
-    return _merged(base, call, now, call.params)
+    ids = base.gather.ids if base else []
+    return _merged(base, call, now, call.params, [*ids, call.call_id][-MAX_CALLS:] if call.is_own_id else ids)
 
 
 def _collected(base: NextRound | None, call: Call, size: int, now: datetime) -> NextRound | None:
@@ -173,7 +179,7 @@ def _merged(base: NextRound | None, call: Call, now: datetime, params: Any, ids:
     begun = min(call.asked_time, now)
     first = min(former.first_time, begun) if former.first_time is not None else begun
     changes: dict[str, Any] = {"kind": call.kind, "first_time": first, "ids": list(ids)}
-    changes["full"] = former.full or len(ids) >= MAX_CALLS
+    changes["full"] = call.kind == "calls" and (former.full or len(ids) >= MAX_CALLS)
     if is_newer(call.mark, former.newest):
         changes |= {"newest": call.mark, "debounce_ms": call.debounce_ms, "max_wait_ms": call.max_wait_ms}
         gather = former.model_copy(update=changes)
@@ -195,7 +201,5 @@ def _merged(base: NextRound | None, call: Call, now: datetime, params: Any, ids:
 def begun(task: Task, following: NextRound) -> Gathering:
     """Return the gathering of a new round, with what the document remembers of the rounds before."""
     former = task.gather or Gathering()
-    remembered: dict[str, Any] = {"consumed": former.newest}
-    if following.gather.kind == "calls":
-        remembered["seen"] = [*former.seen, *former.ids][-MAX_CALLS:]
-    return following.gather.model_copy(update=remembered)
+    seen = [*former.seen, *former.ids][-MAX_CALLS:]
+    return following.gather.model_copy(update={"consumed": former.newest, "seen": seen})

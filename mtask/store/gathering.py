@@ -108,7 +108,7 @@ def _publish(
     for _ in range(_RACES):
         if not exists and (yield from _insert(task, call)):
             return Published(task.task_id, created=True, updated=False)
-        stages = [*close_lapsed(), *derive(), *gathering.add(call)]
+        stages = [*close_lapsed(), gathering.reopen(call), *derive(), *gathering.add(call)]
         verdict = yield from _add({"_id": task.task_id}, stages, call)
         if verdict is not None:
             return _result(task.task_id, policy, verdict)
@@ -119,8 +119,9 @@ def _publish(
 def _sent(task: NewTask, policy: GatherPolicy, call_id: str, time: x.Expression) -> SentCall:
     names = ("params", "queue", "task_option", "lookup")
     content = {name: value for name, value in task.fixed().items() if name in names}
-    waits = [None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait)]
-    return SentCall(time, call_id, policy.kind, content, task.start_expression(), *waits)
+    debounce, most = (None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait))
+    is_own = policy.call_id is not None
+    return SentCall(time, call_id, policy.kind, content, task.start_expression(), debounce, most, is_own)
 
 
 def _insert(task: NewTask, call: SentCall) -> Operation[bool]:

@@ -100,7 +100,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "release-by-an-old-read",
         "A settler that stood still releases a step whose dependency runs again.",
-        (Edit(_SETTLING, '                guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
+        (Edit(_SETTLING, '                    guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
         (f"{_TESTS}::test_a_release_does_not_follow_from_a_read_of_long_ago",),
     ),
     Mutation(

@@ -172,6 +172,8 @@ def gathering(random: Random, kind: str | None = None) -> Document:
     if kind == "calls":
         drawn["ids"] = [f"id-{number}" for number in range(random.randint(1, 3))]
         optional |= {"seen": ["a", "old"], "full": True}
+    else:  # ids that callers chose
+        optional |= {"seen": ["b", "old"], "ids": ["a", "other"]}
     drawn |= {name: value for name, value in optional.items() if random.random() < 0.5}
     return drawn
 
@@ -248,7 +250,7 @@ def task(random: Random, max_runs: int = 6) -> Document:
     if random.random() < 0.2:
         state["next_id"] = "task:$next"
     if random.random() < 0.2:
-        flow_fields["chain"] = {"before": "task:$before", "first_key": "$k", "number": 2}
+        flow_fields["chain"] = {"before": "task:$before", "first": "task:$k", "number": 2}
     drawn = {
         "_id": f"task:{key}",
         **flow_fields,

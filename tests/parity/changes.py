@@ -109,7 +109,7 @@ def begin(document: Document, following: Mapping[str, Any], gather: Gathering, n
     state, has_begun = document["task_state"], gathering.has_begun(parsed(document))
     for field in ("lookup", "expire_time", "quiet_time"):
         document.pop(field, None)
-    for field in ("start_time", "finish_time", "reason"):
+    for field in ("start_time", "finish_time", "reason", "next_id"):
         state.pop(field, None)
     if following["queue"] != document["queue"]:
         move(document, now)
@@ -118,6 +118,8 @@ def begin(document: Document, following: Mapping[str, Any], gather: Gathering, n
     state |= {"status": "INIT", "failed_cnt": 0, "cancel_requested": False}
     state["next_preempt_time"] = state.get("start_time") or state["create_time"]
     for run in state["worker_states"] if has_begun else ():
+        if run.get("past"):
+            run.pop("returns", None)
         run["past"] = True
     document |= {name: following[name] for name in ("params", "queue", "task_option")}
     if "lookup" in following:
@@ -258,7 +260,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
         ends_now = state["status"] == "SUCCESS" and state["finish_time"] == now
         if owed is None or not ends_now or "next_id" in state or asked[document["_id"]]:
             return
-        state["next_id"] = owed.task_id
+        state |= {"next_id": owed.task_id, "next_cnt": state.get("next_cnt", 0) + 1}
         document.pop("expire_time", None)
         owe(document, [owed], now)
 
@@ -359,6 +361,7 @@ def republish(
             if replacement["queue"] != document["queue"]:
                 move(document, now)
             document.pop("lookup", None)
+            document.pop("again", None)
             document.update(replacement)
             for field in ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full"):
                 document.get("gather", {}).pop(field, None)
@@ -371,6 +374,7 @@ def republish(
             state["failed_cnt"] = 0
         if clean_success:
             dropped.add("SUCCESS")
+            state.pop("next_id", None)
         if any(run["status"] in dropped for run in state["worker_states"]):
             state["clean_cnt"] = state.get("clean_cnt", 0) + 1
         state["worker_states"] = [run for run in state["worker_states"] if run["status"] not in dropped]

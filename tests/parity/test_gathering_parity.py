@@ -39,6 +39,7 @@ def call(random: Random) -> rules.Call:
         start_time=None if debounce is not None else random.choice([None, start]),
         debounce_ms=debounce,
         max_wait_ms=None if debounce is None else random.choice([None, 0, 80_000]),
+        is_own_id=random.random() < 0.5,
     )
 
 
@@ -47,7 +48,7 @@ def sent(call: rules.Call) -> SentCall:
     if call.lookup is not None:
         content["lookup"] = list(call.lookup)
     waits = (call.debounce_ms, call.max_wait_ms)
-    return SentCall(call.asked_time, call.call_id, call.kind, content, call.start_time, *waits)
+    return SentCall(call.asked_time, call.call_id, call.kind, content, call.start_time, *waits, call.is_own_id)
 
 
 def size_with(document: Document, call: rules.Call) -> int:

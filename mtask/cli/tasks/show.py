@@ -143,6 +143,8 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         lines.append(("gathers", _gathered(task.gather, now)))
     if task.again is not None:
         lines.append(("again", f"{_gathered(task.again.gather, now)}: {compact(task.again.params, limit)}"))
+    if state.unpublished:
+        lines.append(("unpublished", f"{clean(', '.join(state.unpublished))}: other tasks have these ids"))
     if task.lookup:
         lines.append(("lookup", compact(task.lookups, limit)))
     if task.params is not None:

@@ -138,6 +138,14 @@ def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
     return [rows[task_id] for task_id in task_ids if task_id in rows]
 
 
+def result_of_run(task_id: str, run_id: str) -> Operation[list[Document]]:
+    """Return the result of a run that has succeeded, also of a former round: one row as of `results`, or none."""
+    matched = {"_id": task_id, "task_state.worker_states": {"$elemMatch": {"run_id": run_id, "status": "SUCCESS"}}}
+    view = {"step": "$flow.step", "returns": views.returned_by(run_id)}
+    found: list[Document] = yield tasks("find", matched, view, hint=claims.BY_ID)
+    return found
+
+
 def parents(task_ids: Sequence[str]) -> Operation[list[str]]:
     """Return those of these tasks that have children."""
     found = yield tasks("find", {**filters.by_ids(task_ids), "flow.has_children": True}, {"_id": 1}, hint=claims.BY_ID)

@@ -8,6 +8,7 @@ at the same time, changes nothing twice, because each statement has a guard.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from bson.timestamp import Timestamp
 from pydantic import ValidationError
 
 from mtask.errors import DocumentTooLarge, OperationFailed
+from mtask.logs import fields
 from mtask.model import flows as rules
 from mtask.model.documents import MAX_STEPS, OnFailed, StoredTask, describe_validation
 from mtask.model.flows import Awaited, Verdict
@@ -31,6 +33,7 @@ from mtask.store.statements.derive import Pipeline
 from mtask.store.tasks import claims
 
 Document = dict[str, Any]
+_logger = logging.getLogger("mtask.store")
 #: The most tasks that one statement changes or reads.
 BATCH = 500
 #: Time limit of a statement that may change all steps of a flow.
@@ -419,19 +422,39 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
     """Publish the tasks that these tasks owe: children, and next tasks. Return the tasks that ended because of it.
 
-    A task that exists stays as it is. A failure in a flow that fails fast may have been settled before a task was added
-    to it, so it is settled again. The tasks are taken out last, so nothing is forgotten if this process dies.
+    A task that exists stays as it is. If it is another task than the owed one, this is noted. A failure in a flow that
+    fails fast may have been settled before a task was added to it, so it is settled again. The tasks are taken out
+    last, so nothing is forgotten if this process dies.
     """
     owed_tasks = {document["_id"]: document for row in rows for document in row["owed_tasks"]}
-    yield tasks("insert_new", list(owed_tasks.values()))
+    parents = {"_id": {"$in": [row["_id"] for row in rows]}}
+    documents = list(owed_tasks.values())
+    present = yield tasks("insert_new", documents)
+    yield from _note_strangers([documents[position] for position in present], parents)
     ended: list[str] = []
     for key in sorted(filter(None, {_text(row, "key") for row in rows if _part(row).get("fail_fast")})):
         failed = yield tasks("find_one", flows.failed_fast(key), {"flow.key": 1}, hint=FLOW_INDEX)
         if failed is not None:
             ended += yield from _fail_fast(failed)
-    parents = {"_id": {"$in": [row["_id"] for row in rows]}}
     yield tasks("update_many", parents, owing.take_out(list(owed_tasks)), hint="_id_")
     return ended
+
+
+def _note_strangers(owed_tasks: Sequence[Document], parents: filters.Filter) -> Operation[None]:
+    """Note in the parents which of these owed tasks are not published, because other tasks have their ids.
+
+    The server gave an owed task its create_time. A task with another one was published by somebody else.
+    """
+    if not owed_tasks:
+        return
+    created = {document["_id"]: document["task_state"]["create_time"] for document in owed_tasks}
+    found = yield tasks("find", filters.by_ids(list(created)), {"task_state.create_time": 1}, hint="_id_")
+    times = {row["_id"]: row.get("task_state", {}).get("create_time") for row in found}
+    strangers = [task_id for task_id, time in times.items() if time != created[task_id]]
+    if not strangers:
+        return
+    _logger.error("not published: another task has the id", extra=fields(task_ids=strangers))
+    yield tasks("update_many", parents, owing.note_unpublished(strangers), hint="_id_")
 
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:

@@ -136,7 +136,7 @@ def task_schema() -> dict[str, Any]:
             "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
-            "chain": ["before", "first_key", "number"],
+            "chain": ["before", "first", "number"],
             "gather.newest": ["asked_time", "call_id"],
             "gather.consumed": ["asked_time", "call_id"],
             # The end of a run makes the next round the present one, so it must be as complete.

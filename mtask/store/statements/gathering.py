@@ -13,7 +13,7 @@ from typing import Any
 
 from mtask.model.documents import MAX_CALLS, MAX_FORMER_QUEUES, GatherKind
 from mtask.model.gathering import MAX_GATHERED_BYTES
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
@@ -50,6 +50,12 @@ class SentCall:
     start: x.Expression = None
     debounce_ms: int | None = None
     max_wait_ms: int | None = None
+    #: Whether the caller has chosen the call_id. Then the caller may repeat the call, with a newer asked_time.
+    is_own_id: bool = False
+
+    def remembers(self) -> bool:
+        """Whether the document remembers the id of the call."""
+        return self.kind == "calls" or self.is_own_id
 
     def mark(self) -> dict[str, x.Expression]:
         """Return the place of the call in the order of all calls."""
@@ -72,7 +78,7 @@ def asked_time(now: x.Expression = x.NOW) -> x.Expression:
 
 
 def is_known(call_id: str) -> x.Expression:
-    """Whether a round has collected this call. This is the server's form of `gathering.is_known`."""
+    """Whether a round has remembered this call. This is the server's form of `gathering.is_known`."""
     return {"$or": [{"$in": [x.literal(call_id), {"$ifNull": [ids, []]}]} for ids in _KNOWN]}
 
 
@@ -132,11 +138,8 @@ def _open(now: x.Expression) -> Stage:
 def _begun(following: str) -> x.Expression:
     """Return the gathering of a new round. This is the server's form of `gathering.begun`."""
     former = {"$concatArrays": [{"$ifNull": [f"{GATHER}.{name}", []]} for name in ("seen", "ids")]}
-    is_calls = {"$eq": [f"{following}.gather.kind", "calls"]}
-    remembered = {
-        "consumed": _NEWEST,
-        "seen": {"$cond": [is_calls, {"$slice": [former, -MAX_CALLS]}, "$$REMOVE"]},
-    }
+    seen = {"$cond": [{"$gt": [{"$size": former}, 0]}, {"$slice": [former, -MAX_CALLS]}, "$$REMOVE"]}
+    remembered = {"consumed": _NEWEST, "seen": seen}
     return {"$mergeObjects": [f"{following}.gather", remembered]}
 
 
@@ -146,13 +149,15 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
     `is_new`: whether this begins a round. If not, the task has no runs yet. No current run is left, so the derived
     fields of the result are simple.
     """
-    aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": ["$$run", {"past": True}]}}}
+    # The document keeps what the last round returned, and not what all rounds returned: there may be many.
+    kept_run = {"$cond": [{"$eq": ["$$run.past", True]}, x.without("$$run", "returns"), "$$run"]}
+    aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": [kept_run, {"past": True}]}}}
     start = f"{following}.start_time"
     # Without a start_time, a new round would be due since the creation of the task, and go before all other tasks.
     at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
     state = {
         "$mergeObjects": [
-            x.without(x.STATE, "start_time", "finish_time", "reason"),
+            x.without(x.STATE, "start_time", "finish_time", "reason", "next_id"),
             moved_to(f"{following}.queue", now),
             {
                 "status": TaskStatus.INIT.value,
@@ -203,6 +208,27 @@ def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     return [{"$replaceWith": {"$let": {"vars": {"waits": must_wait(now)}, "in": changed}}}]
 
 
+def reopen(call: SentCall, now: x.Expression = x.NOW) -> Stage:
+    """Open a task that has ended although a run holds it, if this call is to wait for that run.
+
+    A task can end so if concurrent_worker_cnt is lowered. Nobody looks for lapsed runs of a task that has ended, so the
+    call would wait for ever if that run's worker died. As in a retry, the live run belongs to the opened round. This
+    must come before the stages that derive the status.
+    """
+    is_repeated = is_known(call.call_id) if call.remembers() else False
+    is_late = False if call.kind == "calls" else {"$lte": [call.mark(), {"$ifNull": [_NEWEST, None]}]}
+    has_no_part = {"$or": [x.FLOW, is_repeated, is_late]}
+    opens = {"$and": [x.is_final(), _has_live(now), {"$not": [has_no_part]}]}
+    stays = {"$eq": ["$$run.status", RunStatus.RUNNING.value]}
+    aged = {"$cond": [stays, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
+    opened = {
+        "status": TaskStatus.INIT.value,
+        "failed_cnt": 0,
+        "worker_states": {"$map": {"input": x.RUNS, "as": "run", "in": aged}},
+    }
+    return {"$set": {"task_state": {"$cond": [opens, {"$mergeObjects": [x.STATE, opened]}, x.STATE]}}}
+
+
 def untouched(task_id: str) -> dict[str, Any]:
     """Match the task if its round is open and has not begun. This is the guard of `add_untouched`."""
     is_alone = {"_id": task_id, "task_state.status": TaskStatus.INIT.value, "again": None, "flow": None}
@@ -239,7 +265,9 @@ def _gathered(call: SentCall, consumed: x.Expression, now: x.Expression) -> x.Ex
     if is_calls:
         return {"$cond": [{"$or": [is_out, is_known(call.call_id), "$$base.gather.full"]}, None, _collected(call, now)]}
     is_late = {"$lte": [call.mark(), {"$ifNull": [consumed, None]}]}
-    return {"$cond": [{"$or": [is_out, is_late]}, None, merged(call, x.literal(call.content["params"]), None, now)]}
+    is_repeated = is_known(call.call_id) if call.is_own_id else False
+    taken = merged(call, x.literal(call.content["params"]), None, now)
+    return {"$cond": [{"$or": [is_out, is_late, is_repeated]}, None, taken]}
 
 
 def _collected(call: SentCall, now: x.Expression) -> x.Expression:
@@ -283,8 +311,11 @@ def merged(call: SentCall, params: x.Expression, ids: x.Expression, now: x.Expre
     if ids is not None:
         is_full = {"$or": ["$$base.gather.full", {"$gte": [{"$size": ids}, MAX_CALLS]}]}
         common |= {"ids": ids, "full": {"$cond": [is_full, True, "$$REMOVE"]}}
+    elif call.is_own_id:
+        more = {"$concatArrays": [{"$ifNull": ["$$base.gather.ids", []]}, [x.literal(call.call_id)]]}
+        common["ids"] = {"$slice": [more, -MAX_CALLS]}
     of_newest = {**common, "newest": call.mark(), **call.waits()}
-    lasting = {name: f"$$base.gather.{name}" for name in ("consumed", "seen")}
+    lasting = {name: f"$$base.gather.{name}" for name in ("consumed", "seen", "ids")}
     older = {
         "$let": {
             "vars": {"gather": {"$mergeObjects": ["$$base.gather", common]}},
@@ -315,7 +346,7 @@ def first_round(call: SentCall, now: x.Expression = x.NOW) -> tuple[dict[str, x.
     """Return gather and start_time of a task that this call creates."""
     first = {"$min": [call.asked_time, now]}
     gather: dict[str, x.Expression] = {"kind": call.kind, "first_time": first}
-    if call.kind == "calls":
+    if call.remembers():
         gather["ids"] = [x.literal(call.call_id)]
     waits = call.waits()
     start = x.add_ms(first, min(waits.values())) if waits else call.start
@@ -349,7 +380,7 @@ def verdict(call: SentCall) -> dict[str, x.Expression]:
     is_newest = {"$in": [x.literal(call.call_id), newest]}
     kind = {"$cond": [x.AGAIN, f"{x.AGAIN}.gather.kind", f"{GATHER}.kind"]}
     return {
-        "is_in": is_known(call.call_id) if call.kind == "calls" else is_newest,
+        "is_in": is_known(call.call_id) if call.remembers() else is_newest,
         "is_of_kind": {"$eq": [{"$eq": [kind, "calls"]}, call.kind == "calls"]},
         "has_flow": {"$gt": [x.FLOW, None]},
     }

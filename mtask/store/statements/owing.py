@@ -18,6 +18,8 @@ from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.filters import Filter, held_runs
 
 OWED_TASKS = "$owed_tasks"
+#: The most ids of unpublished tasks that a document notes.
+MAX_UNPUBLISHED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,15 @@ def take_out(task_ids: Sequence[str]) -> Pipeline:
     ]
 
 
+def note_unpublished(task_ids: Sequence[str]) -> Pipeline:
+    """Note which of the owed tasks are not published, because other tasks have their ids."""
+    theirs = {
+        "$setIntersection": [{"$map": {"input": _owed(), "as": "one", "in": "$$one._id"}}, x.literal(list(task_ids))]
+    }
+    noted = {"$setUnion": [{"$ifNull": [f"{x.STATE}.unpublished", []]}, theirs]}
+    return [{"$set": {"task_state.unpublished": {"$slice": [noted, -MAX_UNPUBLISHED]}}}]
+
+
 def added(task_ids: Sequence[str], mark: datetime, now: x.Expression = x.NOW) -> Pipeline:
     """Take out these children: they are published. Remove the mark if it is as read, and nothing else is owed.
 
@@ -114,7 +125,8 @@ def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expressio
     """Let each of these tasks owe its next task, if it has just become SUCCESS. This comes after the derived fields.
 
     A task does not go on if somebody wanted to cancel it, although its worker had not heard of that yet.
-    A task goes on once: with several workers, as the run says that made it final, and not again after a rerun.
+    A task goes on once a round: with several workers, as the run says that made it final, and not again after a rerun.
+    `next_cnt` gives the next task of a later round a key of its own.
     """
     parts = [None if one is None else one.parts() for one in nexts]
     index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(list(ids)), "$_id"]}
@@ -130,11 +142,13 @@ def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expressio
     def if_going_on(value: x.Expression, otherwise: x.Expression) -> x.Expression:
         return {"$cond": ["$_next", value, otherwise]}
 
+    next_cnt = f"{x.STATE}.next_cnt"
     parent = {"$mergeObjects": [x.FLOW, if_going_on({"has_children": True}, {})]}
     changed = {
         "owed_tasks": if_going_on({"$concatArrays": [_owed(), [document("$_next", now)]]}, OWED_TASKS),
         "owed_since": if_going_on(x.later_than(x.OWED_SINCE, now), x.OWED_SINCE),
         "task_state.next_id": if_going_on("$_next.fixed._id", f"{x.STATE}.next_id"),
+        "task_state.next_cnt": if_going_on({"$add": [{"$ifNull": [next_cnt, 0]}, 1]}, next_cnt),
         "flow": {"$cond": [x.FLOW, parent, "$$REMOVE"]},
         # A task stays as long as it owes something.
         "expire_time": if_going_on("$$REMOVE", "$expire_time"),

@@ -76,6 +76,7 @@ def republish(
                     **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
                     # The calls that the task has gathered are replaced, too.
                     "gather": without_calls(),
+                    "again": "$$REMOVE",
                 }
             }
         )
@@ -91,6 +92,9 @@ def republish(
         }
         if clean_failed:
             change["task_state.failed_cnt"] = 0
+        if clean_success:
+            # What the task does now, it does anew, so it also goes on anew.
+            change["task_state.next_id"] = "$$REMOVE"
         change["task_state.clean_cnt"] = _one_more_if_any(dropped)
         pipeline.append({"$set": change})
     return [*pipeline, *derive(now)]
@@ -152,6 +156,9 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
     ]
 
 
-def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
-    """Replace the options."""
-    return [{"$set": {"task_option": x.literal(option.stored())}}, *close_lapsed(now), *derive(now)]
+def update_option(option: TaskOption, now: x.Expression = x.NOW, *, following: TaskOption | None = None) -> Pipeline:
+    """Replace the options, and those of the next round where `following` gives them."""
+    changes = {"task_option": x.literal(option.stored())}
+    if following is not None:
+        changes["again.task_option"] = x.literal(following.stored())
+    return [{"$set": changes}, *close_lapsed(now), *derive(now)]

@@ -41,6 +41,11 @@ def returned() -> x.Expression:
     return _last(x.current(x.has_status(RunStatus.SUCCESS)), "returns")
 
 
+def returned_by(run_id: str) -> x.Expression:
+    """Return the value that this run returned, of whatever round it is."""
+    return _last({"$eq": ["$$run.run_id", x.literal(run_id)]}, "returns")
+
+
 #: The fields that `documents.Task` has as properties, and that no document stores under this name.
 _DERIVED: Mapping[str, x.Expression] = {
     "status": x.STATUS,

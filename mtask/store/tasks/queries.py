@@ -143,16 +143,24 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
     check_option_names(changes)
     for _ in range(_RACES):
         document = yield from get(task_id)
-        current = document["task_option"]
-        known = {name: current[name] for name in TaskOption.model_fields if name in current}
-        option = build_option(known, changes)
-        guard = {"_id": task_id, "task_option": current}
+        current, again = document["task_option"], document.get("again")
+        option = _changed(current, changes)
+        following = None if again is None else _changed(again["task_option"], changes)
+        # If a next round begins or comes meanwhile, its options need the change, too.
+        next_options = None if again is None else again["task_option"]
+        guard = {"_id": task_id, "task_option": current, "again.task_option": next_options}
+        pipeline = requests.update_option(option, following=following)
         changed: Document | None = yield tasks(
-            "find_one_and_update", guard, requests.update_option(option), return_document=ReturnDocument.AFTER
+            "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
         )
         if changed is not None:
             return changed
     raise InvalidOption("task_option", "other clients keep changing it; call again")
+
+
+def _changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> TaskOption:
+    known = {name: options[name] for name in TaskOption.model_fields if name in options}
+    return build_option(known, changes)
 
 
 def remove(task_id: str) -> Operation[bool]:

@@ -22,7 +22,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import gathering
 from mtask.store.statements.gathering import SentCall
 from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from tests.clients import AnyClient, claim, fail, is_claimable, open_store, server_now, succeed
 
 LONG = timedelta(hours=1)
@@ -208,6 +208,61 @@ def test_a_call_that_is_sent_twice_counts_once(client: AnyClient, store: SyncSto
     succeed(store, ID, run_id)
     store.tasks.update_one({"_id": ID}, gathering.add(repeated))
     assert state(store)["status"] == "SUCCESS"
+
+
+def test_a_caller_repeats_a_call_under_its_own_id(client: AnyClient, store: SyncStore) -> None:
+    def call(params: Any, call_id: str) -> Any:
+        return again(client, params, call_id=call_id)
+
+    assert call(1, "a").created
+    call(2, "b")
+    before = document(store)
+    assert call(1, "a").updated, "the call is known, as if its first reply had arrived"
+    assert document(store) == before, "the open round has the call"
+    run_id = claim(store, ID)
+    call(2, "b")
+    assert "again" not in document(store), "the run that holds the task has consumed the call"
+    call(3, "c")
+    call(4, "d")
+    call(3, "c")
+    assert document(store)["again"]["params"] == 4
+    succeed(store, ID, run_id)
+    assert (state(store)["status"], document(store)["params"]) == ("INIT", 4)
+    call(3, "c")
+    assert document(store)["params"] == 4
+    succeed(store, ID, claim(store, ID))
+    for number, call_id in enumerate("abcd"):
+        call(number, call_id)
+    assert state(store)["status"] == "SUCCESS", "each call has had its run"
+    call(5, "e")
+    assert (state(store)["status"], document(store)["params"]) == ("INIT", 5)
+
+
+def test_a_call_waits_for_a_live_run_of_a_task_that_has_ended(client: AnyClient, store: SyncStore) -> None:
+    again(client, 1, concurrent_worker_cnt=2)
+    first = claim(store, ID, "w1")
+    second = claim(store, ID, "w2")
+    succeed(store, ID, first)
+    client.update_option("work", "k", concurrent_worker_cnt=1)
+    assert state(store)["status"] == "SUCCESS", "one success suffices now"
+    again(client, 2, call_id="x")
+    assert (state(store)["status"], document(store)["params"]) == ("RUNNING", 1)
+    lapse(store)
+    assert store.run(finding.lapsed(0, 10)) == [ID], "the next round is not lost if that run's worker dies"
+    assert store.run(claims.claim([ID], "w3", "token")) == []
+    assert (state(store)["status"], document(store)["params"]) == ("INIT", 2)
+    assert second in {run["run_id"] for run in state(store)["worker_states"] if run["past"]}
+
+
+def test_a_repeat_opens_no_task_that_has_ended(client: AnyClient, store: SyncStore) -> None:
+    again(client, 1, concurrent_worker_cnt=2, call_id="x")
+    first = claim(store, ID, "w1")
+    claim(store, ID, "w2")
+    succeed(store, ID, first)
+    client.update_option("work", "k", concurrent_worker_cnt=1)
+    before = document(store)
+    again(client, 1, concurrent_worker_cnt=2, call_id="x")
+    assert document(store) == before
 
 
 def test_a_worker_that_took_the_task_for_simple_begins_the_next_round(client: AnyClient, store: SyncStore) -> None:
