@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.cases import backlog, drain, idle, latency, payload, publish, purge, scale
+from benchmarks.cases import backlog, drain, flows, idle, latency, payload, publish, purge, scale
 from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Measure] = {
     "drain": drain.measure,
     "latency": latency.measure,
     "scale": scale.measure,
+    "flows": flows.measure,
     "idle": idle.measure,
     "payload": payload.measure,
     "backlog": backlog.measure,
@@ -44,6 +45,7 @@ _USUAL_TASKS = {
     "drain": drain.TASKS,
     "latency": latency.TASKS,
     "scale": scale.TASKS,
+    "flows": flows.TASKS,
     "idle": idle.TASKS,
     "payload": payload.TASKS,
     "backlog": backlog.TASKS,
@@ -181,6 +183,20 @@ def _scale(
 ) -> None:
     """1, 2 and 4 worker processes on one backlog: throughput, claims lost to others, CPU of the database."""
     _run({"scale": Options(runs, tasks, workers=workers)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("flows")
+def _flows(
+    tasks: Annotated[int | None, _tasks(f"Tasks for which one step waits. [{flows.TASKS:,}]")] = None,
+    workers: Annotated[int | None, _workers(f"Worker processes. [{flows.WORKERS}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Fan-in: the children of one parent, and the dependencies of one step, against the same tasks without a flow."""
+    _run({"flows": Options(runs, tasks, workers=workers)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("backlog")

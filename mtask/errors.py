@@ -8,14 +8,26 @@ MtaskError
 │   ├── InvalidOption            an option's value is out of range or of the wrong type
 │   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
+│   ├── InvalidLookup            a lookup's name or value cannot be used, or there are too many
+│   ├── InvalidFlow              the steps of a flow do not fit together
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
 │   ├── TaskExists               publish(if_exists="reject") met an existing task
 │   ├── TaskRunning              a live run holds the task, and the caller asked not to disturb that run
+│   ├── GatherFull               the task has collected as many calls as it can hold
+│   ├── GatherConflict           calls under one key gather in different ways
 │   ├── TaskNotFound             no task has this name and key
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
+│   ├── DependencyFailed         a step cannot run again before a dependency that failed does
+│   ├── NotInFlow                a task of no flow cannot have children
+│   ├── StepExists               another task has the `_id` of a child
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
+│   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
+│   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
+│       └── FlowWaitTimeout      the flow did not end within the timeout
+├── FlowNotFound                 no task is of a flow with this key
+├── FlowConflict                 another task has the `_id` of a step, or the flow was just published in another shape
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
 │   │   └── DatabaseTimeout      the database was reached, but did not answer in time
@@ -36,10 +48,12 @@ MtaskError
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
 │   ├── ControlUnconfirmed       a live worker has not yet confirmed a pause, a limit or retention
+│   ├── WorkersTooOld            live workers of an older mtask do not know what the operation needs
 │   ├── HandlerError             a handler cannot be registered
 │   └── AppNotFound              no App exists at the path `package.module:app`
 ├── RunError                     about one run; the handler of that run gets the error
 │   ├── LeaseLost                the run no longer holds its lease
+│   ├── RunCanceled              the run's task is to be canceled, so the run adds no more children
 │   └── TransactionConflict      the transaction conflicted with another write and was rolled back
 ├── LocalError                   about the embedded mongod
 │   ├── MongodNotFound           no mongod binary was found
@@ -137,12 +151,31 @@ class UnknownOption(InvalidOption):
         self.known = known
 
 
+class InvalidFlow(InvalidInput):
+    """The steps of a flow do not fit together."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"flow {shown(key)}: {reason}.", field="flow")
+        self.key = key
+        self.reason = reason
+
+
 class InvalidParams(InvalidInput):
     """The params do not fit the handler's arguments, or cannot be stored in a document."""
 
     def __init__(self, task_name: str, reason: str) -> None:
         super().__init__(f"params of {task_name!r}: {reason}", field="params")
         self.task_name = task_name
+        self.reason = reason
+
+
+class InvalidLookup(InvalidInput):
+    """A lookup's name or value cannot be used, or a task has too many lookups."""
+
+    def __init__(self, name: object, reason: str) -> None:
+        of_name = "" if name is None else f" {shown(name)}"
+        super().__init__(f"lookup{of_name}{':' if name is None else ''} {reason}.", field="lookup")
+        self.name = name
         self.reason = reason
 
 
@@ -194,6 +227,33 @@ class TaskRunning(TaskError):
         )
 
 
+class GatherFull(TaskError):
+    """The task has collected as many calls as it can hold. It starts now, and takes no more calls before its start."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} has collected 1000 calls or 4 MB and starts as soon as a worker is free. This call was "
+            "not added. Call again later, or collect under several keys.",
+        )
+
+
+class GatherConflict(TaskError):
+    """Calls under one key gather in different ways: some with collect, some without."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, *, collects: bool) -> None:
+        others, this = ("do not collect", "collects") if collects else ("collect", "does not collect")
+        super().__init__(
+            task_id,
+            f"this call {this}, but the calls that task {task_id} has gathered {others}. This call was not added. "
+            "Publish all calls of a key with collect, or none.",
+        )
+
+
 class TaskNotFound(TaskError):
     """No task has this name and key."""
 
@@ -217,6 +277,41 @@ class TaskNotFinished(TaskError):
         self.status = status
 
 
+class DependencyFailed(TaskError):
+    """A step was canceled because a dependency failed. It cannot run again before that dependency does."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, dependency: str) -> None:
+        super().__init__(
+            task_id, f"task {task_id!r} cannot run: it depends on {dependency!r}, which failed. Retry that task first."
+        )
+        self.dependency = dependency
+
+
+class NotInFlow(TaskError):
+    """A task of no flow cannot have children, because no other task waits for it."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} is of no flow, so it cannot add children. Publish it as a step of a Flow; or publish the "
+            "other tasks with a client, or return Next(...) to go on as one other task.",
+        )
+
+
+class StepExists(TaskError):
+    """Another task has the `_id` of a child: a step of the flow, another task's child, or a task outside of it."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} exists already, and is no child of the task that adds it. Give the child another step.",
+        )
+
+
 class MalformedTask(TaskError):
     """The task's document breaks the schema and cannot be read as a task."""
 
@@ -230,19 +325,54 @@ class MalformedTask(TaskError):
         self.reason = reason
 
 
+class TaskFailed(TaskError):
+    """The task ended as FAIL, so the handler returned nothing. `reason` is the reason of its last failed run."""
+
+    exit_code = 8
+
+    def __init__(self, task_id: str, reason: str | None, *, status: str = "FAIL") -> None:
+        why = "" if reason is None else f": {reason.rstrip('.')}"
+        super().__init__(task_id, f"task {task_id} ended as {status}{why}. To run it again: retry.")
+        self.status = status
+        self.reason = reason
+
+
+class TaskCanceled(TaskFailed):
+    """The task was canceled, so the handler returned nothing."""
+
+    exit_code = 9
+
+    def __init__(self, task_id: str, reason: str | None = None) -> None:
+        super().__init__(task_id, reason, status="CANCELED")
+
+
 class WaitTimeout(TaskError, TimeoutError):
-    """The task did not finish within the timeout."""
+    """The task did not finish within the timeout. `others` holds the ids of other tasks that did not, either."""
 
     exit_code = 6
 
-    def __init__(self, task_id: str, status: str, timeout: timedelta) -> None:
+    def __init__(self, task_id: str, status: str, timeout: timedelta, others: Sequence[str] = ()) -> None:
+        more = f", and {len(others)} other task{'s' * (len(others) > 1)} with it" if others else ""
         super().__init__(
             task_id,
-            f"task {task_id} is still {status} after {timeout.total_seconds():g} s. "
+            f"task {task_id} is still {status} after {timeout.total_seconds():g} s{more}. "
             "`mtask show` tells what it waits for.",
         )
         self.status = status
         self.timeout = timeout
+        self.others = tuple(others)
+
+
+class FlowWaitTimeout(WaitTimeout):
+    """The flow did not end within the timeout. `task_id` is one of its steps that have not ended."""
+
+    def __init__(self, key: str, task_id: str, status: str, timeout: timedelta) -> None:
+        super().__init__(task_id, status, timeout)
+        self.args = (
+            f"flow {shown(key)} has not ended after {timeout.total_seconds():g} s: task {task_id} is {status}. "
+            "`mtask flow show` shows all its steps.",
+        )
+        self.key = key
 
 
 # --- errors about a schedule ------------------------------------------------------------------------------
@@ -409,6 +539,38 @@ class EventsLost(OperationFailed):
         super().__init__(f"the oplog no longer reaches back that far ({reason}). Begin anew, without after or since")
 
 
+# --- errors about a flow ----------------------------------------------------------------------------------
+
+
+class FlowNotFound(MtaskError):
+    """No task is of a flow with this key."""
+
+    exit_code = 4
+
+    def __init__(self, key: str) -> None:
+        flow, slash, _ = key.rpartition("/")
+        step = f" If this is the key of a step, its flow is {shown(flow)}." if slash else ""
+        super().__init__(
+            f"there is no flow {shown(key)}.{step} `mtask flow list` lists those there are; its steps may also have "
+            "expired by their retention."
+        )
+        self.key = key
+
+
+class FlowConflict(MtaskError):
+    """Another task has the `_id` of a step, or a flow of this key was published at the same time in another shape."""
+
+    def __init__(self, key: str, task_ids: Sequence[str]) -> None:
+        if task_ids:
+            named = ", ".join(shown(task_id) for task_id in task_ids[:5])
+            reason = f"tasks with the ids of its steps exist outside of it: {named}. Use another key"
+        else:
+            reason = "another client publishes a flow of this key at the same time. Publish it again"
+        super().__init__(f"flow {shown(key)} was not published: {reason}.")
+        self.key = key
+        self.task_ids = tuple(task_ids)
+
+
 # --- errors about a worker --------------------------------------------------------------------------------
 
 
@@ -430,6 +592,18 @@ class WorkerIdInUse(WorkerError):
         self.host = host
         self.pid = pid
         self.expires_in = expires_in
+
+
+class WorkersTooOld(WorkerError):
+    """Live workers of an older mtask do not know flows, or publishing that gathers. They would spoil such tasks."""
+
+    def __init__(self, worker_ids: Sequence[str], what: str = "flows") -> None:
+        named = ", ".join(worker_ids[:5])
+        super().__init__(
+            f"nothing was published: live workers of an older mtask do not know {what} ({named}). Upgrade or stop "
+            "them (`mtask workers`), then publish again."
+        )
+        self.worker_ids = tuple(worker_ids)
 
 
 class WorkerNotFound(WorkerError):
@@ -503,6 +677,17 @@ class LeaseLost(RunError):
             run_id,
             f"run {run_id} of {task_id} no longer holds its lease; its writes were rolled back. "
             "Let this error pass: another run has the task or will get it.",
+        )
+
+
+class RunCanceled(RunError):
+    """The run's task is to be canceled, so the run adds no more children."""
+
+    def __init__(self, task_id: str, run_id: str) -> None:
+        super().__init__(
+            task_id,
+            run_id,
+            f"{task_id} is to be canceled, so run {run_id} cannot add children. Let this error pass: the run ends.",
         )
 
 

@@ -17,11 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Each source, and the file that is generated from it.
 SOURCES = {
     "mtask/client/aio.py": "mtask/client/sync.py",
+    "mtask/client/reading/completed_aio.py": "mtask/client/reading/completed_sync.py",
     "mtask/client/reading/events_aio.py": "mtask/client/reading/events_sync.py",
 }
 #: Names in code, and words in docstrings and comments.
 NAMES = {
     "AsyncClient": "Client",
+    "AsyncCompleted": "Completed",
     "AsyncConnection": "SyncConnection",
     "AsyncCursor": "SyncCursor",
     "AsyncEvents": "Events",
@@ -32,6 +34,7 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "completed_aio": "completed_sync",
     "connection_aio": "connection_sync",
     "events_aio": "events_sync",
 }
@@ -63,6 +66,10 @@ PHRASES = {
             "from mtask.store import diagnosis\n",
             "from mtask.store import diagnosis\nfrom mtask.store.driver.types import SyncSession\n",
         ),
+    ),
+    "mtask/client/reading/completed_aio.py": (
+        ("as they end, for asyncio.", "as they end, for sync code."),
+        ("in an `async with` block", "in a `with` block"),
     ),
     "mtask/client/reading/events_aio.py": (
         ("for asyncio: it continues", "for sync code: it continues"),

@@ -100,14 +100,22 @@ def drain_with(server: Server, scratch: Scratch, backlog: Backlog, beside: Besid
         return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
 
 
-def drain_together(server: Server, scratch: Scratch, name: str, count: int, workers: int) -> Drained:
+def drain_together(
+    server: Server,
+    scratch: Scratch,
+    name: str,
+    count: int,
+    workers: int,
+    insert: Callable[[timedelta], Backlog] | None = None,
+) -> Drained:
     """Drain a backlog that comes due at one instant by workers that are idle and know each other.
 
-    None has a head start, and the change stream announces none of the tasks: they are due beyond its horizon.
+    None has a head start, and the change stream announces none of the tasks: they are due beyond its horizon. `insert`
+    inserts another backlog than plain tasks, with this delay.
     """
     with Fleet(server, scratch, workers) as fleet:
         delay = scratch.age() + HORIZON + timedelta(seconds=1 + count / _SLOW_INSERTS)
-        backlog = insert_backlog(scratch, name, count, delay=delay)
+        backlog = insert(delay) if insert else insert_backlog(scratch, name, count, delay=delay)
         before = fleet.claims()
         time.sleep(max(0.0, (delay - scratch.age()).total_seconds() - _LEAD))
         with server.metered(fleet.pids) as meter:

@@ -31,7 +31,7 @@ export function taskOption(changes = {}) {
  * `new Date()` would be this machine's clock. If that is ten minutes fast, the task starts ten minutes late.
  * In a pipeline, text that begins with "$" is an expression, so whatever comes from outside is wrapped in $literal.
  */
-export async function publish(tasks, name, key, params, { queue = "default", option = {}, delayMs = 0 } = {}) {
+export async function publish(tasks, name, key, params, { queue = "default", option = {}, delayMs = 0, lookup } = {}) {
   const literal = (value) => ({ $literal: value });
   const taskId = `${name}:${key}`;
   const startTime = { $add: ["$$NOW", delayMs] };
@@ -42,6 +42,7 @@ export async function publish(tasks, name, key, params, { queue = "default", opt
     queue: literal(queue),
     params: literal(params),
     task_option: literal(taskOption(option)),
+    ...(lookup ? { lookup: literal(lookupOf(lookup)) } : {}),
     task_state: {
       status: "INIT",
       create_time: "$$NOW",
@@ -64,6 +65,22 @@ export async function publish(tasks, name, key, params, { queue = "default", opt
       if (error.code !== 11000 || attempt === 5) throw error;
     }
   }
+}
+
+/** Lookups in their stored form: { user_id: 7, tags: ["a", "b"] } becomes one pair for each value. */
+export function lookupOf(values) {
+  return Object.entries(values).flatMap(([k, v]) => [v].flat().map((one) => ({ k, v: one })));
+}
+
+/** The newest tasks that have these lookups, by the index mtask_lookup. $elemMatch keeps k and v of one pair together. */
+export function find(tasks, values, limit = 100) {
+  const $and = lookupOf(values).map((pair) => ({ lookup: { $elemMatch: pair } }));
+  return tasks
+    .find({ lookup: { $exists: true }, $and })
+    .sort({ "task_state.create_time": -1, _id: -1 })
+    .limit(limit)
+    .hint("mtask_lookup")
+    .toArray();
 }
 
 /** Read the task until it is SUCCESS, FAIL or CANCELED, and return it. */

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
@@ -11,7 +11,8 @@ from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
-from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, OnException, make_handler
+from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, NextNames, OnException, make_handler
+from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import CatchUp, Overlap
 
@@ -40,6 +41,8 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         on_exception: OnException = "retry",
+        lookup: Sequence[str] = (),
+        next: NextNames | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]: ...
 
@@ -51,18 +54,33 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         on_exception: OnException = "retry",
+        lookup: Sequence[str] = (),
+        next: NextNames | None = None,  # noqa: A002 it says what comes next
         **options: Unpack[TaskOptions],
     ) -> Any:
         """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
 
         `name` defaults to the function's name. `queue` and the options are defaults for publishing tasks of this name.
-        With on_exception="fail", every exception of the handler is final: no retry follows.
+        With on_exception="fail", every exception of the handler is final: no retry follows. `lookup` names parameters.
+        A task's values for them are stored with the task, so that `client.find(lookup=...)` finds it by an index.
+
+        With `next`, each task goes on as a task of that name after its success, with the same params; the handler of
+        that task gets the returned value from `context.results()`. A mapping gives the name by the part of the flow's
+        key before the first slash; a task of another flow, or of none, does not go on. See `Next`.
 
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
 
         def register(target: Any) -> Any:
-            handler = make_handler(target, name=name, queue=queue, on_exception=on_exception, options=dict(options))
+            handler = make_handler(
+                target,
+                name=name,
+                queue=queue,
+                on_exception=on_exception,
+                options=dict(options),
+                lookup=lookup,
+                next_names=next,
+            )
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")
             self._handlers[handler.name] = handler
@@ -87,6 +105,7 @@ class App:
         catch_up_limit: int = 100,
         overlap: Overlap = "allow",
         queue: str | None = None,
+        lookup: Lookup | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]:
         """Publish the task of this handler on a schedule.
@@ -101,7 +120,8 @@ class App:
         "last", or "all". With "all", at most the newest `catch_up_limit` firings are made.
 
         With overlap="skip", a firing is left out if the task of the previous firing has not finished. Each task starts
-        after a random delay. `jitter` is the longest delay, as a timedelta or in seconds.
+        after a random delay. `jitter` is the longest delay, as a timedelta or in seconds. `lookup` holds the
+        lookups of the tasks.
 
         Raises InvalidInput. Errors that concern the handler are raised later, when a worker starts.
         """
@@ -124,6 +144,7 @@ class App:
                     catch_up_limit=catch_up_limit,
                     overlap=overlap,
                     queue=queue,
+                    lookup=lookup,
                     **options,
                 )
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
+from mtask.app.family import Adding, Child, Family, HandlerOperations, Results
+from mtask.client.asking.publication import TaskRef
 from mtask.errors import HandlerError, LeaseLost
 from mtask.model.documents import StoredTask, Task
 from mtask.model.identity import is_text
+from mtask.model.lookup import Lookup
 from mtask.model.middleware import name_of
+from mtask.model.options import TaskOptions
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks.publishing import Published
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncSession, SyncSession
@@ -46,6 +53,13 @@ class ActiveRun(Protocol):
     @property
     def is_lease_valid(self) -> bool:
         """Whether the lease still holds, as far as this process knows."""
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction of the handler is open."""
+
+    def set_result(self, result: Any) -> None:
+        """Keep what the handler returns, for the commit of its transaction."""
 
     def report(self, progress: Mapping[str, Any]) -> None:
         """Keep this progress until the worker writes it."""
@@ -120,8 +134,10 @@ class Context:
         transactions: Transactions[RunT],
         on_progress: Callable[[RunT], None],
         values: Mapping[Callable[..., Any], Any] | None = None,
+        operations: HandlerOperations | None = None,
     ) -> None:
         self._run: ActiveRun = run
+        self._family = None if operations is None else Family(run, operations)
         self._worker_id = worker_id
         self._transactions: Transactions[Any] = transactions
         self._on_progress: Callable[[Any], None] = on_progress
@@ -208,16 +224,75 @@ class Context:
         self._run.report(progress if message is None else {**progress, "message": message[:MAX_MESSAGE]})
         self._on_progress(self._run)
 
+    def add_child(
+        self,
+        step: str,
+        task: TaskRef,
+        params: Any = None,
+        *,
+        queue: str | None = None,
+        start_time: datetime | None = None,
+        delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Adding[Published]:
+        """Add a task to the flow of this task. Steps that depend on this task wait for the child, too.
+
+        Write `await context.add_child(...)` in an async handler; a sync handler does not await. `step` is the child's
+        name in the flow, and its key is `flow key/step`. A later try of this task finds the child: `created` is False
+        then. Without a priority of its own or of its handler, the child has this task's priority. The other arguments
+        mean the same as in `Client.publish`.
+
+        The child is added only while this run holds its lease and nobody has canceled the task. It stays if the run
+        fails afterwards. Add children before `context.transaction()`.
+
+        Raises NotInFlow, StepExists, LeaseLost, RunCanceled, and subclasses of InvalidInput.
+        """
+        child = Child(step, task, params, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options)
+        return self._known_family.do(_only(self._known_family.add([child])))
+
+    def add_children(self, children: Iterable[Child]) -> Adding[list[Published]]:
+        """Add many tasks to the flow of this task, in few writes: `add_children([Child("part-1", count), ...])`.
+
+        See `add_child`. If one of the children is wrong, an error is raised before any child is added.
+        """
+        return self._known_family.do(self._known_family.add(children))
+
+    def results(self) -> Results:
+        """Return the results of the task's dependencies and of their children, by step. See `Results`.
+
+        In a task as which another one went on (`Next`), it is the result of that task, by its name.
+        """
+        return self._known_family.results()
+
+    @property
+    def _known_family(self) -> Family:
+        if self._family is None:
+            raise RuntimeError("this context has no database")
+        return self._family
+
+    def set_result(self, result: Any) -> None:
+        """Set what the handler returns: a value, or a Next. What it returns afterwards is ignored.
+
+        Call this inside of `context.transaction()`. Then the value, or the next task, is part of the commit.
+        """
+        self._run.set_result(result)
+
     def transaction(self) -> Transaction:
         """Return the transaction in which the handler's own writes and the SUCCESS commit together.
 
         Use the transaction once, as the handler's last step. Enter it with
         `async with context.transaction() as session`. In the block, write through `session.client[...]` and pass
         `session=session`. The block must end within the lease (worker_timeout_ms), because the worker sends no pings
-        during the block. After the block, the handler can still return a value, which is added to the run.
+        during the block. After the block, the handler can still return a value, which is added to the run. To commit
+        the value with the SUCCESS, or to go on as another task, call `context.set_result` in the block.
 
         Raises LeaseLost.
         """
         if not self._run.is_lease_valid:
             raise LeaseLost(self._run.task_id, self._run.run_id)
         return Transaction(self._run, self._transactions)
+
+
+def _only(operation: Operation[list[Published]]) -> Operation[Published]:
+    return (yield from operation)[0]

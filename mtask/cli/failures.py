@@ -32,8 +32,8 @@ EXIT_CODES: dict[int, str] = {
     CONFLICT: "conflict: it exists, is running, is not finished, is in use, or is malformed",
     WAIT_TIMEOUT: "timed out while waiting",
     PROBLEMS: "doctor found something that does not work",
-    TASK_FAILED: "wait: the task ended as FAIL",
-    TASK_CANCELED: "wait: the task ended as CANCELED",
+    TASK_FAILED: "wait, result: the task ended as FAIL",
+    TASK_CANCELED: "wait, result: the task ended as CANCELED",
     INTERRUPTED: "interrupted",
 }
 

@@ -13,10 +13,11 @@ import typer
 
 from mtask.cli import failures, interrupts
 from mtask.cli.database import demo, doctor, local, setup
+from mtask.cli.flows import flow
 from mtask.cli.options import callback
 from mtask.cli.queues import controls, purge
 from mtask.cli.schedules import schedule
-from mtask.cli.tasks import change, find, publish, show, tail, wait
+from mtask.cli.tasks import change, find, position, publish, result, show, tail, wait
 from mtask.cli.workers import workers
 from mtask.version import __version__
 
@@ -60,9 +61,12 @@ show.register(app)
 tail.register(app)
 find.register(app)
 wait.register(app)
+result.register(app)
+position.register(app)
 change.register(app)
 workers.register(app)
 controls.register(app)
+flow.register(app)
 schedule.register(app)
 setup.register(app)
 doctor.register(app)

@@ -24,6 +24,16 @@ TaskArgument = Annotated[
 ]
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Key of the task.", show_default=False)]
 
+LookupFlag = Annotated[
+    list[str],
+    typer.Option(
+        "--lookup",
+        metavar="NAME=VALUE",
+        help="A value to find the task by: user_id=7. JSON or text; repeatable.",
+        show_default=False,
+    ),
+]
+
 _Uri = Annotated[
     str | None,
     typer.Option(

@@ -19,6 +19,7 @@ from mtask.store.driver.extended_json import extended
 #: The width of output that is not a terminal, in characters. It is so large that no line is cut.
 PIPE_WIDTH = 4000
 STATUS_STYLES = {
+    "WAITING": "blue",
     "INIT": "cyan",
     "RUNNING": "yellow",
     "SUCCESS": "green",
@@ -86,6 +87,8 @@ def task_document(task: Task) -> dict[str, Any]:
     """Return the task's document. Its params and returns are extended JSON, which keeps BSON types."""
     document = task.model_dump(by_alias=True, exclude_unset=True)
     document["params"] = extended(task.params)
+    if task.again is not None:
+        document["again"]["params"] = extended(task.again.params)
     for shown, run in zip(document["task_state"]["worker_states"], task.runs, strict=True):
         if "returns" in shown:
             shown["returns"] = extended(run.returns)

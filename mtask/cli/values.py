@@ -96,6 +96,31 @@ def _duration_option(name: str, text: str) -> timedelta:
         raise InvalidOption(name, f"{text!r} is no duration: write 90s, 5m, 1h30m or 250ms", text) from None
 
 
+def lookup_from_pairs(pairs: Sequence[str]) -> dict[str, list[Any]] | None:
+    """Read lookups in the form NAME=VALUE, where VALUE is JSON or bare text; raise InvalidInput. None: there are none.
+
+    A name may come several times, or its value may be a JSON list: then it has several values.
+    """
+    lookup: dict[str, list[Any]] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise InvalidInput(f"--lookup {pair!r}: write NAME=VALUE, such as user_id=7.", field="lookup")
+        value = _json_or_text(text)
+        lookup.setdefault(name.strip(), []).extend(value if isinstance(value, list) else [value])
+    return lookup or None
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        json.loads(text)
+    except RecursionError:
+        raise InvalidInput("lookup: a value is nested too deeply.", field="lookup") from None
+    except ValueError:
+        return text.strip()
+    return parse_extended(text, "lookup")
+
+
 def read_text(path: str, field: str) -> str:
     """Return the text of a file. For '-', return the text of standard input. Raises InvalidInput."""
     try:

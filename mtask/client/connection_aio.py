@@ -19,6 +19,7 @@ from mtask.store.driver import connect
 from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.layout import setup
+from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncMongoClient
@@ -130,6 +131,15 @@ class AsyncConnection:
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
         await self._make_ready()
         return await self._execute(operation, session)
+
+    async def _transact(self, make: Callable[[], Operation[T]], session: Any = None) -> T:
+        """Run an operation in the caller's transaction, or else in a transaction of its own."""
+        await self._make_ready()
+        if session is not None:
+            return await self._execute(make(), session)
+        if isinstance(self._store, AsyncStore):
+            return await transactions.transact_async(self._store, make)
+        return await asyncio.to_thread(transactions.transact, self._store, make)
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         """Call a slow function in a thread, so that the event loop stays free."""

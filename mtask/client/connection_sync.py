@@ -20,6 +20,7 @@ from mtask.store.driver import connect
 from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
+from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import SyncCollection, SyncMongoClient, SyncSession
@@ -124,6 +125,13 @@ class SyncConnection:
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()
         return self._store.run(operation, session)
+
+    def _transact(self, make: Callable[[], Operation[T]], session: SyncSession | None = None) -> T:
+        """Run an operation in the caller's transaction, or else in a transaction of its own."""
+        self._make_ready()
+        if session is not None:
+            return self._store.run(make(), session)
+        return transactions.transact(self._store, make)
 
     def _compute(self, function: Callable[..., T], *args: Any) -> T:
         return function(*args)

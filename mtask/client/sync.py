@@ -6,28 +6,37 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
-from mtask.client.asking import publication, requests
+from mtask.client.asking import flow_requests, pointing, publication, requests, several
+from mtask.client.asking.flows import Flow, FlowPublication
+from mtask.client.asking.pointing import TaskPointer
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.connection_sync import SyncConnection
-from mtask.client.diagnosis import backlog, doctor, explain
+from mtask.client.diagnosis import backlog, doctor, explain, position
+from mtask.client.diagnosis.position import Position
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import views
+from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
+from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.types import SyncSession
+from mtask.store.flows.operating import ChangedFlow
+from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks import queries
-from mtask.store.tasks.publishing import IfExists, Published
+from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
 
 class Client(SyncConnection):
@@ -51,35 +60,60 @@ class Client(SyncConnection):
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
         if_exists: IfExists = "keep",
         clean_failed: bool = False,
         clean_success: bool = False,
         not_update_running: bool = False,
+        debounce: timedelta | float | None = None,
+        max_wait: timedelta | float | None = None,
+        collect: bool = False,
+        if_running: IfRunning = "keep",
+        window: timedelta | float | None = None,
+        call_id: str | None = None,
         session: SyncSession | None = None,
         **options: Unpack[TaskOptions],
     ) -> Published:
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
         `task` is a registered handler or its name. `key` is the idempotency key. Without `key`, the task gets a fresh
-        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. If the task
-        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option
-        and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
+        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. `lookup` holds
+        values by name, such as {"user_id": 7, "tags": ["a", "b"]}, by which `find` finds the task. If the task
+        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option,
+        lookup and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
         `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
         is raised while a live run holds the task.
+
+        Calls under one key can gather (docs/gathering.md). `debounce` (a timedelta or seconds) lets the task start that
+        long after the newest call, but at most `max_wait` after the first. The params of the newest call win, and the
+        task runs again if it has ended. With `collect`, the handler gets the params of all calls as the list `calls`.
+        With if_running="again", the task runs at once or, if a live run holds it, once more afterwards. A call that is
+        sent again with the same `call_id` counts once. `window`: a task that has succeeded is published anew only after
+        this time; a task that ended otherwise is published anew at once.
 
         If the caller has begun a transaction and gives its session, the task is published with this
         `session`: inside that transaction.
 
-        Raises subclasses of InvalidInput and of DatabaseError, TaskExists and TaskRunning.
+        Raises subclasses of InvalidInput and of DatabaseError, TaskExists, TaskRunning, GatherFull, GatherConflict and
+        WorkersTooOld.
         """
-        spec = TaskSpec(task, params, key=key, queue=queue, start_time=start_time, delay=delay, **options)
+        spec = TaskSpec(
+            task, params, key=key, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options
+        )
         policy = publication.policy(
             if_exists,
             clean_failed=clean_failed,
             clean_success=clean_success,
             not_update_running=not_update_running,
+            debounce=debounce,
+            max_wait=max_wait,
+            collect=collect,
+            if_running=if_running,
+            window=window,
+            call_id=call_id,
         )
-        return self._run(requests.publish(spec, policy, self._middleware), session)
+        is_in_session = session is not None
+        return self._run(requests.publish(spec, policy, self._middleware, in_session=is_in_session), session)
 
     def publish_many(
         self,
@@ -89,9 +123,14 @@ class Client(SyncConnection):
         clean_failed: bool = False,
         clean_success: bool = False,
         not_update_running: bool = False,
+        debounce: timedelta | float | None = None,
+        max_wait: timedelta | float | None = None,
+        collect: bool = False,
+        if_running: IfRunning = "keep",
+        window: timedelta | float | None = None,
         session: SyncSession | None = None,
     ) -> list[Published | TaskError]:
-        """Publish many tasks; return their results in order. A result may be a TaskExists or TaskRunning error.
+        """Publish many tasks; return their results in order. A result may be a TaskError, such as TaskExists.
 
         A wrong spec raises an error before any task is published. The arguments mean the same as in `publish`.
         """
@@ -100,14 +139,76 @@ class Client(SyncConnection):
             clean_failed=clean_failed,
             clean_success=clean_success,
             not_update_running=not_update_running,
+            debounce=debounce,
+            max_wait=max_wait,
+            collect=collect,
+            if_running=if_running,
+            window=window,
         )
         is_in_session = session is not None
         request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)
         return self._run(request, session)
 
+    def publish_flow(self, flow: Flow, *, session: SyncSession | None = None) -> PublishedFlow:
+        """Publish all tasks of a flow, or none, once for each key of a flow.
+
+        If a flow of this key exists, nothing changes: `created` is False, and `differs` says whether that flow has
+        other steps or dependencies. With the `session` of a transaction that the caller has begun, the flow is
+        published inside that transaction. Raises InvalidFlow and other subclasses of InvalidInput, FlowConflict,
+        WorkersTooOld, and subclasses of DatabaseError.
+        """
+        with FlowPublication(flow, self._middleware) as publication:
+            return publication.done(self._transact(publication.operation, session))
+
     def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""
-        return self._run(requests.get(requests.identify(task, key)))
+        return self._run(requests.get(pointing.identify(task, key)))
+
+    @overload
+    def get_many(self, tasks: Iterable[TaskPointer], *, fields: None = None) -> FoundTasks[Task]: ...
+
+    @overload
+    def get_many(self, tasks: Iterable[TaskPointer], *, fields: Sequence[str]) -> FoundTasks[TaskFields]: ...
+
+    def get_many(self, tasks: Iterable[TaskPointer], *, fields: Sequence[str] | None = None) -> Any:
+        """Return several tasks by id, and the ids under which there is no task.
+
+        A task is its id NAME:KEY, a pair of name and key, or a result of `publish`, `get` or `find`. `fields` means the
+        same as in `find`. Raises InvalidInput.
+        """
+        if fields is None:
+            return self._run(requests.get_many(tasks))
+        return self._run(requests.get_many_fields(tasks, fields))
+
+    @overload
+    def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: None = None,
+        limit: int = 100,
+        after: TaskPointer | None = None,
+    ) -> list[Task]: ...
+
+    @overload
+    def find(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: Sequence[str],
+        limit: int = 100,
+        after: TaskPointer | None = None,
+    ) -> list[TaskFields]: ...
 
     def find(
         self,
@@ -117,11 +218,25 @@ class Client(SyncConnection):
         queue: str | Sequence[str] | None = None,
         key: str | Sequence[str] | None = None,
         worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        fields: Sequence[str] | None = None,
         limit: int = 100,
-    ) -> list[Task]:
-        """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0."""
-        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id)
-        return self._run(requests.find(criteria, limit))
+        after: TaskPointer | None = None,
+    ) -> Any:
+        """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0.
+
+        A criterion with several values matches tasks with any of them. `lookup` holds values by name: a task must have
+        one of the values under each name. An index finds these tasks. `after` is the last task of the former page, or
+        its id: the search continues with the next task.
+
+        With `fields`, only these fields are sent: "status", "returns", "fail_reason", "runs", or paths in the document,
+        such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
+        there is no task under the id in `after`.
+        """
+        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id, lookup=lookup)
+        if fields is None:
+            return self._run(requests.find(criteria, limit, after))
+        return self._run(requests.find_fields(criteria, limit, fields, after))
 
     def count(
         self,
@@ -129,10 +244,19 @@ class Client(SyncConnection):
         status: str | Sequence[str] | None = None,
         name: str | Sequence[str] | None = None,
         queue: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
     ) -> int:
         """Return the number of tasks that match."""
-        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
         return self._run(queries.count(criteria))
+
+    def position(self, task: TaskRef, key: str) -> Position:
+        """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
+
+        Tasks go before it by priority, then by the time at which they were due, then by `_id`. Only tasks that the same
+        workers may take are counted, up to nearly 10,000. Raises TaskNotFound or MalformedTask.
+        """
+        return self._run(position.find(pointing.identify(task, key)))
 
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -140,7 +264,7 @@ class Client(SyncConnection):
         Raises WaitTimeout after `timeout`. Raises TaskNotFound if the task does not exist, or if it is removed or
         expires during the wait. The wait does not go on with a later task of the same key.
         """
-        waiting = requests.wait_policy(requests.identify(task, key), timeout)
+        waiting = requests.wait_policy(pointing.identify(task, key), timeout)
         began = time.monotonic()
         happening: Events | None = None
         try:
@@ -169,6 +293,34 @@ class Client(SyncConnection):
             if happening is not None:
                 happening.close()
 
+    def result(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until a task has ended; return what its handler returned. `timeout`: a timedelta or seconds.
+
+        Raises TaskFailed with the reason, TaskCanceled, WaitTimeout or TaskNotFound.
+        """
+        return requests.result_of(self.wait(task, key, timeout=timeout))
+
+    def as_completed(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Completed:
+        """Return an iterator over tasks in the order in which they end. Use it in a `with` block.
+
+        A task is its id NAME:KEY, a pair of name and key, or a result of `publish`, `get` or `find`. One stream of
+        events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
+        TaskNotFound if a task does not exist, or is removed or expires during the wait.
+        """
+        return Completed(self, several.wait_for_many(tasks, timeout))
+
+    def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
+        """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
+        waiting = several.wait_for_many(tasks, timeout)
+        with Completed(self, waiting) as completed:
+            found = {task.id: task for task in completed}
+        return [found[task_id] for task_id in waiting.task_ids]
+
+    def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
+        """Wait until one of the tasks has ended; return this task. See `as_completed`."""
+        with Completed(self, several.wait_for_any(tasks, timeout)) as completed:
+            return completed.__next__()
+
     def events(
         self,
         *,
@@ -180,7 +332,8 @@ class Client(SyncConnection):
     ) -> Events:
         """Return an iterator over the events of tasks as they occur. Use it in a `with` block.
 
-        The kinds of events: published, claimed, progress, succeeded, failed, timed_out, canceled, reopened, removed.
+        The kinds of events: published, released, claimed, progress, succeeded, failed, timed_out, canceled, reopened,
+        removed.
         Each event comes once, and the events of a task come in order. `after` is the `token` of an event: the iteration
         continues with the next event. `since` is the instant at which the iteration begins. If the oplog no longer
         reaches back to the beginning, the iteration raises EventsLost. `queue` selects events by the task's queue at
@@ -195,21 +348,21 @@ class Client(SyncConnection):
 
         A finished task is not changed.
         """
-        return self._run(requests.cancel(requests.identify(task, key)))
+        return self._run(requests.cancel(pointing.identify(task, key)))
 
     def retry(self, task: TaskRef, key: str) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return self._run(requests.run_again(requests.identify(task, key), everything=False))
+        return self._run(requests.run_again(pointing.identify(task, key), everything=False))
 
     def rerun(self, task: TaskRef, key: str) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return self._run(requests.run_again(requests.identify(task, key), everything=True))
+        return self._run(requests.run_again(pointing.identify(task, key), everything=True))
 
     def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
         """Change some of a task's options; return the task.
@@ -217,11 +370,11 @@ class Client(SyncConnection):
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
         specific_worker_ids no longer admits the worker of a run, that run ends at once.
         """
-        return self._run(requests.update_option(requests.identify(task, key), dict(options)))
+        return self._run(requests.update_option(pointing.identify(task, key), dict(options)))
 
     def remove(self, task: TaskRef, key: str) -> bool:
         """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
-        return self._run(queries.remove(requests.identify(task, key)))
+        return self._run(requests.remove(pointing.identify(task, key)))
 
     def purge(
         self,
@@ -268,6 +421,74 @@ class Client(SyncConnection):
         InvalidInput.
         """
         return self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+
+    # --- flows ----------------------------------------------------------------------------------------------
+
+    def flow(self, key: str) -> FlowState:
+        """Return a flow with all its steps, their statuses and times; raise FlowNotFound.
+
+        Params and returns are not read: use `get` or `find` for these.
+        """
+        return self._run(flow_requests.state(key))
+
+    def flows(self, *, prefix: str | None = None, limit: int = 100) -> list[FlowRow]:
+        """Return flows with the numbers of their steps by status, the newest first: at most `limit`, or all if it is 0.
+
+        `prefix` is the beginning of the flows' keys. A flow whose first step was removed is left out.
+        """
+        return self._run(flow_requests.every(prefix, limit))
+
+    def wait_flow(self, key: str, *, timeout: timedelta | float | None = None) -> FlowState:
+        """Wait until a flow has ended; return the flow. `timeout`: a timedelta or seconds.
+
+        A flow ends even if steps fail: see `FlowState.failed`. Raises FlowWaitTimeout or FlowNotFound.
+        """
+        waiting = flow_requests.wait(key, timeout)
+        began = time.monotonic()
+        happening: Events | None = None
+        try:
+            while True:
+                elapsed = time.monotonic() - began
+                if waiting.is_to_look and self._run(waiting.look(elapsed)):
+                    break
+                pause = waiting.timing.next_pause(elapsed)
+                if pause is None:
+                    raise waiting.give_up()
+                patience = waiting.patience(elapsed)
+                if patience is None:
+                    self._sleep(pause)
+                    waiting.look_again()
+                    continue
+                try:
+                    if happening is None:
+                        # The client looks once more after the stream is open, so that no end is missed.
+                        happening = Events(self._store, event_requests.follow_flow(key), self._make_ready)
+                        happening.open()
+                        waiting.look_again()
+                    else:
+                        waiting.note(happening.poll(patience), elapsed)
+                except (AccessDenied, OperationFailed):
+                    waiting.timing.can_follow = False  # the user lacks the right to open a change stream
+        finally:
+            if happening is not None:
+                happening.close()
+        return self.flow(key)
+
+    def cancel_flow(self, key: str, *, everything: bool = False) -> ChangedFlow:
+        """Cancel the open steps of a flow, and ask the workers of its running steps to stop; raise FlowNotFound.
+
+        The clean-up stays: steps with on_failed="run" that depend on others run when their dependencies have ended.
+        With `everything`, they are canceled, too. A retry of another step does not open a canceled step again;
+        `retry_flow` does.
+        """
+        return self._run(flow_requests.cancel(key, everything=everything))
+
+    def retry_flow(self, key: str) -> ChangedFlow:
+        """Let all FAIL and CANCELED steps of a flow run again; raise FlowNotFound.
+
+        Each of them waits for its dependencies as before. Steps that succeeded stay as they are.
+        """
+        return self._run(flow_requests.retry(key))
 
     # --- queues and task names ------------------------------------------------------------------------------
 

@@ -25,15 +25,26 @@ from pydantic import (
 )
 
 from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
-from mtask.model.options import STORED_OPTIONS, Count, PositiveCount, TaskOption
+from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
+from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 4
+SCHEMA_REVISION = 5
+#: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
+FLOWS_REVISION = 5
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
+#: The most tasks of one flow, and so the most dependencies of one task.
+MAX_STEPS = 10_000
+#: The most ancestors of a child in a flow.
+MAX_DEPTH = 16
+#: The longest id of a publish call, in characters.
+MAX_CALL_ID = 64
+#: The most calls that one round of a task collects, and so the most ids of former calls that its document keeps.
+MAX_CALLS = 1000
 
 #: A version of the marshal format that writes no references. So equal values have equal bytes, but 1, 1.0 and True have
 #: different bytes.
@@ -96,6 +107,97 @@ class Run(BaseModel):
         return self.success_time or self.fail_time
 
 
+OnFailed = Literal["cancel", "run", "fail"]
+
+
+class FlowStep(BaseModel):
+    """The part of a task's document that says for which tasks of its flow the task waits."""
+
+    model_config = _document
+
+    key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]  #: the key of the flow
+    step: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+    #: The ids of the task's dependencies. The task also waits for the descendants of these tasks.
+    after: Annotated[list[Text], Field(max_length=MAX_STEPS)] = Field(default_factory=list)
+    #: What becomes of the task if a dependency ends as FAIL or CANCELED.
+    on_failed: OnFailed
+    #: Whether a FAIL of this task cancels the open tasks of its flow.
+    fail_fast: StrictBool = False
+    #: The least time between the release and the first claim.
+    delay_ms: Duration | None = None
+    #: The time since which the task waits for no other task. Without this time, the task is WAITING.
+    release_time: Instant | None = None
+    #: While the task is WAITING: one open dependency. The end of that dependency makes the task look again. After an
+    #: end that another task caused: that task.
+    held_by: Text | None = None
+    #: The tasks to which this task was added as a child, the nearest last.
+    ancestors: Annotated[list[Text], Field(max_length=MAX_DEPTH)] = Field(default_factory=list)
+    has_children: StrictBool = False
+    #: The key of the flow, in the flow's first task only. An index makes it unique.
+    head: Text | None = None
+    #: The time since which no task of the flow is open, in the flow's first task only: null until then.
+    end_time: Instant | None = None
+
+
+class Chain(BaseModel):
+    """The part of a task's document that says as which task's continuation it was published. See `mtask.Next`."""
+
+    model_config = _document
+
+    before: Text  #: the id of the task that went on as this one
+    first: Text  #: the id of the first task of the chain
+    number: PositiveCount  #: 1 for the task after the first one
+    run_id: Text | None = None  #: the run of the task before that went on
+    #: The end of the keys in this chain, if a task went on more than once: "-round-2", for example.
+    rounds: Text | None = None
+
+
+GatherKind = Literal["latest", "calls"]
+
+
+class CallMark(BaseModel):
+    """The place of a publish call in the order of all calls under its key: first by its time, then by its id."""
+
+    model_config = _document
+
+    asked_time: Instant  #: the server's time, read before the call was sent
+    call_id: Annotated[Text, Field(min_length=1, max_length=MAX_CALL_ID)]
+
+
+class Gathering(BaseModel):
+    """The calls that one round of a task gathers."""
+
+    model_config = _document
+
+    #: "latest": the params of the newest call win. "calls": the params are a list with the params of all calls. A task
+    #: that a plain publish has changed since has no kind.
+    kind: GatherKind | None = None
+    newest: CallMark | None = None  #: the newest call of this round
+    #: The newest call of the rounds before. A call that is not newer than this one comes too late.
+    consumed: CallMark | None = None
+    first_time: Instant | None = None  #: the asked_time of the first call of this round
+    debounce_ms: Duration | None = None
+    max_wait_ms: Duration | None = None
+    #: The ids of the calls in the params (kind "calls"), or those that callers chose themselves (kind "latest"), and
+    #: those of the rounds before. The newest is the last one.
+    ids: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    seen: Annotated[list[Text], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    full: StrictBool = False  #: whether a call found no room: the round starts now and takes no more calls
+
+
+class NextRound(BaseModel):
+    """The round that a task begins once no run holds it any more: what was published while a run held it."""
+
+    model_config = _document
+
+    params: Any = None
+    queue: Annotated[Text, Field(min_length=1)]
+    task_option: TaskOption
+    lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
+    start_time: Instant | None = None
+    gather: Gathering
+
+
 class TaskState(BaseModel):
     """The state of a task."""
 
@@ -116,6 +218,14 @@ class TaskState(BaseModel):
     queue_time: Instant | None = None
     #: The former queues of the task, the newest first.
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
+    #: The reason why the task ended, if no run gives it: another task of the flow failed.
+    reason: Text | None = None
+    #: The id of the task as which this round of the task went on. A rerun does not go on a second time.
+    next_id: Text | None = None
+    #: The number of rounds in which this task went on. A round that begins with a new publish goes on by itself.
+    next_cnt: Count = 0
+    #: The ids of tasks that this one was to publish, and did not: other tasks had these ids already.
+    unpublished: list[Text] = Field(default_factory=list)
     worker_states: list[Run]
 
 
@@ -130,7 +240,21 @@ class Task(BaseModel):
     queue: Annotated[Text, Field(min_length=1)]
     params: Any = None
     task_option: TaskOption
+    #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
+    lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
+    #: The task's part in its flow. A task of no flow has no such field.
+    flow: FlowStep | None = None
+    #: The task's part in a chain. Only a task as which another one went on has this field.
+    chain: Chain | None = None
+    #: The time of the last change of the task that other tasks of its flow have not been told of yet.
+    owed_since: Instant | None = None
+    #: Complete documents of tasks that are to be published because of this task.
+    owed_tasks: list[dict[str, Any]] = Field(default_factory=list)
+    #: The calls that this round gathers. A task that gathers no calls has no such field.
+    gather: Gathering | None = None
+    #: The round that follows this one, if calls came while a run held the task.
+    again: NextRound | None = None
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
     #: changes.
@@ -154,8 +278,18 @@ class Task(BaseModel):
         return self.task_state.worker_states
 
     @property
+    def lookups(self) -> dict[str, list[Any]]:
+        """The values by which the task is looked up, by name."""
+        found: dict[str, list[Any]] = {}
+        for entry in self.lookup or ():
+            found.setdefault(entry.k, []).append(entry.v)
+        return found
+
+    @property
     def fail_reason(self) -> str | None:
-        """The failure reason of the last run that did not succeed, or None."""
+        """The reason why the task ended without a run, or that of the last run that did not succeed, or None."""
+        if self.task_state.reason is not None:
+            return self.task_state.reason
         return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
 
     @property
@@ -168,7 +302,7 @@ class StoredTask(Task):
     """A task's document as mtask accepts it from the database.
 
     All options in `STORED_OPTIONS` must be present, because the rules that run on the server know no defaults. If the
-    status is not final, next_preempt_time must be present, too.
+    status is neither final nor WAITING, next_preempt_time must be present, too. A WAITING task must be of a flow.
     """
 
     @field_validator("task_option", mode="wrap")
@@ -188,9 +322,15 @@ class StoredTask(Task):
     @field_validator("task_state")
     @classmethod
     def _can_be_met(cls, state: TaskState) -> TaskState:
-        if state.next_preempt_time is None and not state.status.is_final:
+        if state.next_preempt_time is None and not (state.status.is_final or state.status is TaskStatus.WAITING):
             raise ValueError(f"it lacks next_preempt_time, and is {state.status}")
         return state
+
+    @model_validator(mode="after")
+    def _waits_in_a_flow(self) -> Self:
+        if self.task_state.status is TaskStatus.WAITING and self.flow is None:
+            raise ValueError("the status is WAITING, but the task is of no flow: nothing can release it")
+        return self
 
     def with_own_options(self) -> Self:
         """Return a copy of the task with a copy of its options.
@@ -251,6 +391,8 @@ class WorkerDocument(BaseModel):
     concurrency: Count
     running_cnt: Count
     version: str
+    #: The revision of the validators and indexes that the worker knows. Workers of before have no such field.
+    schema_revision: Count = 0
     #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
     was_silent: bool = False  #: whether the worker's registration had expired before its last heartbeat

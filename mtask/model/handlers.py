@@ -8,22 +8,26 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from mtask.errors import HandlerError, InvalidInput, InvalidParams, shown
+from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
 from mtask.model.documents import DEFAULT_QUEUE, describe_validation
 from mtask.model.identity import check_name, check_text
+from mtask.model.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 from mtask.model.options import build_option
 
 HANDLER_ATTRIBUTE = "__mtask_handler__"
 #: The name of the attribute that marks a class as the type of a handler's context parameter.
 CONTEXT_MARK = "__mtask_context__"
 OnException = Literal["retry", "fail"]
+#: The name of the task as which each task goes on after its success. A mapping holds the name for each kind of flow:
+#: the part of the flow's key before the first slash.
+NextNames: TypeAlias = str | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,20 @@ class Handler:
     #: parameter.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
+    #: The parameters whose values are stored as lookups of the task.
+    lookup: tuple[str, ...] = ()
+    #: What `@app.task(next=...)` says, or None.
+    next: NextNames | None = None
+
+    def next_name(self, flow_key: str | None) -> str | None:
+        """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""
+        if self.next is None or isinstance(self.next, str):
+            return self.next
+        return None if flow_key is None else self.next.get(flow_key.partition("/")[0])
+
+    def lookup_in(self, params: Any) -> dict[str, Any]:
+        """Return the lookups that these params give. A parameter without a value, or with None, gives none."""
+        return taken_from(params, self.lookup, self.sole_parameter) if self.lookup else {}
 
     def bind(self, params: Any) -> dict[str, Any]:
         """Return the keyword arguments of the function for these params; raise InvalidParams.
@@ -78,6 +96,8 @@ def make_handler(
     queue: str | None,
     on_exception: OnException,
     options: Mapping[str, Any],
+    lookup: Sequence[str] = (),
+    next_names: NextNames | None = None,
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -114,6 +134,7 @@ def make_handler(
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[position] = parameter.name
         definitions[position] = (hint, Field(default, alias=parameter.name))
+    looked_up = _lookup_names(shown, lookup, None if takes_extra else fields.values())
     settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
     try:
         arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)
@@ -130,7 +151,45 @@ def make_handler(
         arguments=arguments,
         sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
         fields=fields,
+        lookup=looked_up,
+        next=_checked_next(shown, next_names),
     )
+
+
+def _checked_next(shown: str, given: NextNames | None) -> NextNames | None:
+    """Check the names of the tasks as which a task goes on; raise HandlerError."""
+    if isinstance(given, Mapping) and all(isinstance(kind, str) and "/" not in kind for kind in given):
+        names: list[object] = list(given.values())
+        given = dict(given)
+    elif given is None or isinstance(given, str):
+        names = [] if given is None else [given]
+    else:
+        advice = 'next is the name of a task, or names by the first part of the flow\'s key: {"import": "store"}'
+        raise HandlerError(shown, advice)
+    for name in names:
+        try:
+            check_name(name)
+        except InvalidName as error:
+            raise HandlerError(shown, f"next: {error}") from None
+    return given
+
+
+def _lookup_names(shown: str, names: Sequence[str], parameters: Collection[str] | None) -> tuple[str, ...]:
+    """Check the parameters that are lookups; raise HandlerError. `parameters`: all of them; None: any name is one."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise HandlerError(shown, 'lookup is a list of parameters, such as ["user_id"]')
+    checked = tuple(dict.fromkeys(names))
+    for name in checked:
+        try:
+            check_lookup_name(name)
+        except InvalidLookup as error:
+            raise HandlerError(shown, str(error)) from None
+        if parameters is not None and name not in parameters:
+            of = f"its parameters are {', '.join(parameters)}" if parameters else "it has none"
+            raise HandlerError(shown, f"lookup {name!r} is no parameter of it: {of}")
+    if len(checked) > MAX_LOOKUPS:
+        raise HandlerError(shown, f"a task has at most {MAX_LOOKUPS} lookups")
+    return checked
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:

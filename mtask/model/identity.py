@@ -76,10 +76,12 @@ def task_id_of(name: str, key: str) -> str:
 
 
 def split_task_id(task_id: str) -> tuple[str, str]:
-    """Return the name and the key in an `_id`; raise InvalidName if the `_id` has no colon."""
+    """Return the name and the key in an `_id`; raise InvalidInput if the `_id` has no colon."""
     name, colon, key = task_id.partition(":")
     if not colon:
-        raise InvalidName(task_id, "a task id is NAME:KEY")
+        raise InvalidInput(
+            f"{shown(task_id)} is no task id: a task id is NAME:KEY, so give the key, too.", field="task"
+        )
     return check_name(name), check_key(key)
 
 

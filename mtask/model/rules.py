@@ -34,6 +34,11 @@ def current_runs(task: Task) -> list[Run]:
     return [run for run in task.runs if not run.past]
 
 
+def is_waiting(task: Task) -> bool:
+    """Whether the task waits for other tasks of its flow: it has not been released yet."""
+    return task.flow is not None and task.flow.release_time is None
+
+
 def succeeded_workers(task: Task) -> set[str]:
     """Return S: the workers with a SUCCESS."""
     return {run.worker_id for run in current_runs(task) if run.status is RunStatus.SUCCESS}
@@ -89,6 +94,8 @@ def status(task: Task, now: datetime) -> TaskStatus:
     state = task.task_state
     if state.status.is_final:
         return state.status
+    if is_waiting(task):
+        return TaskStatus.CANCELED if state.cancel_requested else TaskStatus.WAITING
     if len(succeeded_workers(task)) >= task.task_option.concurrent_worker_cnt:
         return TaskStatus.SUCCESS
     if live_runs(task, now):
@@ -118,8 +125,13 @@ def _latest(*instants: datetime | None) -> datetime | None:
 
 
 def due_time(task: Task) -> datetime:
-    """Return the time at which the task is first due: its start_time or, without a start_time, its create_time."""
-    return task.task_state.start_time or task.task_state.create_time
+    """Return the time at which the task is first due: its start_time or, without a start_time, its create_time.
+
+    A task of a flow is not due before its release.
+    """
+    start = task.task_state.start_time or task.task_state.create_time
+    released = task.flow.release_time if task.flow else None
+    return max(start, released) if released else start
 
 
 def retry_time(task: Task, worker_id: str) -> datetime | None:
@@ -144,14 +156,19 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
     """Whether this worker may take the task at `now`."""
     if status(task, now).is_final or task.task_state.cancel_requested or is_exhausted(task, now):
         return False
+    if is_waiting(task):
+        return False
     if not has_free_seat(task, now) or not is_candidate(task, worker_id, now):
         return False
     return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now
 
 
 def next_preempt_time(task: Task, now: datetime) -> datetime | None:
-    """Return the earliest moment at which some worker could take or settle the task; None if the status is final."""
-    if status(task, now).is_final:
+    """Return the earliest moment at which some worker could take or settle the task.
+
+    It is None if the status is final, or if the task waits for other tasks of its flow.
+    """
+    if status(task, now).is_final or is_waiting(task):
         return None
     moments = [run.ping_expire_time for run in live_runs(task, now)]
     if not task.task_state.cancel_requested and not is_exhausted(task, now) and has_free_seat(task, now):

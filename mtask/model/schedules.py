@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from mtask.model import triggers
 from mtask.model.documents import Instant, Text
 from mtask.model.identity import NAME_PATTERN
+from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.triggers import Once, Trigger
 
@@ -66,6 +67,7 @@ class Schedule(BaseModel):
     queue: Annotated[Text, Field(min_length=1)]
     params: Any = None
     task_option: TaskOption
+    lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     trigger: Trigger
     start_time: Instant | None = None
     end_time: Instant | None = None

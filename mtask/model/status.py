@@ -8,6 +8,7 @@ from enum import StrEnum
 class TaskStatus(StrEnum):
     """The status of a task as a whole."""
 
+    WAITING = "WAITING"  #: a task of the same flow must end before this task may start
     INIT = "INIT"  #: no run holds the task, and a worker may still take it
     RUNNING = "RUNNING"  #: at least one run holds a live lease
     SUCCESS = "SUCCESS"  #: concurrent_worker_cnt workers have succeeded

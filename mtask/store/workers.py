@@ -10,6 +10,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
+from mtask.model.documents import FLOWS_REVISION, SCHEMA_REVISION
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.operation import Operation, workers
 from mtask.store.statements import expressions as x
@@ -63,6 +64,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "concurrency": me.concurrency,
         "running_cnt": 0,
         "version": me.version,
+        "schema_revision": SCHEMA_REVISION,
         "control": {"stop": False, "concurrency": x.literal(None)},
     }
     is_free = {
@@ -104,6 +106,18 @@ def find(worker_id: str) -> Operation[Document | None]:
     """Return a worker's document, or None if it does not exist."""
     document: Document | None = yield workers("find_one", {"_id": worker_id})
     return document
+
+
+def too_old() -> dict[str, Any]:
+    """Match live workers of a version that knows neither flows nor publishing that gathers."""
+    live = {"status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}}
+    return {**live, "schema_revision": {"$not": {"$gte": FLOWS_REVISION}}}
+
+
+def without_flows(limit: int) -> Operation[list[str]]:
+    """Return live workers of a version that does not know flows."""
+    found = yield workers("find", too_old(), {"_id": 1}, limit=limit)
+    return [str(document["_id"]) for document in found]
 
 
 @dataclass(frozen=True, slots=True)

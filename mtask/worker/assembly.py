@@ -33,8 +33,11 @@ from mtask.worker.leases.registrar import Registrar
 from mtask.worker.options import WorkerOptions
 from mtask.worker.running.caller import Caller
 from mtask.worker.running.finisher import Finisher
+from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.runner import Runner
+from mtask.worker.running.settler import Settler
+from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
@@ -87,6 +90,7 @@ class Parts:
     controls: Controls
     limits: Limits
     quarantine: Quarantine
+    settler: Settler
     finisher: Finisher
     runner: Runner
     queue: PreemptionQueue
@@ -125,10 +129,13 @@ class Assembly:
         limits = Limits(scope, controls)
         quarantine = Quarantine(scope.store, scope.worker_id)
         admission = Admission(controls, limits, quarantine)
-        finisher = Finisher(scope, pinger, limits, around.finish)
-        transactions = RunTransactions(self.connections.handlers, pinger)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values)
-        runner = Runner(scope, pinger, limits, finisher, caller)
+        settler = Settler(scope.store)
+        finisher = Finisher(scope, pinger, limits, settler, around.finish)
+        successes = Successes(self.app.handlers)
+        transactions = RunTransactions(self.connections.handlers, pinger, successes)
+        operations = RunOperations(self.connections.handlers, self.app.handlers)
+        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations)
+        runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
@@ -152,6 +159,7 @@ class Assembly:
             controls,
             limits,
             quarantine,
+            settler,
             finisher,
             runner,
             queue,

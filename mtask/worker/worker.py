@@ -228,6 +228,7 @@ class Worker:
         try:
             async with asyncio.timeout(_LAST_WRITES):
                 await parts.finisher.drain()
+                await parts.settler.drain()
         except TimeoutError:
             logger.error("some outcomes were not written: their leases will lapse")
 

@@ -99,7 +99,7 @@ def test_publish_section_runs_as_written(folder: Path, mongo_uri: str, database_
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert client.count(name="send_email") == 1004
+        assert client.count(name="send_email") == 1013
         assert client.get("send_email", "order/7").queue == "mail"
 
 
@@ -121,6 +121,11 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             assert client.wait("charge", "7001", timeout=60).status == "SUCCESS"
             assert client.tasks.database.client["shop"]["charges"].count_documents({"order": 7001}) == 1
             eventually(lambda: len(client.workers()) == 4, PATIENCE, f"see {log}")
+            asked = run("python ask.py", folder, **settings).splitlines()
+            assert [line.split()[0] for line in asked[-5:-2]] == ["7/2", "7/1", "7/0"]
+            assert asked[-2] == "100"
+            assert asked[-1].count("TaskStatus.SUCCESS") == 3
+            assert run("python flow.py", folder, **settings).splitlines() == ["{'SUCCESS': 5}"]
             script = shell_block("mtask set-worker")
             first, *others = [w.worker_id for w in client.workers()]
             run(script.replace("WORKER_ID", first), folder, **settings)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from mtask import AsyncClient, Client, TaskSpec
+from mtask import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.findings import Level
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.local import ReplicaSet
@@ -89,6 +89,15 @@ def test_server_takes_nobody_without_tls_or_with_a_wrong_password(server: Replic
         with pytest.raises(AccessDenied, match="Check user, password and authSource") as refused:
             client.count()
         assert not any(secret in str(refused.value) for secret in SHOWN)
+
+
+def test_publisher_gathers_calls(staged: Stage, users: Accounts) -> None:
+    with as_role(users, "publisher") as client:  # each call reads whether all live workers know of it
+        assert client.publish("noop", key="k", if_running="again").created
+        assert client.publish("noop", key="k", if_running="again").updated
+        with client.tasks.database.client.start_session() as session, session.start_transaction():
+            assert client.publish("noop", key="k", debounce=1, session=session).updated
+        assert client.publish("noop", key="w", window=1).created
 
 
 def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users: Accounts) -> None:
@@ -204,6 +213,45 @@ def test_operator_looks_after_tasks_queues_schedules_and_workers(staged: Stage, 
     assert worker.wait() == 0
 
 
+def a_flow(key: str, gate: str) -> Flow:
+    flow = Flow(key, max_unexpected_retries=0)
+    held = flow.add("held", "hold", {"gate": gate})
+    flow.add("clean", "noop", after=[held, flow.add("bad", "fail")], on_failed="run")
+    flow.add("total", "noop", after=[held])
+    return flow
+
+
+@pytest.mark.parametrize("role", ["publisher", "operator"])
+def test_flows_are_published_shown_canceled_retried_and_awaited(staged: Stage, users: Accounts, role: str) -> None:
+    staged.start("W")
+    with as_role(users, role) as client:
+        assert client.publish_flow(a_flow("f", staged.gate())).created
+        staged.wait_run("hold:f/held")
+        assert client.flow("f")["total"].status == "WAITING"
+        assert [row.key for row in client.flows()] == ["f"]
+        assert [reason.code for reason in client.position("noop", "f/total").reasons] == ["waits"]
+        assert len(client.cancel_flow("f").task_ids) >= 2
+        assert client.wait_flow("f", timeout=PATIENCE)["clean"].status == "SUCCESS"
+        assert client.retry_flow("f").task_ids
+        staged.open_gate()
+        assert client.wait_flow("f", timeout=PATIENCE)["total"].status == "SUCCESS"
+        if role == "operator":
+            assert client.remove("noop", "f/total")
+            assert [found.level for found in client.diagnose() if found.check == "flows"] == [Level.OK]
+    uri = users.of(role)
+    for arguments in (["list"], ["show", "f"], ["retry", "f"], ["cancel", "f"]):
+        ended = mtask(uri, "flow", *arguments)
+        assert ended.returncode == 0, ended
+        assert "f  " in ended.stdout
+        assert no_secret(ended.stdout + ended.stderr)
+    for word in ("refused access", "not authorized"):
+        assert word not in staged_log(staged)
+
+
+def staged_log(stage: Stage) -> str:
+    return "".join(path.read_text(errors="replace") for path in stage.folder.glob("worker-*.log"))
+
+
 def test_deployer_sets_a_database_up_and_everybody_else_can_then_work(server: ReplicaSet, tmp_path: Path) -> None:
     bare = accounts(server, BARE, set_up=False)
     with Client(server.uri, database=BARE) as administrator:
@@ -266,7 +314,7 @@ FORBIDDEN: list[tuple[str, str, Asked, tuple[str, ...]]] = [
     ("publisher", "pause", lambda c: c.pause(queue="q"), ("operator",)),
     ("publisher", "limit", lambda c: c.limit("q", concurrency=1), ("operator",)),
     ("publisher", "schedules", lambda c: c.schedules(), ("worker", "operator", "deployer")),
-    ("publisher", "workers", lambda c: c.workers(), ("worker", "operator", "deployer")),
+    ("publisher", "controls", lambda c: c.controls(), ("worker", "operator", "deployer")),
     ("publisher", "stop worker", lambda c: c.stop_worker("W"), ("worker", "operator")),
     ("publisher", "init", lambda c: c.init(), ("deployer",)),
     ("worker", "pause", lambda c: c.pause(queue="q"), ("operator",)),

@@ -50,6 +50,7 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     chain = Chain(verdict, asked, course)
     for version in _readable(history.versions, "versions", _is_version, verdict):
         chain.follow(version)
+    chain.conclude()
     handlers = HandlerJudge(verdict, clock, chain.runs, depositing)
     notes = _readable(history.notes, "notes", _is_note, verdict)
     handlers.read(notes, verdict.figures.timeline, clock.epoch + facts["started"])

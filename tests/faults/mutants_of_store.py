@@ -78,8 +78,8 @@ STORE_MUTATIONS = (
         (
             Edit(_FILTERS, 'return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}',
                  "return fence_of(task_ids, run_ids)"),
-            Edit(_PIPELINES, 'return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]',
-                 'return [{"$set": change}, *derive_routinely(now)]'),
+            Edit(_PIPELINES, '[*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on,',
+                 '[{"$set": change}, *derive_routinely(now), *goes_on,'),
         ),
         (
             f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",

@@ -27,8 +27,13 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
+from tests.faults.mutants_of_flows import FLOW_MUTATIONS
+from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
+from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
@@ -37,6 +42,11 @@ from tests.processes import kill_marked, marked
 
 MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,
+    *LOOKUP_MUTATIONS,
+    *FLOW_MUTATIONS,
+    *CHILD_MUTATIONS,
+    *FLOW_REQUEST_MUTATIONS,
+    *GATHERING_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import mtask
 from mtask.errors import MtaskError, TaskError
-from tests.faults import load
+from tests.faults import flow_load, load
 from tests.faults.history import Call, History, Ledger
 
 #: Between two tries of what the database did not answer, in seconds.
@@ -48,6 +48,9 @@ class Publisher:
         due = time.monotonic()
         while not self._is_stopped.is_set():
             self._publish_batch(self._batch)
+            self._publish_flow(self._batch)
+            for step in flow_load.deeds(self._seed, self._name, self._batch):
+                self._do_to_step(step)
             for deed in load.deeds(self._seed, self._name, self._batch):
                 self._do(deed)
             self._batch += 1
@@ -69,6 +72,24 @@ class Publisher:
             self._told(calls, [_answer(result) for result in results])
             return
 
+    def _publish_flow(self, batch: int) -> None:
+        made = flow_load.flow_of(self._seed, self._name, batch)
+        while made is not None:
+            flow, task_ids = made
+            calls = self._send("publish", task_ids)
+            try:
+                published = self._client.publish_flow(flow)
+            except MtaskError as error:
+                self._told(calls, ["unknown"] * len(calls), str(error))
+                time.sleep(_PAUSE)
+                continue
+            self._told(calls, ["created" if published.created else "kept"] * len(calls))
+            return
+
+    def _do_to_step(self, step: flow_load.StepDeed) -> None:
+        act = self._client.retry if step.operation == "retry" else self._client.cancel
+        self._act(step.operation, f"{step.name}:{step.key}", lambda: act(step.name, step.key))
+
     def _do(self, deed: load.Deed) -> None:
         batch, index = divmod(deed.number, load.BATCH)
         spec = load.specs(self._seed, self._name, batch, self._workers, self._database)[index]
@@ -84,7 +105,10 @@ class Publisher:
             "retry": lambda: self._client.retry(name, key),
             "rerun": lambda: self._client.rerun(name, key),
         }[deed.operation]
-        calls = self._send(deed.operation, [f"{name}:{key}"])
+        self._act(deed.operation, f"{name}:{key}", act)
+
+    def _act(self, operation: load.Operation, task_id: str, act: Callable[[], object]) -> None:
+        calls = self._send(operation, [task_id])
         try:
             done = act()
         except TaskError as error:
@@ -117,7 +141,8 @@ def next_batch(path: Path) -> int:
     with path.open("rb") as file:
         for line in file:
             call = Call.parse(line)
-            if call.operation == "publish" and call.answer in ("created", "kept"):
+            is_step = call.task_id.partition(":")[2].startswith(flow_load.PREFIX)
+            if call.operation == "publish" and call.answer in ("created", "kept") and not is_step:
                 told.add(int(call.task_id.rpartition("/")[2]))
     return next(number for number in range(len(told) + 1) if number not in told) // load.BATCH
 

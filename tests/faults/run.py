@@ -45,7 +45,7 @@ _SHOW_INTERVAL = 0.25
 _CROWDED = 1.5
 #: The workers, and what is particular about them.
 WORKERS = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
-_OPEN = ("INIT", "RUNNING")
+_OPEN = ("INIT", "RUNNING", "WAITING")
 _FINAL = ("SUCCESS", "FAIL", "CANCELED")
 
 

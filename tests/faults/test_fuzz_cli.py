@@ -110,8 +110,12 @@ _arguments = st.one_of(
 
 
 def _commands() -> dict[str, list[tuple[str, bool]]]:
-    """Return each command's flags, and whether they take a value."""
+    """Return each command's flags, and whether they take a value. A group gives its commands, such as "flow show"."""
     group: Any = typer.main.get_command(app)
+    every: dict[str, Any] = {}
+    for name, found in group.commands.items():
+        inner = getattr(found, "commands", None)
+        every |= {f"{name} {one}": each for one, each in inner.items()} if inner else {name: found}
     return {
         name: [
             (flag, not getattr(parameter, "is_flag", False))
@@ -119,8 +123,8 @@ def _commands() -> dict[str, list[tuple[str, bool]]]:
             for flag in (parameter.opts if parameter.param_type_name == "option" else ())
             if flag not in _NEVER
         ]
-        for name, found in group.commands.items()
-        if name not in _APART
+        for name, found in every.items()
+        if name.split()[0] not in _APART
     }
 
 
@@ -136,8 +140,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         parts.append([flag, draw(_arguments)] if takes_value else [flag])
     if draw(st.integers(0, 9)) == 0:
         parts.append(["--uri", draw(st.sampled_from(_URIS))])
-    line = [name, *(word for part in draw(st.permutations(parts)) for word in part)]
-    return [*line, "--timeout", "0"] if name == "wait" else line  # else it waits for ever, as asked
+    line = [*name.split(), *(word for part in draw(st.permutations(parts)) for word in part)]
+    return [*line, "--timeout", "0"] if name.endswith("wait") else line  # else it waits for ever, as asked
 
 
 @fuzz(50)

@@ -114,7 +114,7 @@ _known_options = st.fixed_dictionaries(
     },
 )
 _own_arguments = frozenset({
-    "task", "params", "key", "queue", "start_time", "delay", "if_exists", "clean_failed", "clean_success",
+    "task", "params", "key", "queue", "start_time", "delay", "lookup", "if_exists", "clean_failed", "clean_success",
     "not_update_running", "session", "self", "specs",
 })  # fmt: skip
 _unknown_names = st.one_of(
@@ -272,7 +272,7 @@ def test_search_answers_or_names_what_it_cannot_search_by(client: Client, criter
 
 def test_search_takes_what_can_be_read_only_once(client: Client) -> None:
     task_id = client.publish("fuzz", key="k").task_id
-    assert [task.id for task in client.find(name=(name for name in ["fuzz"]))] == [task_id]  # type: ignore[arg-type]
+    assert [task.id for task in client.find(name=(name for name in ["fuzz"]))] == [task_id]  # type: ignore[call-overload]
 
 
 @fuzz(20)

@@ -6,6 +6,7 @@ times as fast as to have hypothesis draw each of them, and properties compare ma
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -139,6 +140,78 @@ def run(random: Random, number: int) -> Document:
     return drawn
 
 
+def flow(random: Random) -> Document:
+    """Make the part of a document that says for what it waits; a step that was released in half of the cases."""
+    after = random.sample(["task:a", "task:$b", "task:c"], random.randint(0, 3))
+    drawn: Document = {"key": "$flow", "step": "k", "after": after}
+    drawn["on_failed"] = random.choice(["cancel", "run", "fail"])
+    optional = {
+        "fail_fast": random.random() < 0.5,
+        "delay_ms": random.choice([0, 1, 70_000]),
+        "release_time": instant(random),
+        "held_by": random.choice(["task:a", "$held"]),
+        "ancestors": ["task:z"],
+        "has_children": True,
+        "end_time": earlier(random),
+    }
+    return drawn | {name: value for name, value in optional.items() if random.random() < 0.5}
+
+
+def mark(random: Random) -> Document:
+    """Make the place of a call in the order of calls. Many are equal, or differ in one part only."""
+    return {"asked_time": instant(random), "call_id": random.choice(["a", "b", "$c", "d"])}
+
+
+def gathering(random: Random, kind: str | None = None) -> Document:
+    """Make the calls that a round has gathered."""
+    kind = kind or random.choice(["latest", "calls"])
+    drawn: Document = {"kind": kind, "newest": mark(random), "first_time": instant(random)}
+    optional: Document = {"consumed": mark(random), "debounce_ms": random.choice([0, 1, 1000, 70_000])}
+    if "debounce_ms" in optional and random.random() < 0.5:
+        optional["max_wait_ms"] = random.choice([0, 1000, 90_000])
+    if kind == "calls":
+        drawn["ids"] = [f"id-{number}" for number in range(random.randint(1, 3))]
+        optional |= {"seen": ["a", "old"], "full": True}
+    else:  # ids that callers chose
+        optional |= {"seen": ["b", "old"], "ids": ["a", "other"]}
+    drawn |= {name: value for name, value in optional.items() if random.random() < 0.5}
+    return drawn
+
+
+def following(random: Random) -> Document:
+    """Make the round that is to follow the present one."""
+    gather = gathering(random)
+    for field in ("consumed", "seen"):
+        gather.pop(field, None)
+    collected = {"calls": [{"$literal": number} for number in range(len(gather.get("ids", [])))]}
+    drawn: Document = {
+        "params": collected if gather["kind"] == "calls" else random.choice([None, "$name", {"a": {"$add": [1, 2]}}]),
+        "queue": random.choice(["default", "$other", "third"]),
+        "task_option": option(random),
+        "gather": gather,
+    }
+    if random.random() < 0.3:
+        drawn["lookup"] = [{"k": "user_id", "v": 7}]
+    if random.random() < 0.5:
+        drawn["start_time"] = instant(random)
+    return drawn
+
+
+def gathers(random: Random, document: Document) -> Document:
+    """Let the task gather calls, and be followed by another round in many cases."""
+    if random.random() < 0.8:
+        document["gather"] = gathering(random)
+        if document["gather"]["kind"] == "calls":
+            document["params"] = {"calls": [{"$literal": 1} for _ in document["gather"]["ids"]]}
+        elif random.random() < 0.2:
+            del document["gather"]["kind"]  # a plain publish has replaced the params
+    if random.random() < 0.5:
+        document["again"] = following(random)
+    if random.random() < 0.3:
+        document["lookup"] = [{"k": "order", "v": "$name"}]
+    return document
+
+
 def task(random: Random, max_runs: int = 6) -> Document:
     """Make a document that the validator accepts. Its derived fields are anything: the rules must not lean on them."""
     key = random.choice(["k", "a:b", "$key", "é", "{1}"])
@@ -161,8 +234,26 @@ def task(random: Random, max_runs: int = 6) -> Document:
     if random.random() < 0.5:
         state |= {"clean_cnt": random.randint(0, 3), "queue_time": earlier(random)}
         state["former_queues"] = random.sample(["default", "$other", "third"], random.randint(0, 3))
-    return {
+    flow_fields: Document = {}
+    if random.random() < 0.3:
+        flow_fields["flow"] = flow(random)
+        if random.random() < 0.3:
+            flow_fields["expire_time"] = instant(random)
+        if random.random() < 0.3:
+            state["reason"] = "another $task failed"
+    elif status is TaskStatus.WAITING:
+        state["status"] = "INIT"
+    if random.random() < 0.2:
+        flow_fields["owed_since"] = instant(random)
+        if random.random() < 0.5:
+            flow_fields["owed_tasks"] = [{"_id": "task:$owed"}]
+    if random.random() < 0.2:
+        state["next_id"] = "task:$next"
+    if random.random() < 0.2:
+        flow_fields["chain"] = {"before": "task:$before", "first": "task:$k", "number": 2}
+    drawn = {
         "_id": f"task:{key}",
+        **flow_fields,
         "name": "task",
         "key": key,
         "queue": "default",
@@ -171,6 +262,7 @@ def task(random: Random, max_runs: int = 6) -> Document:
         "task_state": state,
         "schema_version": 1,
     }
+    return gathers(random, drawn) if "flow" not in drawn and random.random() < 0.3 else drawn
 
 
 def options() -> st.SearchStrategy[Document]:
@@ -183,6 +275,19 @@ def numbered(documents: list[Document]) -> list[Document]:
         document | {"key": f"{document['key']}/{place}", "_id": f"{document['_id']}/{place}"}
         for place, document in enumerate(documents)
     )
+
+
+def bare(document: Document) -> Document:
+    """Return the document without nulls, empty lists and false values in what it gathers: they mean nothing."""
+    made = copy.deepcopy(document)
+    for part in (made, made.get("again", {})):
+        if part.get("start_time", NOW) is None:
+            del part["start_time"]
+        if "gather" in part:
+            part["gather"] = {
+                name: value for name, value in part["gather"].items() if value not in (None, []) and value is not False
+            }
+    return made
 
 
 def parsed(document: Document) -> Task:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model import backoff, rules
-from mtask.model.documents import MAX_FORMER_QUEUES
+from mtask.model import backoff, gathering, rules
+from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
+from mtask.model.flows import Verdict, end_reason, fail_fast_reason
+from mtask.model.gathering import Call
 from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]
@@ -24,13 +27,20 @@ class Routine:
     """A change that workers make all the time: marked as quiet where it is no news to the others."""
 
     change: Change
+    #: What follows when the other fields are derived.
+    after: Change | None = None
 
     def __call__(self, document: Document, now: datetime) -> None:
         self.change(document, now)
 
 
+@dataclass(frozen=True)
+class Ping(Routine):
+    """A ping holds a live run, so it begins no round."""
+
+
 def changed(document: Document, change: Change, now: datetime, *, closes_lapsed: bool = True) -> Document:
-    """Return the document after closing what lapsed, the change, and deriving."""
+    """Return the document after closing what lapsed, the change, deriving, and beginning the next round."""
     made = copy.deepcopy(document)
     if closes_lapsed:
         close_lapsed(made, now)
@@ -42,6 +52,10 @@ def changed(document: Document, change: Change, now: datetime, *, closes_lapsed:
         is_near = moment is not None and moment <= now + 2 * rules.HORIZON
         if not is_near if moment != former else made["task_state"]["status"] != status:
             made["quiet_time"] = now
+        if change.after is not None:
+            change.after(made, now)
+    if not isinstance(change, Ping):
+        open_next(made, now)
     return made
 
 
@@ -59,14 +73,94 @@ def derive(document: Document, now: datetime) -> None:
     state["status"] = status.value
     state["cancel_requested"] = state["cancel_requested"] and not status.is_final
     finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
-    document.pop("expire_time", None)
+    expire_time = document.pop("expire_time", None)
+    has_news = document.get("flow") is not None and status.is_final is not bool(finish_time)
+    if has_news:
+        owed_since = document.get("owed_since")
+        document["owed_since"] = max(now, owed_since + timedelta(milliseconds=1)) if owed_since else now
     if not status.is_final:
-        state["next_preempt_time"] = rules.next_preempt_time(parsed(document), now)
+        state.pop("reason", None)
+        if (moment := rules.next_preempt_time(parsed(document), now)) is not None:
+            state["next_preempt_time"] = moment
         return
     state["finish_time"] = finish_time or now
+    if document.get("flow") is not None:
+        if expire_time and finish_time:
+            document["expire_time"] = expire_time
+        return
+    if document.get("owed_since") is not None:
+        return
     retain = option["retain_success_ms" if status is TaskStatus.SUCCESS else "retain_fail_ms"]
     if retain is not None:
         document["expire_time"] = state["finish_time"] + timedelta(milliseconds=retain)
+
+
+def open_next(document: Document, now: datetime) -> None:
+    """Begin the next round if it is ready."""
+    task = parsed(document)
+    if task.again is not None and gathering.is_ready(task, now):
+        following = document.pop("again")
+        start = following.get("start_time") or now
+        begin(document, {**following, "start_time": start}, gathering.begun(task, task.again), now)
+
+
+def begin(document: Document, following: Mapping[str, Any], gather: Gathering, now: datetime) -> None:
+    """Let the task begin a round with this content."""
+    state, has_begun = document["task_state"], gathering.has_begun(parsed(document))
+    for field in ("lookup", "expire_time", "quiet_time"):
+        document.pop(field, None)
+    for field in ("start_time", "finish_time", "reason", "next_id"):
+        state.pop(field, None)
+    if following["queue"] != document["queue"]:
+        move(document, now)
+    if following.get("start_time") is not None:
+        state["start_time"] = following["start_time"]
+    state |= {"status": "INIT", "failed_cnt": 0, "cancel_requested": False}
+    state["next_preempt_time"] = state.get("start_time") or state["create_time"]
+    for run in state["worker_states"] if has_begun else ():
+        if run.get("past"):
+            run.pop("returns", None)
+        run["past"] = True
+    document |= {name: following[name] for name in ("params", "queue", "task_option")}
+    if "lookup" in following:
+        document["lookup"] = following["lookup"]
+    document["gather"] = gather.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+def added(document: Document, change: Change, now: datetime) -> Document:
+    """Return the settled document after a publish call."""
+    made = copy.deepcopy(document)
+    change(made, now)
+    return made
+
+
+def gather(call: Call, size: int) -> Change:
+    """Add a publish call. The task has no lapsed runs, and its derived fields are right."""
+
+    def change(document: Document, now: datetime) -> None:
+        task = parsed(document)
+        following = gathering.gathered(task, call, size, now)
+        if following is None:
+            return
+        made = following.model_dump(exclude_none=True)
+        made |= {"params": following.params, "task_option": following.task_option.stored()}
+        made["gather"] = following.gather.model_dump(exclude_none=True, exclude_defaults=True)
+        if gathering.must_wait(task, now):
+            document["again"] = made
+            return
+        if gathering.base_round(task, now) is not None:
+            begin(document, made, following.gather, now)
+        else:
+            begin(document, {"start_time": now, **made}, gathering.begun(task, following), now)
+
+    return change
+
+
+def move(document: Document, now: datetime) -> None:
+    """Let the task remember that it leaves its queue."""
+    state = document["task_state"]
+    others = [queue for queue in state.get("former_queues", []) if queue != document["queue"]]
+    state |= {"queue_time": now, "former_queues": [document["queue"], *others][:MAX_FORMER_QUEUES]}
 
 
 def trim(document: Document) -> None:
@@ -89,7 +183,8 @@ def nothing(document: Document, now: datetime) -> None:
 
 def claim(worker_id: str, run_ids: Mapping[str, str]) -> Change:
     def change(document: Document, now: datetime) -> None:
-        if not rules.may_take(parsed(document), worker_id, now):
+        task = parsed(document)
+        if gathering.is_ready(task, now) or not rules.may_take(task, worker_id, now):
             return
         runs, option = document["task_state"]["worker_states"], document["task_option"]
         of_all = option["retry_scope"] == "task"
@@ -130,11 +225,14 @@ def ping(
                 if session_id is not None:
                     run["session_id"] = session_id
 
-    return Routine(change)
+    return Ping(change)
 
 
 def finish(outcomes: Mapping[str, Outcome]) -> Change:
+    asked: dict[str, bool] = {}  # whether somebody wanted to cancel the task before its finish
+
     def change(document: Document, now: datetime) -> None:
+        asked[document["_id"]] = document["task_state"]["cancel_requested"]
         outcome, state = outcomes[document["_id"]], document["task_state"]
         run = next(r for r in state["worker_states"] if r["run_id"] == outcome.run_id)
         task = parsed(document)
@@ -157,11 +255,53 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
         if delay is not None:
             run["retry_time"] = now + timedelta(milliseconds=delay)
 
-    return Routine(change)
+    def go_on(document: Document, now: datetime) -> None:
+        owed, state = outcomes[document["_id"]].next, document["task_state"]
+        ends_now = state["status"] == "SUCCESS" and state["finish_time"] == now
+        if owed is None or not ends_now or "next_id" in state or asked[document["_id"]]:
+            return
+        state |= {"next_id": owed.task_id, "next_cnt": state.get("next_cnt", 0) + 1}
+        document.pop("expire_time", None)
+        owe(document, [owed], now)
+
+    return Routine(change, go_on)
+
+
+def owe(document: Document, owed: Sequence[OwedTask], now: datetime) -> None:
+    document["owed_tasks"] = [*document.get("owed_tasks", []), *(owed_document(one, now) for one in owed)]
+    mark = document.get("owed_since")
+    document["owed_since"] = max(now, mark + timedelta(milliseconds=1)) if mark else now
+    if "flow" in document:
+        document["flow"]["has_children"] = True
+
+
+def owed_document(owed: OwedTask, now: datetime) -> Document:
+    start = owed.start
+    if start is None and owed.delay_ms is not None:
+        start = now + timedelta(milliseconds=owed.delay_ms)
+    state: Document = {"status": "INIT", "create_time": now, "next_preempt_time": start or now, "failed_cnt": 0}
+    if start is not None:
+        state["start_time"] = start
+    made = {**owed.fixed, "task_state": state | {"cancel_requested": False, "worker_states": []}, "schema_version": 1}
+    if "flow" in made:
+        made["flow"] = {**made["flow"], "release_time": now}
+    return made
+
+
+def add_children(document: Document, owed: Sequence[OwedTask], now: datetime) -> Document:
+    """Return the document after its run has added these children."""
+    made = copy.deepcopy(document)
+    owe(made, owed, now)
+    made["quiet_time"] = now
+    return made
 
 
 def cancel(document: Document, now: datetime) -> None:
-    document["task_state"]["cancel_requested"] = document["task_state"]["status"] not in FINAL_STATUSES
+    is_open = document["task_state"]["status"] not in FINAL_STATUSES
+    document["task_state"]["cancel_requested"] = is_open
+    document.pop("again", None)
+    if is_open:
+        document.get("flow", {}).pop("held_by", None)
 
 
 def run_again(*, everything: bool) -> Change:
@@ -171,7 +311,36 @@ def run_again(*, everything: bool) -> Change:
             if run["status"] != "RUNNING" and (everything or run["status"] != "SUCCESS"):
                 run["past"] = True
         state |= {"failed_cnt": 0, "cancel_requested": False, "status": "INIT"}
+        document.get("flow", {}).pop("held_by", None)
         trim(document)
+
+    return change
+
+
+def release(document: Document, now: datetime) -> None:
+    flow, state = document["flow"], document["task_state"]
+    flow.pop("held_by", None)
+    flow["release_time"] = now
+    moments = [state.pop("start_time", None)]
+    if "delay_ms" in flow:
+        moments.append(now + timedelta(milliseconds=flow["delay_ms"]))
+    if given := [moment for moment in moments if moment is not None]:
+        state["start_time"] = max(given)
+
+
+def end(outcome: Verdict, culprit: str) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        document["flow"]["held_by"] = culprit
+        status = "CANCELED" if outcome is Verdict.CANCEL else "FAIL"
+        document["task_state"] |= {"status": status, "reason": end_reason(culprit)}
+
+    return change
+
+
+def fail_fast(culprit: str) -> Change:
+    def change(document: Document, now: datetime) -> None:
+        document["flow"]["held_by"] = culprit
+        document["task_state"] |= {"cancel_requested": True, "reason": fail_fast_reason(culprit)}
 
     return change
 
@@ -190,9 +359,12 @@ def republish(
         state = document["task_state"]
         if replacement is not None:
             if replacement["queue"] != document["queue"]:
-                others = [queue for queue in state.get("former_queues", []) if queue != document["queue"]]
-                state |= {"queue_time": now, "former_queues": [document["queue"], *others][:MAX_FORMER_QUEUES]}
+                move(document, now)
+            document.pop("lookup", None)
+            document.pop("again", None)
             document.update(replacement)
+            for field in ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full"):
+                document.get("gather", {}).pop(field, None)
             state.pop("start_time", None)
             if start is not None:
                 state["start_time"] = start
@@ -202,6 +374,7 @@ def republish(
             state["failed_cnt"] = 0
         if clean_success:
             dropped.add("SUCCESS")
+            state.pop("next_id", None)
         if any(run["status"] in dropped for run in state["worker_states"]):
             state["clean_cnt"] = state.get("clean_cnt", 0) + 1
         state["worker_states"] = [run for run in state["worker_states"] if run["status"] not in dropped]

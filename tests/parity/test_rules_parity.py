@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mtask.model import backoff, rules
 from mtask.model.documents import Task
 from mtask.model.options import TaskOption
+from mtask.store.statements import expressions as x
 from mtask.store.statements import rules as twins
 from tests.mongo import Client
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, instant, many, option, parsed, task, whole
@@ -27,6 +28,7 @@ def _run_ids(runs: Any) -> Any:
 
 
 RULES: dict[str, Rule] = {
+    "is_waiting": (lambda t, w, now: rules.is_waiting(t), x.is_waiting()),
     "succeeded_workers": (lambda t, w, now: sorted(rules.succeeded_workers(t)), twins.succeeded_workers()),
     "live_runs": (lambda t, w, now: [r.run_id for r in rules.live_runs(t, now)], _run_ids(twins.live_runs(_NOW))),
     "failures": (lambda t, w, now: rules.failures(t, now), twins.failures(_NOW)),

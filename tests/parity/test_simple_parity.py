@@ -18,13 +18,28 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import pipelines, short
 from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
-from tests.parity.cases import NOW, PROGRESS, SCALE, WORKERS, Document, made, many, numbered, parsed, task
+from tests.parity.cases import (
+    NOW,
+    PROGRESS,
+    SCALE,
+    WORKERS,
+    Document,
+    earlier,
+    flow,
+    following,
+    made,
+    many,
+    numbered,
+    parsed,
+    task,
+)
 from tests.parity.stored import inserted, stored_after
 
 _properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _VALUES = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
 #: What is no run, and has no run_id to be told by.
 _JUNK: list[Any] = [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
+LATER = NOW + timedelta(days=1)
 _randoms = made(lambda random: random)
 
 
@@ -46,10 +61,18 @@ _SPOILED = (
     "junk before",
     "junk behind",
     "lapsed",
+    "of a flow",
+    "waiting",
+    "owed",
+    "finished",
+    "owes",
+    "published again",
 )
 
 
-def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) -> Document:
+def nearly_simple(
+    random: Random, *, is_held: bool, spoiled: str | None = None, is_step: bool | None = None
+) -> Document:
     """Make a task that is simple, but for one thing at most (None: any); with a run, if it is held."""
     document = task(random, max_runs=0)
     option, state = document["task_option"], document["task_state"]
@@ -57,6 +80,11 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
+    for field in ("flow", "owed_since", "owed_tasks", "expire_time", "again"):
+        document.pop(field, None)
+    state.pop("reason", None)
+    if random.random() < 0.5 if is_step is None else is_step:
+        document["flow"] = flow(random) | {"release_time": earlier(random)}
     if is_held:
         state["worker_states"] = [held_run("own")]
     spoil: dict[str, Any] = {
@@ -77,6 +105,12 @@ def nearly_simple(random: Random, *, is_held: bool, spoiled: str | None = None) 
         "junk before": lambda: state["worker_states"].insert(0, copy.copy(random.choice(_JUNK))),
         "junk behind": lambda: state["worker_states"].append(copy.copy(random.choice(_JUNK))),
         "lapsed": lambda: state.update(worker_states=[{**held_run("own"), "ping_expire_time": NOW}]),
+        "of a flow": lambda: document.update(flow=flow(random) | {"release_time": earlier(random)}),
+        "waiting": lambda: document.get("flow", {}).pop("release_time", None),
+        "owed": lambda: document.update(owed_since=NOW),
+        "finished": lambda: state.update(finish_time=NOW),
+        "owes": lambda: document.update(owed_tasks=[{"_id": "task:more"}]),
+        "published again": lambda: document.update(again=following(random)),
     }
     assert tuple(spoil) == _SPOILED
     spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
@@ -122,8 +156,10 @@ def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], w
 
 
 @_properties
-@given(many(partial(nearly_simple, is_held=True), 40).map(numbered), _randoms)
-def test_short_success_is_the_success(store: SyncStore, documents: list[Document], random: Random) -> None:
+@given(many(partial(nearly_simple, is_held=True), 40).map(numbered), _randoms, st.booleans())
+def test_short_success_is_the_success(
+    store: SyncStore, documents: list[Document], random: Random, has_steps: bool
+) -> None:
     ends = []
     for place, document in enumerate(documents):
         for run in document["task_state"]["worker_states"]:
@@ -131,19 +167,26 @@ def test_short_success_is_the_success(store: SyncStore, documents: list[Document
                 run["run_id"] += f"-{place}"
         returns, told = random.choice(_VALUES), random.choice(PROGRESS)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
-    guard = short.held_alone(ends, NOW)
+    guard = short.held_alone(ends, NOW, has_steps=has_steps)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    stored = stored_after(store, documents, short.succeed(ends, NOW), guard)
+    stored = stored_after(store, documents, short.succeed(ends, NOW, has_steps=has_steps), guard)
     for document, after, end in zip(documents, stored, ends, strict=True):
         if document["_id"] in plain_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
             assert after["task_state"]["status"] == "SUCCESS"
+            assert ("owed_since" in after) == ("flow" in document)
         else:
             assert after == document
 
 
 @_properties
-@given(made(lambda random: numbered([nearly_simple(random, is_held=True, spoiled="nothing") for _ in range(10)])))
+@given(
+    made(
+        lambda random: numbered(
+            [nearly_simple(random, is_held=True, spoiled="nothing", is_step=False) for _ in range(10)]
+        )
+    )
+)
 def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStore, documents: list[Document]) -> None:
     ids = [document["_id"] for document in documents]
     for place, document in enumerate(documents):
@@ -156,7 +199,8 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
 
 @pytest.mark.parametrize("spoiled", _SPOILED)
 @pytest.mark.parametrize("is_held", [False, True])
-def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: str) -> None:
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: str, has_steps: bool) -> None:
     """The two properties above would hold of guards that match nothing, too."""
 
     @settings(_properties, max_examples=3 * SCALE)
@@ -168,18 +212,18 @@ def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: s
                     run["run_id"] += f"-{place}"
         ids = [document["_id"] for document in documents]
         ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
-        guard = short.held_alone(ends, NOW) if is_held else short.unbegun(ids, NOW)
+        guard = short.held_alone(ends, NOW, has_steps=has_steps) if is_held else short.unbegun(ids, NOW)
         expected = [
             document
             for place, document in enumerate(documents)
-            if is_simple(document, held_run(f"own-{place}") if is_held else None)
+            if is_simple(document, held_run(f"own-{place}") if is_held else None, has_steps=has_steps)
         ]
         assert matched(store, documents, guard) == expected
 
     check()
 
 
-def is_simple(document: Document, held: Document | None) -> bool:
+def is_simple(document: Document, held: Document | None, *, has_steps: bool) -> bool:
     """Whether it is due or held by this one run, and needs none of the rules that the short statements leave out."""
     option, state = document["task_option"], document["task_state"]
     is_due = held is not None or (state["next_preempt_time"] <= NOW and (state["start_time"] or NOW) <= NOW)
@@ -187,4 +231,11 @@ def is_simple(document: Document, held: Document | None) -> bool:
     wants_one = option["concurrent_worker_cnt"] == 1 and (held is not None or option["specific_worker_ids"] == [])
     has_lease = held is not None or option["worker_timeout_ms"] > 0
     is_calm = state["failed_cnt"] == 0 and (held is not None or not state["cancel_requested"])
-    return is_due and is_as_is and wants_one and has_lease and is_calm
+    part = document.get("flow")
+    if part is not None:
+        is_sound = part.get("release_time", LATER) <= NOW and "finish_time" not in state
+        is_sound = is_sound and (held is None or (has_steps and "owed_tasks" not in document))
+    else:
+        is_sound = held is None or "owed_since" not in document
+    is_sound = is_sound and "again" not in document
+    return is_sound and is_due and is_as_is and wants_one and has_lease and is_calm

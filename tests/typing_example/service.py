@@ -12,18 +12,25 @@ from typing import Any, Literal, assert_type
 from mtask import (
     App,
     AsyncClient,
+    Child,
     Client,
     Context,
     Cron,
     Fail,
+    FoundTasks,
     LeaseLost,
     MtaskError,
+    Next,
+    Position,
     Published,
     Retry,
     RunStatus,
     Schedule,
     Task,
+    TaskCanceled,
     TaskExists,
+    TaskFailed,
+    TaskFields,
     TaskNotFound,
     TaskOption,
     TaskSpec,
@@ -39,6 +46,26 @@ app.include(more)
 
 
 # --- handlers -----------------------------------------------------------------------------------------------------
+
+
+@app.task(next={"import": "store"})
+async def split(context: Context) -> Next:
+    published = await context.add_child("part", send_email, {"to": "a@b.c"}, priority=1)
+    assert_type(published, Published)
+    assert_type(await context.add_children([Child("other", "store", delay=1.0)]), list[Published])
+    results = await context.results()
+    assert_type(results, dict[str, Any])
+    async for step, _ in context.results():
+        assert_type(step, str)
+    async with context.transaction():
+        context.set_result(1)
+    return Next("store", {"n": len(results)}, returns=1, priority_diff=-1, queue="slow")
+
+
+@app.task(next="store")
+def split_sync(context: Context) -> None:
+    assert_type(context.add_children([Child("other", "store")]).get(), list[Published])
+    dict(context.results())
 
 
 @app.task(queue="mail", max_unexpected_retries=5, run_timeout_ms=timedelta(minutes=1), retry_scope="worker")
@@ -146,8 +173,44 @@ def read(client: Client) -> Sequence[str]:
     assert_type(client.server_time(), datetime)
     assert_type([worker.running_cnt for worker in client.workers()], list[int])
     assert_type(client.tasks.find_one({"task_state.status": "FAIL"}), dict[str, Any] | None)
+    assert_type(client.find(lookup={"user_id": 7, "tags": ["a", "b"]}, after=task), list[Task])
+    rows = client.find(lookup={"user_id": 7}, fields=["returns", "params.user_id"], after="send_email:welcome/42")
+    assert_type(rows, list[TaskFields])
+    assert_type([row["returns"] for row in rows], list[Any])
+    found = client.get_many([task, ("send_email", "a"), (send_email, "b"), "send_email:c"])
+    assert_type(found, FoundTasks[Task])
+    assert_type(found.missing, list[str])
+    assert_type(client.get_many(rows, fields=["status"]).tasks, dict[str, TaskFields])
+    position = client.position(send_email, "welcome/42")
+    assert_type(position, Position)
+    assert_type((position.ahead, position.start_estimate), tuple[int | None, datetime | None])
     client.limit("mail", concurrency=20, rate=(100, timedelta(seconds=1)))
     return [found.id for found in client.find(status="FAIL", name="send_email", limit=10)]
+
+
+def results(client: Client) -> Any:
+    published = client.publish_many([TaskSpec(send_email, {"to": "a@b.c"}, lookup={"user_id": 7})])
+    assert_type(client.wait_all(published, timeout=30), list[Task])
+    assert_type(client.wait_any(published), Task)
+    with client.as_completed(published, timeout=timedelta(seconds=30)) as completed:
+        for task in completed:
+            assert_type(task, Task)
+    try:
+        return client.result(send_email, "welcome/42", timeout=30)
+    except TaskCanceled as error:
+        print(error.task_id)
+    except TaskFailed as error:
+        assert_type(error.reason, str | None)
+    return None
+
+
+async def results_async(client: AsyncClient) -> None:
+    assert_type(await client.find(fields=["status"]), list[TaskFields])
+    assert_type(await client.get_many(["send_email:a"]), FoundTasks[Task])
+    async with client.as_completed(["send_email:a"]) as completed:
+        async for task in completed:
+            assert_type(task, Task)
+    assert_type(await client.wait_all([("send_email", "a")]), list[Task])
 
 
 def schedule(client: Client) -> datetime | None:

@@ -75,6 +75,9 @@ def test_every_error_that_a_user_may_catch_is_exported_at_the_top() -> None:
         (errors.TaskNotFinished("a:b", "INIT"), 5),
         (errors.MalformedTask("a:b", "bad"), 5),
         (errors.WorkerIdInUse("w", "host", 1, timedelta(0)), 5),
+        (errors.InvalidLookup("a b", "bad"), 2),
+        (errors.TaskFailed("a:b", "no luck"), 8),
+        (errors.TaskCanceled("a:b"), 9),
         (errors.WaitTimeout("a:b", "INIT", timedelta(seconds=1)), 6),
         (errors.LeaseLost("a:b", "r"), 1),
         (errors.Fail("no"), 1),
@@ -93,6 +96,12 @@ def test_a_standalone_server_is_told_the_two_commands_that_make_it_a_replica_set
 
 def test_a_worker_id_in_use_never_frees_itself_in_the_past() -> None:
     assert "in 0 s" in str(errors.WorkerIdInUse("w", "host", 1, timedelta(seconds=-5)))
+
+
+def test_a_wait_for_several_tasks_tells_how_many_have_not_ended() -> None:
+    assert "still INIT after 5 s. `" in str(errors.WaitTimeout("a:1", "INIT", timedelta(seconds=5)))
+    message = str(errors.WaitTimeout("a:1", "INIT", timedelta(seconds=5), ["a:2", "a:3"]))
+    assert "still INIT after 5 s, and 2 other tasks with it. `" in message
 
 
 @pytest.mark.parametrize("delay", [0, 1.5, timedelta(seconds=2)])

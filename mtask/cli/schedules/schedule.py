@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import callback, command
+from mtask.cli.options import LookupFlag, callback, command
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.client.operating.scheduling import When
 from mtask.errors import InvalidInput, ScheduleNotFound
@@ -114,6 +114,7 @@ def add(
     ] = "allow",
     paused: Annotated[bool, typer.Option("--paused", help="Add the schedule paused.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", help="Queue of the tasks. Else 'default'.")] = None,
+    lookup: LookupFlag = [],  # noqa: B006 typer reads it
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -127,7 +128,12 @@ def add(
     Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
     """
     given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
-    given |= {"paused": paused or None, "queue": queue, "timezone": timezone}
+    given |= {
+        "paused": paused or None,
+        "queue": queue,
+        "timezone": timezone,
+        "lookup": values.lookup_from_pairs(lookup),
+    }
     if start_time is not None:
         given["start_time"] = values.instant(start_time, "start_time")
     if end_time is not None:

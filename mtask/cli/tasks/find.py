@@ -1,28 +1,35 @@
-"""`mtask list` and `mtask stats`."""
+"""`mtask find`, which is also `mtask list`, and `mtask stats`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
-from mtask.cli.output import Column, clean, lasting, listing, relative, status_text, task_document
+from mtask.cli.options import LookupFlag, command
+from mtask.cli.output import Column, clean, compact, lasting, listing, relative, status_text, task_document
 from mtask.client import Client
+from mtask.client.reading.partial import TaskFields
 from mtask.client.reading.views import StatRow
 from mtask.model import rules
 from mtask.model.documents import Task
 from mtask.model.status import TaskStatus
+from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
+#: The greatest width of a value in a list, in characters.
+_FIELD_WIDTH = 80
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    command(app, "find", panel=PANEL)(list_tasks)
     command(app, "list", panel=PANEL)(list_tasks)
     command(app, "stats", panel=PANEL)(stats)
 
@@ -50,25 +57,64 @@ def list_tasks(
         list[str],
         typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
     ] = [],  # noqa: B006
+    lookup: LookupFlag = [],  # noqa: B006
+    fields: Annotated[
+        list[str],
+        typer.Option(
+            "--fields",
+            metavar="FIELD,FIELD",
+            help="Read and print only these: returns, status, fail_reason, params.user_id, task_state.finish_time, ...",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="NAME:KEY", help="Continue after this task, the last of a page.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="Largest number to list; 0 = all.")] = 50,
 ) -> None:
-    """List tasks, newest first."""
+    """List tasks, newest first. `mtask find` and `mtask list` are the same command.
+
+    A flag that is given several times matches tasks with any of its values. An index finds tasks by --lookup.
+    """
+    wanted: dict[str, Any] = {
+        "status": [text.upper() for text in separated(status)] or None,
+        "name": separated(name) or None,
+        "queue": separated(queue) or None,
+        "worker_id": separated(worker) or None,
+        "lookup": values.lookup_from_pairs(lookup),
+        "after": after,
+        "limit": limit + 1 if limit else 0,
+    }
     client = cli.client(reads_only=True)
-    found = client.find(
-        status=[text.upper() for text in separated(status)] or None,
-        name=separated(name) or None,
-        queue=separated(queue) or None,
-        worker_id=separated(worker) or None,
-        limit=limit + 1 if limit else 0,
-    )
-    has_more = bool(limit) and len(found) > limit
+    asked = separated(fields)
+    found: list[Any] = client.find(**wanted, fields=asked) if asked else client.find(**wanted)
     shown = found[:limit] if limit else found
     if cli.is_json:
-        cli.json([task_document(task) for task in shown])
+        cli.json([fields_document(row) if isinstance(row, TaskFields) else task_document(row) for row in shown])
         return
     if not shown:
         nothing_found(cli, client)
         return
+    if asked:
+        lines = [[row.id, *(_shown(row[field]) for field in asked)] for row in shown]
+        headings = [Column(title.upper(), gives_way=True) for title in ("task", *asked)]
+        cli.say(*listing(headings, lines, cli.out.width))
+    else:
+        _list(cli, client, shown)
+    if limit and len(found) > limit:
+        cli.notice(f"there are more: --after {shown[-1].id} continues, --limit {limit * 2} shows them, --limit 0 all")
+
+
+def _shown(value: object) -> str:
+    return clean(value, _FIELD_WIDTH) if type(value) is str else compact(value, _FIELD_WIDTH)
+
+
+def fields_document(row: TaskFields) -> dict[str, Any]:
+    """Return the fields of a partial read. Values that are no JSON become extended JSON, which keeps BSON types."""
+    return {"_id": row.id, **{field: extended(value) for field, value in row.items()}}
+
+
+def _list(cli: Cli, client: Client, shown: Sequence[Task]) -> None:
     now = client.server_time()
     columns = (
         Column("STATUS"),
@@ -81,8 +127,6 @@ def list_tasks(
         Column("LAST", gives_way=True),
     )
     cli.say(*listing(columns, [_task_row(task, now) for task in shown], cli.out.width))
-    if has_more:
-        cli.notice(f"there are more: --limit {limit * 2} shows them, --limit 0 all")
 
 
 def _task_row(task: Task, now: datetime) -> list[str | Text]:
@@ -110,6 +154,8 @@ def _next(task: Task, now: datetime) -> str:
     live = rules.live_runs(task, now)
     if live:
         return f"lease {relative(max(run.ping_expire_time for run in live), now)}"
+    if task.status is TaskStatus.WAITING:
+        return "after others"
     instant = task.task_state.next_preempt_time
     if instant is None:
         return "?"
@@ -117,9 +163,9 @@ def _next(task: Task, now: datetime) -> str:
 
 
 def _last(task: Task) -> Text:
-    """Return the worker of the last run, and the reason if the run failed."""
+    """Return the worker of the last run, and the reason if the run failed. Without a run, return why the task ended."""
     if not task.runs:
-        return Text("")
+        return Text(clean(task.task_state.reason or "", 120), style="red")
     run = task.runs[-1]
     text = Text(clean(run.worker_id))
     if run.fail_reason:
@@ -155,7 +201,10 @@ def stats(
     grouped: dict[tuple[str, str], dict[str, StatRow]] = defaultdict(dict)
     for found in rows:
         grouped[found.queue, found.name][found.status] = found
-    statuses = list(dict.fromkeys([*TaskStatus, *(found.status for found in rows)]))
+    present = [found.status for found in rows]
+    # A database without flows has no WAITING tasks, and needs no column for them.
+    usual = [status for status in TaskStatus if status is not TaskStatus.WAITING or status in present]
+    statuses = list(dict.fromkeys([*usual, *present]))
     columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
     columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
     columns.append(Column("OLDEST WAITING"))

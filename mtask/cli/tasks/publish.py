@@ -8,7 +8,7 @@ import typer
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
 from mtask.client import TaskSpec
@@ -17,6 +17,7 @@ from mtask.errors import InvalidInput
 
 PANEL = "Tasks"
 EXISTING = "A task that exists"
+GATHERING = "Calls under one key"
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +47,7 @@ def publish(
         str | None,
         typer.Option("--start-time", metavar="INSTANT", help="Earliest start, ISO 8601: 2030-01-31T08:00:00Z."),
     ] = None,
+    lookup: LookupFlag = [],  # noqa: B006 typer reads it
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -54,7 +56,7 @@ def publish(
         typer.Option(
             "--many",
             metavar="FILE",
-            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time and "
+            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup and "
             "task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
@@ -63,7 +65,7 @@ def publish(
         typer.Option(
             "--if-exists",
             metavar="keep|update|reject",
-            help="keep: untouched. update: params, options, queue and start_time replaced. reject: an error.",
+            help="keep: untouched. update: params, options, queue, lookup and start_time replaced. reject: an error.",
             rich_help_panel=EXISTING,
         ),
     ] = "keep",
@@ -79,11 +81,55 @@ def publish(
         bool,
         typer.Option("--not-update-running", help="Fail while a live run holds it.", rich_help_panel=EXISTING),
     ] = False,
+    debounce: Annotated[
+        str | None,
+        typer.Option(
+            "--debounce",
+            metavar="DURATION",
+            help="Start this long after the newest call. Its params win.",
+            rich_help_panel=GATHERING,
+        ),
+    ] = None,
+    max_wait: Annotated[
+        str | None,
+        typer.Option(
+            "--max-wait", metavar="DURATION", help="Start this long after the first call.", rich_help_panel=GATHERING
+        ),
+    ] = None,
+    collect: Annotated[
+        bool,
+        typer.Option("--collect", help="The handler gets the params of all calls.", rich_help_panel=GATHERING),
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Run at once, or once more after a live run.", rich_help_panel=GATHERING),
+    ] = False,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="DURATION",
+            help="Publish anew only this long after a success.",
+            rich_help_panel=GATHERING,
+        ),
+    ] = None,
+    call_id: Annotated[
+        str | None,
+        typer.Option(
+            "--call-id", metavar="TEXT", help="A call sent again under this id counts once.", rich_help_panel=GATHERING
+        ),
+    ] = None,
 ) -> int | None:
     """Publish a task. A second publish with the same key adds no second task."""
-    existing = {"clean_failed": clean_failed, "clean_success": clean_success, "not_update_running": not_update_running}
-    policy(if_exists, **existing)  # type: ignore[arg-type]
-    defaults: dict[str, Any] = {"queue": queue}
+    existing: dict[str, Any] = {"clean_failed": clean_failed, "clean_success": clean_success}
+    existing |= {"not_update_running": not_update_running, "collect": collect}
+    existing |= {"if_running": "again" if again else "keep"}
+    durations = {"debounce": debounce, "max_wait": max_wait, "window": window}
+    existing |= {name: values.duration(text, name) for name, text in durations.items() if text is not None}
+    if call_id is not None:
+        existing["call_id"] = call_id
+    checked = policy(if_exists, **existing)  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {"queue": queue, "lookup": values.lookup_from_pairs(lookup)}
     if delay is not None:
         defaults["delay"] = values.duration(delay, "delay")
     if start_time is not None:
@@ -91,14 +137,16 @@ def publish(
     if many_file is not None:
         if key is not None or params is not None or params_file is not None:
             raise InvalidInput("with --many, give keys and params in the file.", field="many")
-        specs = publish_many.read(values.read_text(many_file, "many"), name, defaults, options)
+        if call_id is not None:
+            raise InvalidInput("with --many, there is no call_id: it belongs to one call.", field="call_id")
+        specs = publish_many.read(values.read_text(many_file, "many"), name, defaults, options, checked)
         with_policy = {"if_exists": if_exists, **existing}
         return publish_many.publish(cli, specs, with_policy)
     if name is None:
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare()  # raises an error for a wrong task, before the client connects
+    spec.prepare(checked)  # raises an error for a wrong task, before the client connects
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,

@@ -12,15 +12,17 @@ from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
 from mtask.client import TaskSpec
-from mtask.errors import InvalidInput, MtaskError, TaskExists
+from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
 from mtask.model.options import check_option_names
 from mtask.store.driver.extended_json import parse_extended
-from mtask.store.tasks.publishing import Published
+from mtask.store.tasks.publishing import Policy, Published
 
 #: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000
-FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "task_option")
+FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "lookup", "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
+#: Results of publishing that gathers. The summary holds them only where there are any.
+_GATHERED = {"full": "red", "conflict": "red"}
 Numbered = tuple[int, TaskSpec]
 
 
@@ -28,10 +30,15 @@ def word(result: object) -> str:
     """Return the result of a publish, in one word."""
     if isinstance(result, Published):
         return "created" if result.created else "updated" if result.updated else "unchanged"
-    return "exists" if isinstance(result, TaskExists) else "running"
+    for error, name in ((TaskExists, "exists"), (GatherFull, "full"), (GatherConflict, "conflict")):
+        if isinstance(result, error):
+            return name
+    return "running"
 
 
-def read(text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[Numbered]:
+def read(
+    text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any], policy: Policy
+) -> list[Numbered]:
     """Return the number and the task of each line. Raise InvalidInput for the first bad line, before any publish."""
     specs = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -39,7 +46,7 @@ def read(text: str, name: str | None, defaults: Mapping[str, Any], options: Mapp
             continue
         try:
             spec = _spec(parse_extended(line, "many"), name, defaults, options)
-            spec.prepare()
+            spec.prepare(policy)
         except MtaskError as error:
             error.add_note(f"That is line {number}; nothing was published.")
             raise
@@ -60,7 +67,8 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
     if not isinstance(own_option, dict):
         raise InvalidInput("task_option is an object of options.", field="task_option")
     check_option_names(own_option)
-    given = {"queue": line.get("queue") or defaults.get("queue"), **(_start(line) or _start(defaults))}
+    given: dict[str, Any] = {name: line.get(name) or defaults.get(name) for name in ("queue", "lookup")}
+    given |= _start(line) or _start(defaults)
     return TaskSpec(task, line.get("params"), key=line.get("key"), **given, **{**options, **own_option})
 
 
@@ -78,6 +86,7 @@ def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> i
     """Publish all tasks, print the result of each, and return the exit code."""
     client = cli.client()
     counts: Counter[str] = Counter()
+    styles = {**_STYLES, **_GATHERED}
     published: list[dict[str, Any]] = []
     for start in range(0, len(specs), BATCH):
         batch = specs[start : start + BATCH]
@@ -88,10 +97,12 @@ def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> i
             if cli.is_json:
                 published.append({"line": line, "task_id": result.task_id, "result": what})
             elif not cli.flags.quiet:
-                cli.out.print(Text.assemble((f"{what:9}", _STYLES[what]), "  ", clean(result.task_id)), soft_wrap=True)
+                cli.out.print(Text.assemble((f"{what:9}", styles[what]), "  ", clean(result.task_id)), soft_wrap=True)
     if cli.is_json:
-        cli.json({"tasks": published, "summary": {"total": len(specs), **{name: counts[name] for name in _STYLES}}})
+        told = {name: counts[name] for name in styles if name in _STYLES or counts[name]}
+        cli.json({"tasks": published, "summary": {"total": len(specs), **told}})
     else:
-        parts = [f"{counts[name]} {name}" for name in _STYLES if counts[name]]
+        parts = [f"{counts[name]} {name}" for name in styles if counts[name]]
         cli.say(counted(len(specs), "task") + (": " + ", ".join(parts) if parts else ": nothing to do"))
-    return failures.CONFLICT if counts["exists"] or counts["running"] else failures.OK
+    is_conflict = any(counts[name] for name in ("exists", "running", *_GATHERED))
+    return failures.CONFLICT if is_conflict else failures.OK

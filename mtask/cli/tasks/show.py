@@ -26,7 +26,7 @@ from mtask.cli.output import (
 from mtask.cli.tasks.timeline import timeline
 from mtask.client.diagnosis.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.model.documents import Task
+from mtask.model.documents import FlowStep, Gathering, Task
 from mtask.model.identity import task_id_of
 from mtask.model.options import DEFAULT_OPTION, TaskOption
 from mtask.store.driver.extended_json import extended
@@ -35,6 +35,8 @@ PANEL = "Tasks"
 #: The greatest width of a timeline, in characters. A wider timeline is hard to follow.
 MAX_WIDTH = 140
 _LABEL = 11
+#: The most dependencies of a step to name.
+MAX_AFTER = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -118,6 +120,8 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         ("queue", clean(task.queue)),
         ("created", _when(state.create_time, now)),
     ]
+    if task.flow is not None:
+        lines += _flow_lines(task.flow, now, limit)
     if state.start_time is not None:
         lines.append(("start_time", _when(state.start_time, now)))
     if state.finish_time is not None:
@@ -135,14 +139,44 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
     changed = changed_options(task.task_option)
     if changed:
         lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))
+    if task.gather is not None and task.gather.newest is not None:
+        lines.append(("gathers", _gathered(task.gather, now)))
+    if task.again is not None:
+        lines.append(("again", f"{_gathered(task.again.gather, now)}: {compact(task.again.params, limit)}"))
+    if state.unpublished:
+        lines.append(("unpublished", f"{clean(', '.join(state.unpublished))}: other tasks have these ids"))
+    if task.lookup:
+        lines.append(("lookup", compact(task.lookups, limit)))
     if task.params is not None:
         lines.append(("params", compact(task.params, limit)))
     reason_text = task.fail_reason
     if task.status == "SUCCESS" and task.returns is not None:
         lines.append(("returns", compact(task.returns, limit)))
-    elif task.status == "FAIL" and reason_text:
+    elif reason_text and (task.status == "FAIL" or state.reason is not None):
         lines.append(("reason", Text(clean(reason_text, limit), style="red")))
     return lines
+
+
+def _flow_lines(flow: FlowStep, now: datetime, limit: int | None) -> list[tuple[str, str | Text]]:
+    lines: list[tuple[str, str | Text]] = [("flow", f"{clean(flow.key)}, step {clean(flow.step)}")]
+    if flow.after:
+        more = f" and {len(flow.after) - MAX_AFTER} more" if len(flow.after) > MAX_AFTER else ""
+        on_failed = "" if flow.on_failed == "cancel" else f"; on_failed {flow.on_failed}"
+        lines.append(("after", f"{', '.join(clean(one, limit) for one in flow.after[:MAX_AFTER])}{more}{on_failed}"))
+    if flow.ancestors:
+        lines.append(("added by", clean(flow.ancestors[-1])))
+    if flow.after and flow.release_time is not None:
+        lines.append(("released", _when(flow.release_time, now)))
+    return lines
+
+
+def _gathered(gather: Gathering, now: datetime) -> str:
+    """Return what a round has gathered, as text."""
+    newest = gather.newest
+    last = f"the newest call {_when(newest.asked_time, now)}" if newest else "no call"
+    if gather.kind != "calls":
+        return last
+    return f"{counted(len(gather.ids), 'call')}{', full' if gather.full else ''}, {last}"
 
 
 def _when(instant: datetime, now: datetime) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
 
+from mtask.client.asking import gathering
+from mtask.client.asking.gathering import GatherArguments
 from mtask.errors import (
     MAX_DELAY,
     DocumentTooLarge,
@@ -18,21 +20,23 @@ from mtask.errors import (
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handlers import Handler, handler_of
 from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
+from mtask.model.lookup import Lookup, entries_of, values_by_name
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
 from mtask.model.values import storable
-from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, stored_size
+from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.store.tasks.publishing import IfExists, NewTask, Policy
 
 #: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 #: The default options, encoded once, because most tasks have them.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
+_KEEP = Policy()
 
 
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = ("delay", "key", "options", "params", "queue", "start_time", "task")
+    __slots__ = ("delay", "key", "lookup", "options", "params", "queue", "start_time", "task")
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class TaskSpec:
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.task = task
@@ -51,21 +56,26 @@ class TaskSpec:
         self.queue = queue
         self.start_time = start_time
         self.delay = delay
+        self.lookup = lookup
         self.options = options
 
     def __repr__(self) -> str:
         return f"TaskSpec({self.task!r}, key={self.key!r})"
 
-    def prepare(self) -> NewTask:
+    def prepare(self, policy: Policy = _KEEP) -> NewTask:
         """Check the task and return it; raise a subclass of InvalidInput."""
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         params = _checked_params(name, self.params)
+        collects = policy.gather is not None and policy.gather.kind == "calls"
+        if collects:
+            gathering.check_size(name, params)
         if handler:
-            handler.bind(params)
+            handler.bind({"calls": [params]} if collects else params)
         key = check_key(self.key) if self.key is not None else fresh_key(datetime.now(UTC))
         default_queue = handler.queue if handler else DEFAULT_QUEUE
         option = build_option(handler.options if handler else {}, dict(self.options))
+        gathering.check_task(policy, self.key, self.start_time, self.delay, option)
         return NewTask(
             task_id=task_id_of(name, key),
             name=name,
@@ -74,30 +84,55 @@ class TaskSpec:
             params=params,
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay),
+            lookup=_lookup(None if collects else handler, params, self.lookup),
         )
 
 
-def prepare_many(specs: Iterable[TaskSpec]) -> list[NewTask]:
+def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
+    """Return the lookups in their stored form: those that the handler takes from the params, and those given."""
+    taken = handler.lookup_in(params) if handler else {}
+    if not taken and given is None:
+        return None
+    if given is not None:
+        values_by_name(given, is_scalar)  # a mapping, as the next line needs one
+    return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
+
+
+def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP) -> list[NewTask]:
     """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task."""
     prepared = []
     for index, spec in enumerate(specs):
         if not isinstance(spec, TaskSpec):
             raise InvalidInput(f"task {index} is {type(spec).__name__}, not a TaskSpec", field=str(index))
         try:
-            prepared.append(spec.prepare())
+            prepared.append(spec.prepare(policy))
         except MtaskError as error:
             error.add_note(f"in task {index} of publish_many; nothing was published")
             raise
     return prepared
 
 
-def policy(if_exists: IfExists, *, clean_failed: bool, clean_success: bool, not_update_running: bool) -> Policy:
+def policy(
+    if_exists: IfExists,
+    *,
+    clean_failed: bool,
+    clean_success: bool,
+    not_update_running: bool,
+    **gathers: Unpack[GatherArguments],
+) -> Policy:
     """Check the arguments about tasks that exist already; return them as a Policy."""
     if if_exists not in ("keep", "update", "reject"):
         raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
     if if_exists == "reject" and (clean_failed or clean_success):
         raise InvalidInput('if_exists="reject" leaves an existing task alone: drop clean_failed and clean_success.')
-    return Policy(if_exists, clean_failed, clean_success, not_update_running)
+    gather, window = gathering.prepare(**gathers)
+    if (gather or window) and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
+        raise InvalidInput(
+            "debounce, collect, if_running and window decide about an existing task themselves: drop if_exists, "
+            "clean_failed, clean_success and not_update_running.",
+            field="if_exists",
+        )
+    return Policy(if_exists, clean_failed, clean_success, not_update_running, gather, window)
 
 
 def _start(start_time: datetime | None, delay: timedelta | float | None) -> datetime | timedelta | None:

@@ -2,54 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from mtask.client.asking import within
-from mtask.client.asking.publication import TaskRef, TaskSpec, explain_unstorable, prepare_many
+from mtask.client.asking.pointing import TaskPointer, id_of, ids_of, position_of
+from mtask.client.asking.publication import TaskSpec, explain_unstorable, prepare_many
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.reading import views
+from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields, fields_of
 from mtask.errors import (
+    DatabaseError,
+    DependencyFailed,
     DocumentTooLarge,
     InvalidInput,
     InvalidParams,
+    MalformedTask,
     NotStorable,
     OperationFailed,
+    TaskCanceled,
+    TaskError,
+    TaskFailed,
     TaskNotFound,
+    TaskRunning,
     shown,
 )
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.handlers import handler_of
-from mtask.model.identity import check_key, check_name, check_text, task_id_of
-from mtask.store import workers
+from mtask.model.identity import check_text
+from mtask.model.status import TaskStatus
+from mtask.store import gathering, workers
 from mtask.store.driver.operation import Operation
+from mtask.store.flows import retention, settling
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
+
+#: The task after which a search goes on: the last task of the former page, or its id. None: begin with the newest.
+After: TypeAlias = TaskPointer | None
 
 #: Times of a wait, in seconds. _LASTS: the time after which the wait follows the task's events. _EVENT_WAIT: the length
 #: of one request for events. _READ_EVERY: the interval at which the task is read while its events are followed.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
-def identify(task: TaskRef, key: str) -> str:
-    """Return the task's id; raise InvalidName or InvalidKey."""
-    handler = handler_of(task)
-    return task_id_of(handler.name if handler else check_name(task), check_key(key))
-
-
-def publish(spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = ()) -> Operation[Published]:
+def publish(
+    spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = (), *, in_session: bool = False
+) -> Operation[Published]:
     """Publish one task."""
     if middleware:
-        return within.publish(spec, middleware, partial(publish, policy=policy))
-    prepared = spec.prepare()
+        return within.publish(spec, middleware, partial(publish, policy=policy, in_session=in_session))
+    prepared = spec.prepare(policy)
 
     def operation() -> Operation[Published]:
         try:
+            if policy.gather is not None:
+                (result,) = yield from gathering.publish([prepared], policy.gather, in_session=in_session)
+                if isinstance(result, TaskError):
+                    raise result
+                return result
+            if policy.window is not None:
+                return (yield from gathering.publish_once_a_window(prepared, policy.window))
             return (yield from publishing.publish(prepared, policy))
         except (NotStorable, DocumentTooLarge) as error:
             raise explain_unstorable(error, prepared.name) from error
@@ -63,12 +80,18 @@ def publish_many(
     """Publish many tasks."""
     if middleware:
         return within.publish_many(specs, middleware, partial(publish_many, policy=policy, in_session=in_session))
-    prepared = prepare_many(specs)
+    prepared = prepare_many(specs, policy)
+    if policy.gather is not None and policy.gather.call_id is not None:
+        raise InvalidInput("call_id belongs to one call: publish these tasks one by one.", field="call_id")
 
     def operation() -> Operation[list[Any]]:
         if not prepared:
             return []
         try:
+            if policy.gather is not None:
+                return (yield from gathering.publish(prepared, policy.gather, in_session=in_session))
+            if policy.window is not None:
+                return (yield from gathering.publish_each_once_a_window(prepared, policy.window))
             return (yield from publishing.publish_many(prepared, policy, in_session=in_session))
         except (NotStorable, DocumentTooLarge) as error:
             reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
@@ -84,9 +107,80 @@ def get(task_id: str) -> Operation[Task]:
     return views.task_of((yield from queries.get(task_id)))
 
 
-def find(criteria: Mapping[str, Any], limit: int) -> Operation[list[Task]]:
+def get_many(pointers: Iterable[TaskPointer]) -> Operation[FoundTasks[Task]]:
+    """Return several tasks."""
+    task_ids = list(dict.fromkeys(ids_of(pointers)))
+
+    def operation() -> Operation[FoundTasks[Task]]:
+        documents = {document["_id"]: document for document in (yield from queries.get_many(task_ids))}
+        found: FoundTasks[Task] = FoundTasks({})
+        for task_id in task_ids:
+            if task_id not in documents:
+                found.missing.append(task_id)
+                continue
+            try:
+                found.tasks[task_id] = views.task_of(documents[task_id])
+            except MalformedTask as error:
+                found.malformed[task_id] = error.reason
+        return found
+
+    return operation()
+
+
+def get_many_fields(pointers: Iterable[TaskPointer], fields: Sequence[str]) -> Operation[FoundTasks[TaskFields]]:
+    """Return these fields of several tasks."""
+    task_ids, asked = list(dict.fromkeys(ids_of(pointers))), check_fields(fields)
+
+    def operation() -> Operation[FoundTasks[TaskFields]]:
+        rows = {row.id: row for row in fields_of((yield from queries.get_many(task_ids, asked)), asked)}
+        there = {task_id: rows[task_id] for task_id in task_ids if task_id in rows}
+        return FoundTasks(there, [task_id for task_id in task_ids if task_id not in rows])
+
+    return operation()
+
+
+def find(criteria: Mapping[str, Any], limit: int, after: After = None) -> Operation[list[Task]]:
     """Search, newest first."""
-    return views.tasks_of((yield from queries.find(criteria, views.check_limit(limit))))
+    most, begin = views.check_limit(limit), _begin(after)
+
+    def operation() -> Operation[list[Task]]:
+        return views.tasks_of((yield from queries.find(criteria, most, None, (yield from begin))))
+
+    return operation()
+
+
+def find_fields(
+    criteria: Mapping[str, Any], limit: int, fields: Sequence[str], after: After = None
+) -> Operation[list[TaskFields]]:
+    """Search, newest first. Return only these fields of each task."""
+    most, begin, asked = views.check_limit(limit), _begin(after), check_fields(fields)
+
+    def operation() -> Operation[list[TaskFields]]:
+        return fields_of((yield from queries.find(criteria, most, asked, (yield from begin))), asked)
+
+    return operation()
+
+
+def _begin(after: After) -> Operation[tuple[datetime, str] | None]:
+    """Check `after` and return the operation that finds the position where a search goes on."""
+    given = position_of(after) if isinstance(after, Task | TaskFields) else None
+    task_id = None if after is None else id_of(after)
+
+    def operation() -> Operation[tuple[datetime, str] | None]:
+        if given is not None or task_id is None:
+            return given
+        return position_of(TaskFields(task_id, (yield from queries.created(task_id)), {}))
+
+    return operation()
+
+
+def result_of(task: Task) -> Any:
+    """Return what the handler of a finished task returned; raise TaskFailed or TaskCanceled."""
+    if task.status is TaskStatus.SUCCESS:
+        return task.returns
+    if task.status is TaskStatus.CANCELED:
+        raise TaskCanceled(task.id, task.fail_reason)
+    raise TaskFailed(task.id, task.fail_reason)
 
 
 def cancel(task_id: str) -> Operation[Task]:
@@ -97,7 +191,11 @@ def cancel(task_id: str) -> Operation[Task]:
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
     """Make the change and return the changed task. If the document prevents the change, raise MalformedTask."""
     try:
-        return views.task_of((yield from change))
+        document = yield from change
+        if document.get("owed_since") is not None:
+            with suppress(DatabaseError):  # any worker does the rest within seconds
+                yield from settling.settle_all([task_id])
+        return views.task_of(document)
     except (OperationFailed, KeyError, TypeError):
         views.task_of((yield from queries.get(task_id)))
         raise
@@ -105,7 +203,29 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
 
 def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
     """Open a finished task for a new round."""
-    return (yield from _changed(task_id, queries.run_again(task_id, everything=everything)))
+    opened = yield from _changed(task_id, queries.run_again(task_id, everything=everything))
+    if opened.status is not TaskStatus.WAITING:
+        return opened
+    now = yield from get(task_id)
+    if now.status.is_final and now.flow is not None and now.flow.held_by is not None:
+        raise DependencyFailed(task_id, now.flow.held_by)
+    return now
+
+
+def remove(task_id: str) -> Operation[bool]:
+    """Remove a task. A step of a flow is canceled first, and its dependents are told."""
+    if (yield from queries.remove(task_id)):
+        return True
+    try:
+        canceled = yield from cancel(task_id)
+    except TaskNotFound:
+        return False
+    yield from settling.settle_all([task_id])
+    if (yield from queries.remove_step(task_id)):
+        if canceled.flow is not None and canceled.flow.head is not None:
+            yield from retention.appoint_head(canceled.flow.key)
+        return True
+    raise TaskRunning(canceled.id)
 
 
 def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:

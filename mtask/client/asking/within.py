@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.client.asking.publication import TaskSpec
@@ -35,7 +35,7 @@ def publish_many(
 
     The middleware gets copies of the specs. If a middleware raises an error before its `yield`, no task is published.
     """
-    own = [_copied(spec) for spec in specs]
+    own = [copied(spec) for spec in specs]
     all_begun: list[Begun] = []
     try:
         for spec in own:
@@ -52,8 +52,10 @@ def publish_many(
     return results
 
 
-def _copied(spec: TaskSpec) -> TaskSpec:
+def copied(spec: TaskSpec) -> TaskSpec:
+    """Return a copy of a spec that a middleware may change."""
     own = copy.copy(spec)
     if isinstance(own, TaskSpec):
         own.options = own.options.copy()
+        own.lookup = dict(own.lookup) if isinstance(own.lookup, Mapping) else own.lookup
     return own

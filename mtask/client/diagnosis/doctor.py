@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.client.diagnosis import backlog
+from mtask.client.diagnosis import backlog, flows
 from mtask.client.diagnosis.findings import Finding, Level, fail, ok, rough, warn
 from mtask.client.operating import scheduling
 from mtask.client.operating.controls import control_of
@@ -58,8 +58,10 @@ def examine(database: str, patience: timedelta) -> Findings:
     if "tasks" in collections:
         found += yield from _guarded("documents", _documents())
         found += yield from _guarded("document sizes", _sizes())
+        found += yield from _guarded("gathered calls", _gathered())
         found += yield from _guarded("retention", _retention())
         found += yield from _guarded("tasks", backlog.tasks_and_workers(patience))
+        found += yield from _guarded("flows", flows.flows())
     return found
 
 
@@ -288,6 +290,16 @@ def _sizes() -> Findings:
     remedy = "Remove them, and publish them again with smaller params."
     are_over = all(document.get("status") in [*FINAL_STATUSES] for document in large)
     return [(warn if are_over else fail)("document sizes", message, remedy, task_ids=ids)]
+
+
+def _gathered() -> Findings:
+    left = yield from diagnosis.ended_before_next_round(MAX_NAMED)
+    if not left:
+        return []
+    more = " or more" * (len(left) == MAX_NAMED)
+    message = f"{len(left)}{more} tasks have ended although calls wait for them, such as {left[0][:_MAX_ID]}"
+    remedy = "A worker of an older mtask has ended them: stop it, then `mtask rerun` each of them."
+    return [fail("gathered calls", message, remedy, task_ids=left)]
 
 
 def _readable(

@@ -13,12 +13,16 @@ from mtask.errors import MalformedTask
 from mtask.model import rules
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.status import WorkerStatus
+from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
+from mtask.store.flows import reading
+from mtask.store.flows.reading import Waits
 
 #: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)
+#: The most tasks that the reason of a WAITING step names, and the most characters of each id.
+_NAMED, _ID_WIDTH = 5, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,36 @@ def inspect(task_id: str) -> Operation[Inspected]:
         task = views.task_of(seen.document)
     except MalformedTask as error:
         return Inspected(seen.document, None, error.reason, [], seen.now)
+    if task.status is TaskStatus.WAITING:
+        return Inspected(seen.document, task, None, (yield from in_flow(task.id)), seen.now)
     workers = views.workers_of(seen.workers)
     holds = yield from controls.known()
     return Inspected(seen.document, task, None, waits_for(task, workers, seen.now, holds), seen.now)
+
+
+def in_flow(task_id: str) -> Operation[list[Reason]]:
+    """Return the reason why a WAITING step waits: the tasks of its flow that have not ended."""
+    found = yield from reading.waits(task_id, _NAMED)
+    return [] if found is None else [waits_in_flow(found)]
+
+
+def waits_in_flow(waits: Waits) -> Reason:
+    """Return the reason why a WAITING step waits."""
+    named = ", ".join(f"{_brief(task_id)} ({status})" for task_id, status in waits.examples)
+    if waits.open_cnt:
+        more = waits.open_cnt - len(waits.examples)
+        also = f" and {more} more" if more > 0 else ""
+        of = f"{waits.open_cnt} of its {waits.dependency_cnt} dependencies" if waits.dependency_cnt > 1 else ""
+        return Reason("waits", f"waits for {of}{': ' if of else ''}{named}{also}")
+    if named:
+        return Reason("waits", f"waits for a task that a dependency added to the flow: {named}")
+    if waits.owed_since is not None or waits.is_held:
+        return Reason("to_be_released", "its dependencies have ended: a worker is about to release it, or to end it")
+    return Reason("lost", "its dependencies have ended, and nobody was told: `mtask doctor` tells what to do")
+
+
+def _brief(task_id: str) -> str:
+    return task_id if len(task_id) <= _ID_WIDTH else task_id[: _ID_WIDTH - 1] + "…"
 
 
 def waits_for(
@@ -64,7 +95,7 @@ def waits_for(
     if status.is_final:
         message = f"at its end: any live worker settles it as {status}"
         return [Reason("to_be_settled", message if live else f"{message}, and none is live")]
-    reasons = [*_runs(task, live, now), *_times(task, now)]
+    reasons = [*_runs(task, live, now), *_again(task), *_times(task, now)]
     if task.task_state.cancel_requested:
         return reasons
     if rules.has_free_seat(task, now):
@@ -97,10 +128,16 @@ def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable
             yield Reason("lapsed", message)
 
 
+def _again(task: Task) -> Iterable[Reason]:
+    if task.again is not None:
+        yield Reason("again", "it was published again meanwhile, and runs once more afterwards")
+
+
 def _times(task: Task, now: datetime) -> Iterable[Reason]:
     due = rules.due_time(task)
     if due > now:
-        yield Reason("not_due", "not due", due)
+        gathers = task.gather is not None and task.gather.debounce_ms is not None
+        yield Reason("gathering", "gathers calls", due) if gathers else Reason("not_due", "not due", due)
     if task.task_option.retry_scope == "worker":
         return
     retry = rules.retry_time(task, "")

@@ -15,6 +15,7 @@ from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.model import triggers
 from mtask.model.documents import SCHEMA_VERSION, describe_validation
 from mtask.model.identity import check_text
+from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
 from mtask.model.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
 from mtask.model.triggers import Cron, Every, Once
@@ -97,6 +98,7 @@ class ScheduleArguments(TaskOptions, total=False):
     overlap: Overlap
     paused: bool | None
     queue: str | None
+    lookup: Lookup | None
 
 
 class ScheduleSpec:
@@ -118,6 +120,7 @@ class ScheduleSpec:
         overlap: Overlap = "allow",
         paused: bool | None = None,
         queue: str | None = None,
+        lookup: Lookup | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.schedule_id = schedule_id
@@ -133,6 +136,7 @@ class ScheduleSpec:
         self.overlap = overlap
         self.paused = paused
         self.queue = queue
+        self.lookup = lookup
         self.options = options
 
     def __repr__(self) -> str:
@@ -140,13 +144,14 @@ class ScheduleSpec:
 
     def prepare(self) -> Definition:
         """Check the arguments and return the definition; raise a subclass of InvalidInput."""
-        task = TaskSpec(self.task, self.params, key="-", queue=self.queue, **self.options).prepare()
+        task = TaskSpec(self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, **self.options).prepare()
         trigger = trigger_of(self.when, self.timezone)
         fields: dict[str, Any] = {
             "name": task.name,
             "queue": task.queue,
             "params": task.params,
             "task_option": dict(task.task_option),
+            "lookup": task.lookup,
             "trigger": trigger.model_dump(exclude_none=True),
             "start_time": None if self.start_time is None else whole(self.start_time, "start_time"),
             "end_time": None if self.end_time is None else whole(self.end_time, "end_time"),
@@ -187,6 +192,8 @@ class Definition:
             "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
+        if made["lookup"] is None:
+            del made["lookup"]  # as in a task without lookups
         is_resumed = former is not None and former.get("paused") is True and not made["paused"]
         times = ("trigger", "start_time", "end_time")
         if former is None or is_resumed or any(made[name] != former.get(name) for name in times):
@@ -323,4 +330,5 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         schedule.params,
         schedule.task_option.stored(),
         start,
+        None if schedule.lookup is None else [entry.model_dump() for entry in schedule.lookup],
     )

@@ -19,6 +19,8 @@ logger = logging.getLogger("mtask.client")
 
 Document = dict[str, Any]
 Texts = str | Sequence[str] | None
+#: The most ids by which the server selects events. With more ids, it selects them by the names of the tasks.
+MOST_IDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,19 @@ def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: date
 def follow_task(task_id: str) -> Following:
     """Return the request for the events of one task."""
     return Following(Wanted(task_id=task_id, needs_document=False))
+
+
+def follow_tasks(task_ids: Sequence[str]) -> Following:
+    """Return the request for the ends and removals of several tasks. Of very many tasks, it selects them by name."""
+    if len(task_ids) > MOST_IDS:
+        names = sorted({task_id.partition(":")[0] for task_id in task_ids})
+        return Following(Wanted(names=names, ends_only=True, needs_document=False))
+    return Following(Wanted(task_ids=task_ids, ends_only=True, needs_document=False))
+
+
+def follow_flow(key: str) -> Following:
+    """Return the request for the ends and removals of the steps of a flow."""
+    return Following(Wanted(flow_key=key, ends_only=True, needs_document=False))
 
 
 def _going_on(wanted: Wanted, after: str) -> Following:

@@ -13,11 +13,14 @@ from pydantic import ValidationError
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
 from mtask.model.identity import is_text
-from mtask.model.status import TaskStatus
+from mtask.model.lookup import Lookup, values_by_name
+from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.store.driver.encoding import is_scalar
 
 logger = logging.getLogger("mtask.client")
 #: The highest limit that MongoDB accepts.
 MAX_LIMIT = 2**31 - 1
+FINAL = frozenset(status.value for status in FINAL_STATUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def criteria(
     queue: str | Sequence[str] | None,
     key: str | Sequence[str] | None,
     worker_id: str | Sequence[str] | None,
+    lookup: Lookup | None = None,
 ) -> dict[str, Any]:
     """Check the criteria of a search and return them; raise InvalidInput."""
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
@@ -118,6 +122,8 @@ def criteria(
                 raise InvalidInput(f"{shown(value)} is no status: use {known}.", field="status")
         texts = [str(value) for value in several]
         checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
+    if lookup is not None:
+        checked["lookup"] = values_by_name(lookup, is_scalar) or None
     return checked
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
+from bson import ObjectId
 from bson.code import Code
+from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
@@ -44,9 +46,25 @@ def stored_size(value: Any) -> int:
     return size
 
 
+def is_readable(value: Any) -> bool:
+    """Whether a value that can be stored can also be read again by the usual codec."""
+    if isinstance(value, _SMALL):
+        return True
+    try:
+        bson.decode(bson.encode({"": value}, codec_options=CODEC), codec_options=CODEC)
+    except InvalidBSON:
+        return False
+    return True
+
+
 def is_code(value: Any) -> bool:
     """Whether the value is JavaScript code. Its class is a subclass of `str`, but BSON stores no string for it."""
     return isinstance(value, Code)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether the value is an ObjectId, or a subclass of text that BSON stores as a string."""
+    return isinstance(value, ObjectId) or (isinstance(value, str) and not isinstance(value, Code))
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -25,7 +25,8 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
     "publisher": {
         EVERY: ("listCollections",),
         "tasks": ("find", "insert", "update", "changeStream", "listIndexes"),
-        "workers": ("listIndexes",),
+        # Publishing that gathers and publishing flows ask whether all live workers know them.
+        "workers": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -67,7 +68,7 @@ _METHODS: Mapping[str, Actions] = {
     "watch": ("find", "changeStream"),
 }
 #: Maps a command to its action, if the two have different names. Below: the commands that concern no collection.
-_COMMANDS = {"create": "createCollection"}
+_COMMANDS = {"create": "createCollection", "aggregate": "find"}
 _ABOUT_NO_COLLECTION = {"listCollections": EVERY, "serverStatus": SERVER}
 
 

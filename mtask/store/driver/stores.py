@@ -71,6 +71,9 @@ CODEC: CodecOptions[Document] = CodecOptions(
     unicode_decode_error_handler="replace",
     type_registry=TypeRegistry([_ReferenceAsWritten()]),
 )
+#: The codec of replies to `find_one_and_update`. With a type registry, the driver decodes such a reply in two parts. If
+#: the reply has a write concern error and labels, as in a failover, the driver then fails on it. Hence `_as_written`.
+_PLAIN: CodecOptions[Document] = CODEC.with_options(type_registry=TypeRegistry())
 #: A codec that decodes any BSON, but cannot encode every value. It leaves UUIDs as bytes, because a value with the BSON
 #: subtype of UUIDs may be no UUID. With `CODEC`, one such value makes the whole reply unreadable.
 READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
@@ -112,9 +115,22 @@ def _duplicates(error: BulkWriteError) -> set[int]:
     return {item["index"] for item in failed}
 
 
+def _as_written(value: Any) -> Any:
+    """Return a decoded value in which each DBRef is an object again, as `CODEC` decodes it. This changes `value`."""
+    if isinstance(value, DBRef):
+        return _as_written(dict(value.as_doc()))
+    if isinstance(value, dict):
+        value.update({name: _as_written(part) for name, part in value.items() if isinstance(part, dict | list | DBRef)})
+    elif isinstance(value, list):
+        value[:] = map(_as_written, value)
+    return value
+
+
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
+    if call.method == "find_one_and_update":
+        return store.answering[call.target]
     if call.target == "admin":
         return store.client["admin"]
     return store.database if call.target == "database" else store.collections[call.target]
@@ -159,6 +175,9 @@ class SyncStore:
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
+        }
+        self.answering: dict[str, Collection[Document]] = {
+            name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
         }
 
     @property
@@ -210,7 +229,8 @@ class SyncStore:
             return set()
         if call.method == "upserted":
             return set(target.bulk_write(*call.args, ordered=False, **kwargs).upserted_ids or {})
-        return getattr(target, call.method)(*call.args, **kwargs)
+        answer = getattr(target, call.method)(*call.args, **kwargs)
+        return _as_written(answer) if call.method == "find_one_and_update" else answer
 
     def close(self) -> None:
         """Close the client."""
@@ -234,6 +254,9 @@ class AsyncStore:
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
+        }
+        self.answering: dict[str, AsyncCollection[Document]] = {
+            name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
         }
 
     @property
@@ -324,7 +347,8 @@ class AsyncStore:
             return set()
         if call.method == "upserted":
             return set((await target.bulk_write(*call.args, ordered=False, **kwargs)).upserted_ids or {})
-        return await getattr(target, call.method)(*call.args, **kwargs)
+        answer = await getattr(target, call.method)(*call.args, **kwargs)
+        return _as_written(answer) if call.method == "find_one_and_update" else answer
 
     async def close(self) -> None:
         """Close the client."""

@@ -29,9 +29,10 @@ from mtask import errors
 DUPLICATE_KEY = 11000
 #: The errors that the BSON encoder raises for a value that BSON cannot hold.
 NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
-#: Codes of temporary errors: the server was interrupted, shut down, stepped down or ran out of time. The server may
+#: Codes of temporary errors: the server was interrupted, shut down, stepped down, ran out of time, or has no snapshot
+#: yet. The server may
 #: still have carried out the operation.
-_PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
+_PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 246, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
 _UNAUTHORIZED, _ATLAS = 13, 8000
 _ACCESS = frozenset({_UNAUTHORIZED, 18, _ATLAS})

@@ -12,6 +12,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.identity import MAX_KEY_BYTES
+from mtask.model.lookup import MAX_LOOKUP_TEXT
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.schedules import Schedule
 from mtask.store.driver.operation import Collection
@@ -22,8 +23,15 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
+LOOKUP_INDEX = "mtask_lookup"
 FIRING_INDEX = "mtask_coming"
 PENDING_INDEX = "mtask_pending"
+FLOW_INDEX = "mtask_flow"
+HELD_INDEX = "mtask_held"
+OWED_INDEX = "mtask_owed"
+CHILDREN_INDEX = "mtask_children"
+HEAD_INDEX = "mtask_head"
+UNENDED_INDEX = "mtask_unended"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -37,12 +45,21 @@ _BOUNDS = [
     {"required": ["concurrency"], "properties": {"concurrency": _NUMBER, "starts": _NULL, "window_ms": _NULL}},
 ]
 
+#: The value of a lookup, as `lookup.LookupEntry` takes it. The bound applies only to text.
+_SCALAR = {"not": {"bsonType": ["object", "array", "null"]}, "maxLength": MAX_LOOKUP_TEXT}
+
 #: Matches printable text without a comma, as `identity.check_text` does in Python.
 _PRINTABLE = r"\A(?=.*\S)(?:[^,\p{C}\p{Z}]| )+\z"
 _RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", "retry_time", "progress.time")
 _INSTANTS = (
     "expire_time",
     "quiet_time",
+    "owed_since",
+    "flow.release_time",
+    "flow.end_time",
+    *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
+    "gather.consumed.asked_time",
+    "again.start_time",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -101,6 +118,10 @@ def _model_schema(model: type[BaseModel], collection: str, required: dict[str, l
             node = node["properties"][part]
             node = node.get("items", node)
         node["required"] = names
+    parts = [made["properties"], made["properties"].get("again", {}).get("properties", {})]
+    for lookup in (part["lookup"] for part in parts if "lookup" in part):
+        lookup["items"] |= {"required": ["k", "v"]}
+        lookup["items"]["properties"]["v"] = _SCALAR
     return {"title": schema_title(collection), **made}
 
 
@@ -114,17 +135,32 @@ def task_schema() -> dict[str, Any]:
             "task_option": list(STORED_OPTIONS),
             "task_state": ["status", "create_time", "failed_cnt", "cancel_requested", "worker_states"],
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
+            "flow": ["key", "step", "after", "on_failed"],
+            "chain": ["before", "first", "number"],
+            "gather.newest": ["asked_time", "call_id"],
+            "gather.consumed": ["asked_time", "call_id"],
+            # The end of a run makes the next round the present one, so it must be as complete.
+            "again": ["params", "queue", "task_option", "gather"],
+            "again.task_option": list(STORED_OPTIONS),
+            "again.gather": ["kind", "newest"],
+            "again.gather.newest": ["asked_time", "call_id"],
         },
     )
 
 
 def task_validator() -> dict[str, Any]:
     """Return the validator of `tasks`: its schema, and the conditions that a schema cannot express."""
-    not_final_has_next = {
-        "$or": [
-            {"$in": ["$task_state.status", ["SUCCESS", "FAIL", "CANCELED"]]},
-            {"$eq": [{"$type": "$task_state.next_preempt_time"}, "date"]},
-        ]
+    can_be_met = {
+        "$switch": {
+            "branches": [
+                {"case": {"$in": ["$task_state.status", ["SUCCESS", "FAIL", "CANCELED"]]}, "then": True},
+                {
+                    "case": {"$eq": ["$task_state.status", "WAITING"]},
+                    "then": {"$eq": [{"$type": "$flow"}, "object"]},
+                },
+            ],
+            "default": {"$eq": [{"$type": "$task_state.next_preempt_time"}, "date"]},
+        }
     }
     return {
         "$jsonSchema": task_schema(),
@@ -133,7 +169,7 @@ def task_validator() -> dict[str, Any]:
                 {"$eq": ["$_id", {"$concat": ["$name", ":", "$key"]}]},
                 {"$lte": [{"$strLenBytes": "$key"}, 512]},
                 {"$gt": [f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"]},
-                not_final_has_next,
+                can_be_met,
             ]
         },
     }
@@ -174,6 +210,7 @@ def misfits() -> Filter:
             {"$expr": {"$or": [another_id, *too_long, has_no_ping]}},
             *beyond,
             undiscoverable(),
+            {"task_state.status": "WAITING", "flow": {"$not": {"$type": "object"}}},
         ]
     }
 
@@ -217,6 +254,15 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
     - `mtask_expiry` serves retention.
+    - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
+      fields let the server reject tasks by status, name and queue without a read of their documents.
+    - `mtask_flow` serves searches for the tasks of a flow.
+    - `mtask_held` finds the tasks that an end concerns: those that the ended task holds, or whose end it caused.
+    - `mtask_owed` finds the changes of which other tasks of a flow have not been told yet.
+    - `mtask_children` finds the descendants of a task in a flow.
+    - `mtask_unended` finds the first steps of flows that have not ended. These have the end_time null.
+
+    A task of no flow is in none of the last five.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -246,7 +292,45 @@ def task_indexes() -> list[IndexModel]:
             expireAfterSeconds=0,
             partialFilterExpression={"expire_time": {"$exists": True}},
         ),
+        IndexModel(
+            [
+                ("lookup.k", ASCENDING),
+                ("lookup.v", ASCENDING),
+                ("task_state.create_time", DESCENDING),
+                ("_id", DESCENDING),
+                ("task_state.status", ASCENDING),
+                ("name", ASCENDING),
+                ("queue", ASCENDING),
+            ],
+            name=LOOKUP_INDEX,
+            partialFilterExpression={"lookup": {"$exists": True}},
+        ),
+        _index_where_set(FLOW_INDEX, "flow.key", "task_state.status"),
+        _index_where_set(HELD_INDEX, "flow.held_by", "task_state.status"),
+        _index_where_set(OWED_INDEX, "owed_since"),
+        _index_where_set(CHILDREN_INDEX, "flow.ancestors", "task_state.status"),
+        IndexModel(
+            [("flow.end_time", ASCENDING)],
+            name=UNENDED_INDEX,
+            partialFilterExpression={"flow.end_time": {"$type": "null"}},
+        ),
     ]
+
+
+def _index_where_set(name: str, field: str, *more: str) -> IndexModel:
+    """Return an index that holds only the documents that have the field."""
+    keys = [(path, ASCENDING) for path in (field, *more)]
+    return IndexModel(keys, name=name, partialFilterExpression={field: {"$exists": True}})
+
+
+def head_index() -> IndexModel:
+    """Return the index of `tasks` that lets a flow's key have only one first task.
+
+    Without this index, two services that publish a flow at the same time, in different shapes, could both succeed. A
+    collection that is sharded by another field cannot have the index.
+    """
+    is_head = {"flow.head": {"$exists": True}}
+    return IndexModel([("flow.head", ASCENDING)], name=HEAD_INDEX, unique=True, partialFilterExpression=is_head)
 
 
 def finished_index() -> IndexModel:

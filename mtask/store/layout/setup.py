@@ -11,7 +11,7 @@ from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMis
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver.operation import Call, Collection, Operation, command, on, tasks
 from mtask.store.layout import roles
-from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, schema_title
+from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, head_index, schema_title
 
 #: The collections that every use needs. The others are made before the first write to them.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
@@ -26,6 +26,8 @@ _NAMESPACE_EXISTS = 48
 #: Time limit of building indexes. Building takes long in a large collection.
 _INDEX_TIMEOUT = timedelta(hours=1)
 _INDEX_CONFLICTS = frozenset({85, 86})
+#: The code of an index that the server cannot make: here, a unique one in a collection that is sharded otherwise.
+_CANNOT_MAKE_INDEX = 67
 #: With this level, the server still accepts changes of existing documents that break the validator. So workers can mark
 #: such documents FAIL.
 _VALIDATION_LEVEL = "moderate"
@@ -97,6 +99,8 @@ def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Ope
                 yield from _set_validator(collection, layout.validator(), exists=collection in options)
             if layout.index_names:
                 yield from _make_indexes(collection, on(collection, "create_indexes", layout.indexes()))
+            if collection == "tasks":
+                yield from _make_head_index()
         except AccessDenied:
             if repair or collection not in options:
                 raise
@@ -106,6 +110,14 @@ def make_finished_index() -> Operation[None]:
     """Make the index that finds the newest finished tasks of a queue, if it is missing."""
     if not (yield from _has_indexes("tasks", [FINISHED_INDEX])):
         yield from _make_indexes("tasks", tasks("create_indexes", [finished_index()]))
+
+
+def _make_head_index() -> Operation[None]:
+    try:
+        yield from _make_indexes("tasks", tasks("create_indexes", [head_index()]))
+    except OperationFailed as error:
+        if error.code != _CANNOT_MAKE_INDEX:
+            raise
 
 
 def is_there() -> Operation[bool]:

@@ -1,7 +1,8 @@
 """Computes the derived fields of a task, in the first and the last stages of every update.
 
-All general updates compute status, failed_cnt, next_preempt_time, finish_time and expire_time here, so they compute
-them alike. The short statements write these fields themselves, for simple tasks. A property test compares the two.
+All general updates compute status, failed_cnt, next_preempt_time, finish_time, expire_time and owed_since here, so they
+compute them alike. The short statements write these fields themselves, for simple tasks. A property test compares the
+two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
+from mtask.store.statements.gathering import open_next
 
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
@@ -50,8 +52,8 @@ def _close_lapsed(now: x.Expression) -> Pipeline:
 
 
 def derive(now: x.Expression = x.NOW) -> Pipeline:
-    """Compute the derived fields from the rest of the document."""
-    return [*_encoded_once(_derive)] if now == x.NOW else _derive(now)
+    """Compute the derived fields from the rest of the document. Begin the next round if no run is left."""
+    return [*(_encoded_once(_derive) if now == x.NOW else _derive(now)), *open_next(now)]
 
 
 def derive_routinely(now: x.Expression = x.NOW) -> Pipeline:
@@ -85,6 +87,11 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
         ]
     }
     is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
+    # Before the update, a task has a finish_time exactly if it was final. Some updates change the stored status first.
+    was_final = {"$gt": [f"{x.STATE}.finish_time", None]}
+    # The retention of a step begins at the end of its flow. Until then, the step stays.
+    kept_with_flow = {"$cond": [{"$and": [final, was_final]}, "$expire_time", "$$REMOVE"]}
+    has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}]}
     return [
         {"$set": {_DERIVED: rules.derived(now)}},
         {
@@ -93,7 +100,19 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
                 "task_state.finish_time": {"$cond": [final, finish_time(now), "$$REMOVE"]},
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
-                "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
+                "task_state.reason": {"$cond": [final, f"{x.STATE}.reason", "$$REMOVE"]},
+                "expire_time": {
+                    "$switch": {
+                        "branches": [
+                            {"case": x.FLOW, "then": kept_with_flow},
+                            # A task that is still to publish its next task stays.
+                            {"case": x.OWED_SINCE, "then": "$$REMOVE"},
+                            {"case": is_kept_for_ever, "then": "$$REMOVE"},
+                        ],
+                        "default": x.add_ms(finish_time(now), retain),
+                    }
+                },
+                "owed_since": {"$cond": [has_news, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]},
                 _DERIVED: "$$REMOVE",
                 **(also or {}),
             }

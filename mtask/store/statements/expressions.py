@@ -17,6 +17,11 @@ OPTION = "$task_option"
 STATE = "$task_state"
 RUNS = f"{STATE}.worker_states"
 STATUS = f"{STATE}.status"
+#: The task's part in its flow. As a condition, it is false for a task of no flow.
+FLOW = "$flow"
+OWED_SINCE = "$owed_since"
+#: The next round of a task that gathers. As a condition, it is false for a task without one.
+AGAIN = "$again"
 
 _FINAL = [status.value for status in sorted(FINAL_STATUSES)]
 
@@ -62,6 +67,22 @@ def exists(runs: Expression) -> Expression:
     return {"$gt": [{"$size": runs}, 0]}
 
 
+def is_waiting() -> Expression:
+    """Whether the task waits for other tasks of its flow. This is the server's form of `rules.is_waiting`."""
+    return {"$and": [FLOW, {"$not": [f"{FLOW}.release_time"]}]}
+
+
+def later_than(mark: Expression, now: Expression) -> Expression:
+    """Return the present time, or a later time if the mark is not before the present. So no two marks are equal."""
+    return {"$max": [now, {"$add": [mark, 1]}]}
+
+
 def is_final(status: Expression = STATUS) -> Expression:
     """Whether this status is final. The default is the task's stored status."""
     return {"$in": [status, _FINAL]}
+
+
+def without(document: str, *names: str) -> Expression:
+    """Return a document without these fields. `$unsetField` would do it, but lies outside of the Stable API."""
+    kept = {"$filter": {"input": {"$objectToArray": document}, "cond": {"$not": [{"$in": ["$$this.k", list(names)]}]}}}
+    return {"$arrayToObject": kept}

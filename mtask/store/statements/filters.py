@@ -27,6 +27,7 @@ _FAILED_CNT = f"{x.STATE}.failed_cnt"
 _IS_SOUND = {
     "$and": [
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
+        {"$or": [{"$ne": [x.STATUS, TaskStatus.WAITING.value]}, x.FLOW]},
         {"$in": [{"$ifNull": [f"{x.STATE}.cancel_requested", False]}, [True, False]]},
         {"$eq": [_FAILED_CNT, {"$convert": {"input": _FAILED_CNT, "to": "long", "onError": None, "onNull": None}}]},
         {"$lte": [_FAILED_CNT, MAX_COUNT]},
@@ -185,9 +186,11 @@ def sound(task_ids: Sequence[Any]) -> Filter:
 def undiscoverable() -> Filter:
     """Match malformed tasks that no batch query finds.
 
-    Such a task is not final, but its next_preempt_time is missing or lies after the last possible instant.
+    Such a task is neither final nor WAITING, but its next_preempt_time is missing or lies after the last possible
+    instant.
     """
-    is_open = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
+    settled = [*FINAL_STATUSES, TaskStatus.WAITING]
+    is_open = {"task_state.status": {"$nin": [status.value for status in settled]}}
     # As an expression, this condition also matches values of types that sort after dates.
     return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
 
@@ -214,10 +217,20 @@ def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
     return {"_id": task_id, "task_state.status": {"$in": [status.value for status in statuses]}}
 
 
-def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match tasks by status, name, queue, key and worker_id.
+def looked_up(lookup: Mapping[str, Sequence[Any]]) -> Filter:
+    """Match the tasks that have one of the values under each name."""
+    wanted = [
+        {"lookup": {"$elemMatch": {"k": name, "v": values[0] if len(values) == 1 else {"$in": list(values)}}}}
+        for name, values in lookup.items()
+    ]
+    # The server uses a partial index only if the filter implies the index's condition.
+    return {"lookup": {"$exists": True}, "$and": wanted}
 
-    Each criterion is one value, several values, or None for any value.
+
+def search(criteria: Mapping[str, Any]) -> Filter:
+    """Match tasks by status, name, queue, key and worker_id, and by lookups.
+
+    Each criterion is one value, several values, or None for any value. The lookups are values by name.
     """
     paths = {
         "status": "task_state.status",
@@ -230,12 +243,24 @@ def search(criteria: Mapping[str, Any]) -> Filter:
     for field, wanted in criteria.items():
         if wanted is None:
             continue
+        if field == "lookup":
+            matched |= looked_up(wanted)
+            continue
         several = [wanted] if isinstance(wanted, str) else list(wanted)
         matched[paths[field]] = several[0] if len(several) == 1 else {"$in": several}
     statuses = criteria.get("status")
     asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
-    if asked and all(TaskStatus(status).is_final for status in asked):
+    if asked and criteria.get("lookup") is None and all(TaskStatus(status).is_final for status in asked):
         # Finished tasks have no next_preempt_time. With this condition, the query uses the index on status also for the
         # name.
         matched[NEXT] = None
     return matched
+
+
+def after_task(criteria: Filter, create_time: datetime, task_id: str) -> tuple[Filter, Filter]:
+    """Match the tasks that come after this one in a search, newest first: those of the same instant, and the older.
+
+    As two filters, each is one range of the index. One filter with both would examine all tasks of the same instant.
+    """
+    created = "task_state.create_time"
+    return {**criteria, created: create_time, "_id": {"$lt": task_id}}, {**criteria, created: {"$lt": create_time}}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from mtask.model.status import RunStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
+from mtask.store.statements.owing import OwedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Outcome:
     jitter: float = 0.0
     #: The progress that the handler reported last, if it is not written yet.
     progress: Mapping[str, Any] | None = None
+    #: The task as which this one goes on, if this run makes it SUCCESS.
+    next: OwedTask | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are merged into the run."""

@@ -14,8 +14,9 @@ from typing import Any
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
-from mtask.store.statements import rules
+from mtask.store.statements import owing, rules
 from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive, derive_routinely, trimmed
+from mtask.store.statements.gathering import is_ready, open_next
 from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, reported_progress
 
 _CLOSED_WITHOUT_RESULT = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value]
@@ -25,7 +26,8 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
     """Preempt a task: append this worker's run if the rules allow it."""
     runs = _encoded_take(worker_id) if now == x.NOW else _take(worker_id, now)
     taken = {"$let": {"vars": {"runId": run_id}, "in": runs}}
-    return [*close_lapsed(now), {"$set": {"task_state.worker_states": taken}}, *derive_routinely(now)]
+    change = {"$set": {"task_state.worker_states": taken}}
+    return [*close_lapsed(now), change, *derive_routinely(now), *open_next(now)]
 
 
 @lru_cache(maxsize=16)
@@ -40,7 +42,9 @@ def _take(worker_id: str, now: x.Expression) -> dict[str, Any]:
     attempts = {"$map": {"input": x.runs_where(same_scope), "as": "run", "in": "$$run.attempt"}}
     attempt = {"$add": [{"$ifNull": [{"$max": attempts}, 0]}, 1]}
     run = new_run("$$runId", worker, attempt, now)
-    return {"$cond": [rules.may_take(worker, now), {"$concatArrays": [trimmed(), [run]]}, x.RUNS]}
+    # If the last run has lapsed, the claim begins the next round, and takes nothing of this one.
+    may_take = {"$and": [{"$not": [is_ready(now)]}, rules.may_take(worker, now)]}
+    return {"$cond": [may_take, {"$concatArrays": [trimmed(), [run]]}, x.RUNS]}
 
 
 def new_run(
@@ -98,7 +102,12 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
         one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
-    return [*close_lapsed(now), {"$set": change}, *derive_routinely(now)]
+    nexts = [outcome.next for outcome in outcomes]
+    goes_on: Pipeline = []
+    if any(nexts):
+        change |= owing.before_derived()
+        goes_on = owing.go_on(ids, nexts, now)
+    return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on, *open_next(now)]
 
 
 def ping(
@@ -179,4 +188,9 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
             "input": {"$mergeObjects": [{"$cond": [is_object, x.STATE, {}]}, changes]},
         }
     }
-    return [{"$set": {"task_state": state}}]
+    # The end of a step concerns other tasks of its flow.
+    owed_since = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
+    # No other task has caused this end, so no retry of another task opens it again.
+    is_step = {"$eq": [{"$type": x.FLOW}, "object"]}
+    unheld = {"$cond": [is_step, x.without(x.FLOW, "held_by"), x.FLOW]}
+    return [{"$set": {"task_state": state, "owed_since": owed_since, "flow": unheld}}]

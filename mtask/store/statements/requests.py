@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtask.model.documents import MAX_FORMER_QUEUES, SCHEMA_VERSION
+from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
+from mtask.store.statements.gathering import moved_to, without_calls
 
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
     """Return a new task's document, or the expression that makes the document.
 
-    `fixed` holds _id, name, key, queue, params and task_option. `start` is its start_time. If `start` is None, the task
-    starts at once.
+    `fixed` holds _id, name, key, queue, params and task_option, and lookup where it is given. `start` is its
+    start_time. If `start` is None, the task starts at once.
     """
     state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
     if start is not None:
@@ -33,14 +34,20 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     return {**fixed, "task_state": state, "schema_version": SCHEMA_VERSION}
 
 
-def publish(fixed: Mapping[str, Any], start: x.Expression) -> Pipeline:
+def publish(
+    fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None, gather: x.Expression = None
+) -> Pipeline:
     """Insert the task if it does not exist. Leave an existing task exactly as it is.
 
-    The caller must send this pipeline as an upsert by `_id`.
+    The caller must send this pipeline as an upsert by `_id`. `released` is the release_time of a flow's first step.
+    `gather` is the part of a task that gathers calls.
     """
     is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
     # All fields are in one literal, so that the server does not parse each value as an expression.
-    made = {"$mergeObjects": [x.literal(fixed), task_document({}, start, x.NOW)]}
+    step = {"flow": {"$mergeObjects": [x.literal(fixed["flow"]), {"release_time": released}]}} if released else {}
+    if gather is not None:
+        step["gather"] = gather
+    made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
@@ -54,17 +61,22 @@ def republish(
 ) -> Pipeline:
     """Change an existing task.
 
-    `replacement` and `start` replace queue, params, task_option and start_time. `clean_failed` drops closed runs
-    without a SUCCESS. `clean_success` drops runs with a SUCCESS.
+    `replacement` and `start` replace queue, params, task_option, lookup and start_time. `clean_failed` drops closed
+    runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
     if replacement is not None:
+        queue = x.literal(replacement["queue"])
         pipeline.append(
             {
                 "$set": {
-                    **{name: x.literal(value) for name, value in replacement.items()},
+                    **{name: x.literal(value) for name, value in replacement.items() if name != "lookup"},
+                    "lookup": "$$REMOVE" if (lookup := replacement.get("lookup")) is None else x.literal(lookup),
                     "task_state.start_time": "$$REMOVE" if start is None else start,
-                    **_moved(replacement["queue"], now),
+                    **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
+                    # The calls that the task has gathered are replaced, too.
+                    "gather": without_calls(),
+                    "again": "$$REMOVE",
                 }
             }
         )
@@ -80,26 +92,12 @@ def republish(
         }
         if clean_failed:
             change["task_state.failed_cnt"] = 0
+        if clean_success:
+            # What the task does now, it does anew, so it also goes on anew.
+            change["task_state.next_id"] = "$$REMOVE"
         change["task_state.clean_cnt"] = _one_more_if_any(dropped)
         pipeline.append({"$set": change})
     return [*pipeline, *derive(now)]
-
-
-def _moved(queue: str, now: x.Expression) -> dict[str, x.Expression]:
-    """Return queue_time and former_queues. They change only if the task moves to another queue."""
-    former = f"{x.STATE}.former_queues"
-    others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
-    before = {"$cond": [{"$isArray": [former]}, others, []]}
-    is_moved = {"$ne": ["$queue", x.literal(queue)]}
-
-    def if_moved(value: x.Expression, field: str) -> x.Expression:
-        return {"$cond": [is_moved, value, {"$ifNull": [f"{x.STATE}.{field}", "$$REMOVE"]}]}
-
-    newest_first = {"$slice": [{"$concatArrays": [["$queue"], before]}, MAX_FORMER_QUEUES]}
-    return {
-        "task_state.queue_time": if_moved(now, "queue_time"),
-        "task_state.former_queues": if_moved(newest_first, "former_queues"),
-    }
 
 
 def _one_more_if_any(dropped: list[str]) -> x.Expression:
@@ -115,11 +113,22 @@ def cancel(now: x.Expression = x.NOW) -> Pipeline:
 
     If no run holds the task, it ends at once. If a run holds the task, the run's worker ends it.
     """
+    is_open = {"$not": [x.is_final()]}
     return [
         *close_lapsed(now),
-        {"$set": {"task_state.cancel_requested": {"$not": [x.is_final()]}}},
+        # What was published while a run held the task is canceled, too.
+        {"$set": {"task_state.cancel_requested": is_open, "flow": _without_holder(is_open), "again": "$$REMOVE"}},
         *derive(now),
     ]
+
+
+def _without_holder(condition: x.Expression) -> x.Expression:
+    """Return `flow`, without `held_by` if the condition holds.
+
+    A step without a holder was ended or opened again by a user: no change of another step revives it. A task of no flow
+    gets no field.
+    """
+    return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
@@ -139,6 +148,7 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
                 "task_state.failed_cnt": 0,
                 "task_state.cancel_requested": False,
                 "task_state.status": TaskStatus.INIT.value,
+                "flow": _without_holder(True),
             }
         },
         {"$set": {"task_state.worker_states": trimmed()}},
@@ -146,6 +156,9 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
     ]
 
 
-def update_option(option: TaskOption, now: x.Expression = x.NOW) -> Pipeline:
-    """Replace the options."""
-    return [{"$set": {"task_option": x.literal(option.stored())}}, *close_lapsed(now), *derive(now)]
+def update_option(option: TaskOption, now: x.Expression = x.NOW, *, following: TaskOption | None = None) -> Pipeline:
+    """Replace the options, and those of the next round where `following` gives them."""
+    changes = {"task_option": x.literal(option.stored())}
+    if following is not None:
+        changes["again.task_option"] = x.literal(following.stored())
+    return [{"$set": changes}, *close_lapsed(now), *derive(now)]

@@ -16,6 +16,7 @@ from mtask.model.options import MAX_COUNTED_RUNS, MAX_DURATION_MS
 from mtask.model.rules import KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements.expressions import (
+    FLOW,
     OPTION,
     RUNS,
     STATE,
@@ -26,6 +27,7 @@ from mtask.store.statements.expressions import (
     exists,
     has_status,
     is_final,
+    is_waiting,
     literal,
     runs_where,
 )
@@ -119,7 +121,10 @@ def status(now: Expression) -> Expression:
 
 
 def next_preempt_time(now: Expression) -> Expression:
-    """Return the earliest moment at which some worker could take or settle the task; null if the status is final."""
+    """Return the earliest moment at which some worker could take or settle the task.
+
+    It is null if the status is final or WAITING.
+    """
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.next"}}
 
 
@@ -153,12 +158,14 @@ def derived(now: Expression) -> Expression:
             },
         }
     }
+    waiting = {"$cond": [f"{STATE}.cancel_requested", TaskStatus.CANCELED.value, TaskStatus.WAITING.value]}
     return _bound(
         now,
         {
             "$switch": {
                 "branches": [
                     {"case": is_final(), "then": {"status": STATUS, "next": None}},
+                    {"case": is_waiting(), "then": {"status": waiting, "next": None}},
                     {"case": _is_success(), "then": {"status": TaskStatus.SUCCESS.value, "next": None}},
                 ],
                 "default": unfinished,
@@ -192,7 +199,16 @@ def is_admitted(worker_id: Expression) -> Expression:
 
 
 def due_time() -> Expression:
-    """Return the time at which the task is first due: its start_time, or its create_time if it has no start_time."""
+    """Return the time at which the task is first due: its start_time, or its create_time if it has no start_time.
+
+    A task of a flow is not due before its release.
+    """
+    # $max ignores null and missing values.
+    return {"$max": [start_time(), f"{FLOW}.release_time"]}
+
+
+def start_time() -> Expression:
+    """Return the start_time, or the create_time if the task has no start_time."""
     return {"$ifNull": [f"{STATE}.start_time", f"{STATE}.create_time"]}
 
 
@@ -227,6 +243,7 @@ def may_take(worker_id: Expression, now: Expression) -> Expression:
         "$and": [
             {"$not": [is_final()]},
             {"$not": [f"{STATE}.cancel_requested"]},
+            {"$not": [is_waiting()]},
             _bound(now, {"$and": [_has_free_seat(), {"$not": [_is_exhausted(now)]}]}),
             is_candidate(worker_id, now),
             {"$lte": [ready_time(worker_id), now]},

@@ -1,6 +1,7 @@
 """Short statements for simple tasks.
 
-A simple task needs one worker, admits any worker, and has no earlier run in this round.
+A simple task needs one worker, admits any worker, and has no earlier run in this round and no next round. A step of a
+flow is simple only after its release.
 
 The general statements contain every rule. A general claim has 17 KB. If it is sent for a single task, most of its cost
 is the server's parsing. A simple task needs few of the rules, so a short statement has a tenth of the size.
@@ -23,9 +24,15 @@ from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
 
 _WANTS_ONE = [
+    # The end of the run begins the next round.
+    {"$not": [x.AGAIN]},
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
+#: The end of a step concerns other tasks of its flow.
+_OF_NO_FLOW = [{"$not": [x.FLOW]}, {"$not": [x.OWED_SINCE]}]
+#: A task that owes others tasks, and a task that already has a finish_time, are left to the general statement.
+_OF_FLOW = [x.FLOW, f"{x.FLOW}.release_time", {"$not": ["$owed_tasks"]}, {"$not": [f"{x.STATE}.finish_time"]}]
 
 
 def looks_simple(document: str) -> x.Expression:
@@ -48,6 +55,8 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [rules.due_time(), now]},
+        # A step must have been released, and the claim must be no change that other steps hear of.
+        {"$or": [{"$not": [x.FLOW]}, {"$and": [f"{x.FLOW}.release_time", {"$not": [f"{x.STATE}.finish_time"]}]}]},
         {"$eq": [x.STATUS, TaskStatus.INIT.value]},
         {"$eq": [x.RUNS, []]},
         {"$eq": [f"{x.OPTION}.specific_worker_ids", []]},
@@ -73,8 +82,11 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
     return [{"$set": changed}]
 
 
-def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter:
-    """Match these tasks if they are simple and their only run is the run of the outcome, with a live lease."""
+def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps: bool = False) -> Filter:
+    """Match these tasks if they are simple and their only run is the run of the outcome, with a live lease.
+
+    `has_steps` says that steps of flows match, too.
+    """
     task_ids, run_ids = [outcome.task_id for outcome in outcomes], [outcome.run_id for outcome in outcomes]
     # A matching task has just one run, so the conditions need not search the array.
     conditions = [
@@ -84,15 +96,17 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Filter
         {"$gt": [{"$arrayElemAt": [f"{x.RUNS}.ping_expire_time", 0]}, now]},
         {"$eq": [f"{x.RUNS}.past", []]},  # the run is of this round
         {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
+        *([{"$or": [{"$and": _OF_NO_FLOW}, {"$and": _OF_FLOW}]}] if has_steps else _OF_NO_FLOW),
         *_WANTS_ONE,
     ]
     return {**fence_of(task_ids, run_ids), "$expr": {"$and": conditions}}
 
 
-def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
+def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps: bool = False) -> Pipeline:
     """Close the only run of each task that matches `held_alone`, as a SUCCESS. `outcomes` has one success per task.
 
-    This makes the same change as `pipelines.finish`.
+    This makes the same change as `pipelines.finish`. The end of a step is marked, because it concerns other steps. The
+    retention of a step begins later, at the end of its flow.
     """
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
@@ -107,6 +121,9 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
         "quiet_time": now,
     }
+    if has_steps:
+        changed["expire_time"] = {"$cond": [x.FLOW, "$$REMOVE", changed["expire_time"]]}
+        changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
     return [{"$set": changed}]
 
 

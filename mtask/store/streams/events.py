@@ -27,13 +27,15 @@ class EventKind(StrEnum):
     """The kind of an event."""
 
     PUBLISHED = "published"
+    RELEASED = "released"  #: the dependencies of a WAITING task have ended, and the task may start
     CLAIMED = "claimed"
     PROGRESS = "progress"
     SUCCEEDED = "succeeded"  #: a run ended as SUCCESS
-    FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run
+    FAILED = "failed"  #: a run ended as FAIL, or a task became FAIL without a run, for example as a dependency failed
     TIMED_OUT = "timed_out"  #: the lease of a run lapsed
     CANCELED = "canceled"  #: a run was handed back, or a task without a run was canceled
-    REOPENED = "reopened"  #: a finished task was opened again: by retry, by rerun, or by a publish that dropped runs
+    #: A finished task was opened again: by retry, by rerun, or by a publish. Or the end of a run began the next round.
+    REOPENED = "reopened"
     REMOVED = "removed"
 
 
@@ -68,7 +70,7 @@ class TaskEvent:
     #: The new status of the task, or None if the event did not change the status. With a final status, the task has
     #: ended.
     task_status: TaskStatus | None = None
-    reason: str | None = None  #: the reason why the run did not succeed
+    reason: str | None = None  #: the reason why the run did not succeed, or why a task without a run ended
     #: The reported progress, from 0 to 1, and its message. A report may change only one of the two. The other one is
     #: then None if a newer report has replaced this report.
     progress: float | None = None
@@ -105,14 +107,30 @@ def events_of(change: Document) -> list[TaskEvent]:
     time: datetime = change["wallTime"]
     kind = change["operationType"]
     if kind in ("insert", "replace"):
-        return [TaskEvent(EventKind.PUBLISHED, task_id, time, queue, task_status=TaskStatus.INIT)]
+        return [TaskEvent(EventKind.PUBLISHED, task_id, time, queue, task_status=_first_status(document))]
     if kind == "delete":
         return [TaskEvent(EventKind.REMOVED, task_id, time)]
     description = change.get("updateDescription")
     if kind != "update" or description is None:
         return []
     found = list(_of_runs(changed_runs(description, runs_in(document)), task_id, time, queue))
+    if _begins_next_round(description):
+        return [*found, TaskEvent(EventKind.REOPENED, task_id, time, queue, task_status=TaskStatus.INIT)]
     return _with_status(found, updated_fields(description), task_id, time, queue)
+
+
+def _begins_next_round(description: Document) -> bool:
+    """Whether the change also began the task's next round. Without a next round, a cancel removes the field, too."""
+    if "again" not in (description.get("removedFields") or ()):
+        return False
+    return any(path.partition(".")[0] == "gather" for path in description.get("updatedFields") or ())
+
+
+def _first_status(document: Document) -> TaskStatus:
+    """Return the status of an inserted task: WAITING or INIT."""
+    state = document.get("task_state")
+    is_waiting = isinstance(state, Mapping) and state.get("status") == TaskStatus.WAITING.value
+    return TaskStatus.WAITING if is_waiting else TaskStatus.INIT
 
 
 def is_in_doubt(change: Document) -> bool:
@@ -134,8 +152,11 @@ def _with_status(
     if found:
         return [*found[:-1], replace(found[-1], task_status=known)]
     if status in _FINAL:
-        return [TaskEvent(_OF_TASK[status], task_id, time, queue, task_status=known)]
-    if known is TaskStatus.INIT:
+        reason = _text(updated.get("task_state.reason"))
+        return [TaskEvent(_OF_TASK[status], task_id, time, queue, task_status=known, reason=reason)]
+    if known is TaskStatus.INIT and isinstance(updated.get("flow.release_time"), datetime):
+        return [TaskEvent(EventKind.RELEASED, task_id, time, queue, task_status=known)]
+    if known in (TaskStatus.INIT, TaskStatus.WAITING):
         return [TaskEvent(EventKind.REOPENED, task_id, time, queue, task_status=known)]
     return []
 

@@ -60,6 +60,9 @@ def _is_same(described: Document, document: Document) -> bool:
         return True
     if isinstance(state, Mapping) and _has_instant(updated, "task_state.finish_time", state):
         return True
+    step = document.get("flow")
+    if isinstance(step, Mapping) and _has_instant(updated, "flow.release_time", step):
+        return True
     runs = Runs(runs_in(document))
     for index, fields in by_index(updated)[0].items():
         written = {name: fields[name] for name in _LASTING if fields.get(name) is not None}

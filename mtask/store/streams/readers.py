@@ -12,6 +12,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
+from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS
 from mtask.store.statements.filters import RUNS
@@ -37,10 +38,35 @@ _RUN_FIELDS = (
 _VIEW = (
     "queue",
     "quiet_time",
+    "task_state.status",
     "task_state.finish_time",
     "task_state.queue_time",
+    "flow.release_time",
     *(f"{RUNS}.{field}" for field in _RUN_FIELDS),
 )
+
+
+#: Matches the changes that set a final status, or remove a task.
+_IS_END: Document = {
+    "$or": [
+        {"operationType": "delete"},
+        {
+            "$expr": {
+                "$in": [
+                    {
+                        "$getField": {
+                            "field": {"$literal": "task_state.status"},
+                            "input": "$updateDescription.updatedFields",
+                        }
+                    },
+                    sorted(status.value for status in FINAL_STATUSES),
+                ]
+            }
+        },
+        # A change may also write task_state whole: then the reader looks for the status in it.
+        {"updateDescription.updatedFields.task_state": {"$exists": True}},
+    ]
+}
 
 
 class Detail(IntEnum):
@@ -59,6 +85,11 @@ class Wanted:
     queues: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     task_id: str | None = None
+    task_ids: Sequence[str] | None = None
+    #: The key of a flow. It selects the tasks whose keys begin with this key and a slash.
+    flow_key: str | None = None
+    #: Whether only changes count that end a task, or remove it.
+    ends_only: bool = False
     #: Whether the reader needs fields of the document that a change does not name.
     needs_document: bool = True
 
@@ -71,9 +102,17 @@ class Wanted:
         matched: Document = {"ns.coll": TASKS, "documentKey._id": {"$type": "string"}}
         if self.task_id is not None:
             matched["documentKey._id"] = self.task_id
+        elif self.task_ids is not None:
+            matched["documentKey._id"] = {"$in": list(self.task_ids)}
+        if self.flow_key is not None:
+            # A regular expression cannot hold the character NUL, except as an escape.
+            steps = re.escape(f"{self.flow_key}/").replace("\0", r"\x00")
+            matched["documentKey._id"] = {"$regex": f"^[^:]+:{steps}"}
         if self.names is not None:
             matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, self.names))}):"}
         stages: list[Document] = [{"$match": matched}]
+        if self.ends_only:
+            stages.append({"$match": _IS_END})
         if self.keys is not None:
             key = {"$substrBytes": [_id(), {"$add": [{"$indexOfBytes": [_id(), ":"]}, 1]}, -1]}
             stages.append({"$match": {"$expr": {"$in": [key, {"$literal": list(self.keys)}]}}})

@@ -63,6 +63,10 @@ class Event:
     document: Document | None = None
     #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False
+    #: Whether an inserted task is the first step of a flow.
+    begins_flow: bool = False
+    #: Whether an inserted task is one that this worker may take soon, or malformed. A first step may be neither.
+    is_wanted: bool = True
     #: The new next_preempt_time of a changed task, or None if this field did not change.
     preempt_time: datetime | None = None
     #: Whether a worker holds the task now, or None if the task's status did not change.
@@ -97,7 +101,12 @@ def _updates_under(prefix: str) -> x.Expression:
     return {"$anyElementTrue": [{"$map": {"input": names, "as": "name", "in": starts}}]}
 
 
-def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+#: Whether an inserted task is the first step of a flow. Each worker hears of these, so that it looks after flows.
+_BEGINS_FLOW = {"$ne": [{"$type": "$fullDocument.flow.head"}, "missing"]}
+
+
+def _is_wanted(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+    """Whether the document of a change is a task that this worker may take soon, or malformed."""
     document = "$fullDocument"
     next_time = f"{document}.task_state.next_preempt_time"
     named = f"{document}.task_option.specific_worker_ids"
@@ -116,8 +125,14 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
     can_come = {"$and": [{"$eq": [{"$type": next_time}, "date"]}, {"$lte": [next_time, LAST_TIME]}]}
     is_well_formed = {"$and": [can_come, {"$isArray": [named]}]}
     is_final = {"$in": [f"{document}.task_state.status", [status.value for status in FINAL_STATUSES]]}
-    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}]}
+    is_waiting = {"$and": [{"$eq": [f"{document}.task_state.status", TaskStatus.WAITING.value]}, f"{document}.flow"]}
+    is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}, {"$not": [is_waiting]}]}
     is_due = {"$and": [_is_soon(next_time, horizon_ms), is_mine]}
+    return {"$or": [is_malformed, is_due]}
+
+
+def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+    is_wanted = _is_wanted(worker_id, queues, horizon_ms)
     moved = _is_soon(_updated("task_state.next_preempt_time"), horizon_ms)
     asks_holder = {
         "$or": [
@@ -129,9 +144,9 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
     return {
         "$switch": {
             "branches": [
-                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_malformed, is_due]}},
+                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_wanted, _BEGINS_FLOW]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
-                {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$or": [is_malformed, is_due]}},
+                {"case": {"$eq": ["$operationType", "replace"]}, "then": is_wanted},
                 # A removal is no event. A client that removes a task first requests its end with an update. A purge
                 # removes no running task.
                 {"case": {"$eq": ["$operationType", "delete"]}, "then": False},
@@ -184,6 +199,8 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
                 "is_simple": short.looks_simple("$fullDocument"),
+                "begins_flow": _BEGINS_FLOW,
+                "is_wanted": {"$or": [{"$not": [_BEGINS_FLOW]}, _is_wanted(worker_id, queues, horizon_ms)]},
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {
@@ -282,7 +299,14 @@ def _event(change: Any) -> Event:
         return Event(EventKind.WORKER_ORDER if is_control else EventKind.PEERS_CHANGED, document_id)
     if kind == "insert":
         inserted = change.get("fullDocument", {})
-        return Event(EventKind.TASK_INSERTED, document_id, inserted, is_simple=change.get("is_simple") is True)
+        return Event(
+            EventKind.TASK_INSERTED,
+            document_id,
+            inserted,
+            is_simple=change.get("is_simple") is True,
+            begins_flow=change.get("begins_flow") is True,
+            is_wanted=change.get("is_wanted") is not False,
+        )
     return Event(
         EventKind.TASK_CHANGED,
         document_id,

@@ -96,19 +96,25 @@ def run_of(document: Document, run_id: str) -> Document | None:
 
 
 def finish(
-    outcomes: Sequence[Outcome], timeout: timedelta | None = None, *, is_simple: bool = False
+    outcomes: Sequence[Outcome],
+    timeout: timedelta | None = None,
+    *,
+    is_simple: bool = False,
+    has_steps: bool = False,
 ) -> Operation[set[str]]:
     """Close these runs; return the run_ids of runs with a stored outcome. The other runs had lost their lease.
 
     If `timeout` is None, the usual limit of an operation applies. `is_simple` says that the tasks look simple, so the
-    short statement is sent first for successes. After an error, the caller can call this again. Then a finished run
-    does not change, and its run_id is returned, too.
+    short statement is sent first for successes. `has_steps` says that some of them are steps of flows. After an error,
+    the caller can call this again. Then a finished run does not change, and its run_id is returned, too.
     """
     task_ids = [outcome.task_id for outcome in outcomes]
     run_ids = [outcome.run_id for outcome in outcomes]
     closed_cnt = 0
-    if is_simple and outcomes[0].status is RunStatus.SUCCESS:
-        update = tasks("update_many", short.held_alone(outcomes), short.succeed(outcomes), hint=BY_ID)
+    goes_on = any(outcome.next is not None for outcome in outcomes)
+    if is_simple and not goes_on and outcomes[0].status is RunStatus.SUCCESS:
+        guard, pipeline = short.held_alone(outcomes, has_steps=has_steps), short.succeed(outcomes, has_steps=has_steps)
+        update = tasks("update_many", guard, pipeline, hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):
         guard = filters.held_runs(task_ids, run_ids)

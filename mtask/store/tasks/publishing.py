@@ -13,13 +13,15 @@ from typing import Any, Literal
 from pymongo import UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
+from mtask.model.documents import GatherKind
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
 
 IfExists = Literal["keep", "update", "reject"]
+IfRunning = Literal["keep", "again"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option")
+_REPLACED = ("queue", "params", "task_option", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,12 @@ class NewTask:
     task_option: Mapping[str, Any]
     #: The start of the task: an instant, or a delay after the publish. If it is None, the task starts at once.
     start: datetime | timedelta | None = None
+    #: The lookups in their stored form. None: the task has none, and its document has no such field.
+    lookup: Sequence[Mapping[str, Any]] | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
+        looked_up = {} if self.lookup is None else {"lookup": self.lookup}
         return {
             "_id": self.task_id,
             "name": self.name,
@@ -44,6 +49,7 @@ class NewTask:
             "queue": self.queue,
             "params": self.params,
             "task_option": self.task_option,
+            **looked_up,
         }
 
     def start_expression(self) -> x.Expression:
@@ -58,6 +64,16 @@ class NewTask:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherPolicy:
+    """How calls under one key gather. See `mtask.store.gathering`."""
+
+    kind: GatherKind
+    debounce: timedelta | None = None
+    max_wait: timedelta | None = None
+    call_id: str | None = None  #: None: a fresh one
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The effect of a publish on a task that exists already."""
 
@@ -65,6 +81,9 @@ class Policy:
     clean_failed: bool = False
     clean_success: bool = False
     not_update_running: bool = False
+    gather: GatherPolicy | None = None
+    #: The time for which a task that has succeeded is kept. Thereafter, and after another end, a publish renews it.
+    window: timedelta | None = None
 
     @property
     def changes_existing(self) -> bool:
@@ -118,7 +137,7 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
     if not policy.changes_existing:
         return False
     fixed = task.fixed()
-    replacement = {name: fixed[name] for name in _REPLACED} if policy.if_exists == "update" else None
+    replacement = {name: fixed.get(name) for name in _REPLACED} if policy.if_exists == "update" else None
     pipeline = requests.republish(
         replacement=replacement,
         start=task.start_expression(),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound
+from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNotFinished, TaskNotFound
 from mtask.model.options import TaskOption, build_option, check_option_names
 from mtask.model.status import FINAL_STATUSES, TaskStatus
-from mtask.store.driver.operation import Operation, tasks
-from mtask.store.statements import filters, requests
+from mtask.store.driver.operation import Call, Operation, command, tasks
+from mtask.store.layout.schema import LOOKUP_INDEX
+from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
 _RACES = 10
+#: The most ids in one query.
+_AT_ONCE = 1000
+#: The code of MongoDB's error for a hint that names no index, among others.
+_BAD_VALUE = 2
+_CREATE_TIME = "task_state.create_time"
 
 
 def get(task_id: str) -> Operation[Document]:
@@ -26,18 +33,88 @@ def get(task_id: str) -> Operation[Document]:
     return document
 
 
-def find(criteria: Mapping[str, Any], limit: int, *, newest_first: bool = True) -> Operation[list[Document]]:
-    """Return the documents of matching tasks, ordered by create_time."""
-    order = [("task_state.create_time", -1 if newest_first else 1), ("_id", 1)]
-    found: list[Document] = yield tasks("find", filters.search(criteria), sort=order, limit=limit)
+def get_many(task_ids: Sequence[str], fields: Sequence[str] | None = None) -> Operation[list[Document]]:
+    """Return the documents with these ids, in any order. With `fields`, return only these fields of each."""
+    found: list[Document] = []
+    for start in range(0, len(task_ids), _AT_ONCE):
+        wanted = filters.by_ids(task_ids[start : start + _AT_ONCE])
+        found += yield tasks("find", wanted, None if fields is None else views.only(fields))
+    return found
+
+
+def get_ended(task_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return the documents of those of these tasks that have a final status, in any order."""
+    final = {"task_state.status": {"$in": [status.value for status in sorted(FINAL_STATUSES)]}}
+    found: list[Document] = []
+    for start in range(0, len(task_ids), _AT_ONCE):
+        # The hint keeps the server from choosing the index on the status.
+        found += yield tasks("find", {**filters.by_ids(task_ids[start : start + _AT_ONCE]), **final}, hint="_id_")
+    return found
+
+
+def created(task_id: str) -> Operation[datetime | None]:
+    """Return a task's create_time; raise TaskNotFound. None: the document is malformed and has no create_time."""
+    document: Document | None = yield tasks("find_one", {"_id": task_id}, {views.CREATED: f"${_CREATE_TIME}"})
+    if document is None:
+        raise TaskNotFound(task_id)
+    found = document.get(views.CREATED)
+    return found if isinstance(found, datetime) else None
+
+
+def find(
+    criteria: Mapping[str, Any],
+    limit: int,
+    fields: Sequence[str] | None = None,
+    after: tuple[datetime, str] | None = None,
+) -> Operation[list[Document]]:
+    """Return the documents of matching tasks, newest first: at most `limit` of them, or all if `limit` is 0.
+
+    With `fields`, return only these fields of each. `after` is the create_time and the `_id` of the last task before
+    these tasks. Tasks of one create_time are sorted by `_id`, the greatest first.
+    """
+    matched = filters.search(criteria)
+    found: list[Document] = []
+    for part in [matched] if after is None else filters.after_task(matched, *after):
+        if found and len(found) == limit:
+            break
+        call = tasks(
+            "find",
+            part,
+            None if fields is None else views.only(fields),
+            sort=[(_CREATE_TIME, -1), ("_id", -1)],
+            limit=limit - len(found) if limit else 0,
+            **_hint(criteria),
+        )
+        found += yield from by_index(call)
     return found
 
 
 def count(criteria: Mapping[str, Any]) -> Operation[int]:
     """Return the number of tasks that match."""
     matched = filters.search(criteria)
-    counted: int = yield tasks("count_documents", matched) if matched else tasks("estimated_document_count")
+    if not matched:
+        estimated: int = yield tasks("estimated_document_count")
+        return estimated
+    counted: int = yield from by_index(tasks("count_documents", matched, **_hint(criteria)))
     return counted
+
+
+def _hint(criteria: Mapping[str, Any]) -> dict[str, Any]:
+    # The status index would serve a search with a status, too, but would lead to the tasks of everybody.
+    return {} if criteria.get("lookup") is None else {"hint": LOOKUP_INDEX}
+
+
+def by_index(call: Call) -> Operation[Any]:
+    """Send a call, which may have a hint; raise SchemaMismatch if the index of the hint does not exist."""
+    try:
+        return (yield call)
+    except OperationFailed as error:
+        if error.code != _BAD_VALUE or "hint" not in call.kwargs:
+            raise
+        listed = yield command("listIndexes", "tasks")
+        if call.kwargs["hint"] in {index["name"] for index in listed["cursor"]["firstBatch"]}:
+            raise
+        raise SchemaMismatch("tasks", f"the index {call.kwargs['hint']} is missing", "Run `mtask init`.") from error
 
 
 def cancel(task_id: str) -> Operation[Document]:
@@ -66,23 +143,44 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
     check_option_names(changes)
     for _ in range(_RACES):
         document = yield from get(task_id)
-        current = document["task_option"]
-        known = {name: current[name] for name in TaskOption.model_fields if name in current}
-        option = build_option(known, changes)
-        guard = {"_id": task_id, "task_option": current}
+        current, again = document["task_option"], document.get("again")
+        option = _changed(current, changes)
+        following = None if again is None else _changed(again["task_option"], changes)
+        # If a next round begins or comes meanwhile, its options need the change, too.
+        next_options = None if again is None else again["task_option"]
+        guard = {"_id": task_id, "task_option": current, "again.task_option": next_options}
+        pipeline = requests.update_option(option, following=following)
         changed: Document | None = yield tasks(
-            "find_one_and_update", guard, requests.update_option(option), return_document=ReturnDocument.AFTER
+            "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
         )
         if changed is not None:
             return changed
     raise InvalidOption("task_option", "other clients keep changing it; call again")
 
 
+def _changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> TaskOption:
+    known = {name: options[name] for name in TaskOption.model_fields if name in options}
+    return build_option(known, changes)
+
+
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task; return whether it existed. First request the end of a live run, so that the run ends at once."""
+    """Remove a task of no flow, unless it is still to publish its next task. Return whether it was removed.
+
+    First request the end of a live run, so that the run ends at once.
+    """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    result = yield tasks("delete_one", {"_id": task_id})
+    result = yield tasks("delete_one", {"_id": task_id, "flow": None, "owed_since": None})
+    return bool(result.deleted_count)
+
+
+def remove_step(task_id: str) -> Operation[bool]:
+    """Remove a task of a flow that has ended; return whether it was removed.
+
+    The task stays while other tasks of the flow must still be told of its end.
+    """
+    ended = {"task_state.status": {"$in": [status.value for status in FINAL_STATUSES]}}
+    result = yield tasks("delete_one", {"_id": task_id, **ended, "owed_since": None, "owed_tasks": {"$in": [None, []]}})
     return bool(result.deleted_count)
 
 

@@ -1,7 +1,8 @@
 """Removes tasks: either all tasks that match a filter, or all finished tasks of a queue except the newest.
 
 Tasks are removed in batches. For each batch, the ids of the tasks are read first. Then the tasks that still match are
-deleted. So a task stays if it is run again in between.
+deleted. So a task stays if it is run again in between. Tasks of flows stay, too, because other tasks may need them. So
+do tasks that are still to publish their next task.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mtask.store.statements import filters, rules
 
 #: The most tasks that one command removes.
 BATCH = 500
+_NEEDED_BY_NONE = {"flow": None, "owed_since": None}
 
 
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
@@ -27,7 +29,7 @@ def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters
     if older_than_ms is not None:
         ended = {"$ifNull": [f"{x.STATE}.finish_time", f"{x.STATE}.create_time"]}
         conditions.append({"$lte": [ended, {"$subtract": [x.NOW, older_than_ms]}]})
-    return {**matched, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
+    return {**matched, **_NEEDED_BY_NONE, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
 
 
 def count(matched: filters.Filter) -> Operation[int]:
@@ -60,7 +62,7 @@ def remove_older(
     `also` holds further guards for the removal.
     """
     assert set(statuses) <= FINAL_STATUSES
-    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}}
+    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}, **_NEEDED_BY_NONE}
     order = [("task_state.finish_time", -1), ("_id", -1)]
     view = {"_id": 1, "task_state.finish_time": 1}
     has_ended = {**finished, "task_state.finish_time": {"$exists": True}}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -11,13 +17,17 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
-from mtask.errors import DatabaseError, LeaseLost
-from mtask.store.driver.operation import Call, Operation
+from mtask.errors import DatabaseError, DatabaseUnavailable, LeaseLost
+from mtask.store.driver.operation import Call, Operation, T
+from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.driver.translate import first_line
 from mtask.store.driver.types import AsyncSession, SyncSession
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 
+#: The time for which a transaction is tried again after conflicts. A publisher that was killed amid its transaction
+#: holds up others under the same keys until the server ends its session, a minute or so.
+_PATIENCE = timedelta(seconds=100)
 _OPTIONS: dict[str, Any] = {
     "read_concern": ReadConcern("snapshot"),
     "write_concern": WriteConcern(w="majority", j=True),
@@ -54,6 +64,77 @@ def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[No
             yield Call("session", "commit_transaction")
         except DatabaseError as error:
             if not _has_label(error, "UnknownTransactionCommitResult") or not is_lease_valid():
+                raise
+        else:
+            return
+
+
+def transact(store: SyncStore, make: Callable[[], Operation[T]], patience: timedelta = _PATIENCE) -> T:
+    """Run the operation that `make` returns in a transaction of its own; return its result.
+
+    If the transaction conflicts with another one, run a new operation in a new transaction, until `patience` is over.
+    """
+    tries = _Tries(patience)
+    with store.client.start_session() as session:
+        while True:
+            start(session)
+            try:
+                result = store.run(make(), session)
+                store.run(_commit_surely(tries), session)
+            except BaseException as error:
+                if session.in_transaction:
+                    with suppress(PyMongoError):
+                        session.abort_transaction()
+                time.sleep(tries.pause_after(error))
+            else:
+                return result
+
+
+async def transact_async(store: AsyncStore, make: Callable[[], Operation[T]], patience: timedelta = _PATIENCE) -> T:
+    """Run the operation that `make` returns in a transaction of its own; return its result. See `transact`."""
+    tries = _Tries(patience)
+    async with store.client.start_session() as session:
+        while True:
+            await start_async(session)
+            try:
+                result = await store.run(make(), session)
+                await store.run(_commit_surely(tries), session)
+            except BaseException as error:
+                if session.in_transaction:
+                    with suppress(PyMongoError):
+                        await session.abort_transaction()
+                await asyncio.sleep(tries.pause_after(error))
+            else:
+                return result
+
+
+class _Tries:
+    """Decides how often a transaction is tried."""
+
+    def __init__(self, patience: timedelta) -> None:
+        self._until = monotonic() + patience.total_seconds()
+
+    @property
+    def are_left(self) -> bool:
+        """Whether there is time for another try."""
+        return monotonic() < self._until
+
+    def pause_after(self, error: BaseException) -> float:
+        """Return the pause before the next try, in seconds. Raises the error, translated, if there is no next try."""
+        if not is_conflict(error):
+            raise error
+        if not self.are_left:
+            raise DatabaseUnavailable("another transaction keeps writing the same documents") from error
+        return random.uniform(0.01, 0.1)
+
+
+def _commit_surely(tries: _Tries) -> Operation[None]:
+    """Commit. If the reply is lost, commit again: a second commit does not repeat the writes."""
+    while True:
+        try:
+            yield Call("session", "commit_transaction")
+        except DatabaseError as error:
+            if not _has_label(error, "UnknownTransactionCommitResult") or not tries.are_left:
                 raise
         else:
             return

@@ -14,13 +14,15 @@ _MILLISECOND = timedelta(milliseconds=1)
 _OPEN = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
 _DUE = {NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.NOW]}}
 _UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
+#: Other tasks of a flow must be told of a change. Then they may be due.
+_OWED = {"owed_since": {"$exists": True}}
 _EXAMPLES = 20
 _DROP_TIMEOUT = timedelta(seconds=60)
 
 
 def is_idle() -> Operation[bool]:
     """Whether no task is due or running."""
-    found = yield tasks("find_one", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1})
+    found = yield tasks("find_one", {"$or": [_DUE, _UNDER_WAY, _OWED]}, {"_id": 1})
     return found is None
 
 
@@ -62,7 +64,18 @@ def bring_nearer(by: timedelta) -> Operation[None]:
         NEXT: moved(f"${NEXT}"),
         RUNS: runs,
     }
+    # Of calls that gather, only those of this round count.
+    gather = {
+        "first_time": {"$subtract": ["$gather.first_time", earlier]},
+        "newest": {
+            "$mergeObjects": ["$gather.newest", {"asked_time": {"$subtract": ["$gather.newest.asked_time", earlier]}}]
+        },
+    }
+    change["gather"] = {"$cond": ["$gather.first_time", {"$mergeObjects": ["$gather", gather]}, "$gather"]}
     yield tasks("update_many", {**_OPEN, NEXT: {"$exists": True}}, [{"$set": change}])
+    # The window of a publish counts from the end of a task.
+    ended = {"task_state.finish_time": {"$subtract": [f"{x.STATE}.finish_time", earlier]}}
+    yield tasks("update_many", {"task_state.status": TaskStatus.SUCCESS.value}, [{"$set": ended}])
 
 
 def drop() -> Operation[None]:

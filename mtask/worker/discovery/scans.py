@@ -147,8 +147,9 @@ class Scans:
                     if self._queue.has_more or self._lookups.forgot_leases():
                         await self._scan_within(HORIZON, begun_only=True)
                     next_regular = monotonic() + HORIZON.total_seconds() / 2
-                    await self._upkeep(regular_cnt)
+                    # What is done only now and then must come about, whatever fails before it.
                     regular_cnt += 1
+                    await self._upkeep(regular_cnt - 1)
                 pauses.reset()
                 self.is_ready.set()
             except Exception as error:
@@ -282,6 +283,7 @@ class Scans:
                 raise
         if count % 4 == 0:
             await self._janitor.look_for_malformed()
+        await self._janitor.settle_flows(count)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:
@@ -294,6 +296,7 @@ class Scans:
             self._is_setup_due = True
             self._wake.set()
         await self._janitor.note_unserved()
+        await self._janitor.look_for_flows()
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

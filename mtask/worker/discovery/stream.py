@@ -106,7 +106,9 @@ class StreamLoop:
             return True
 
     def _take_event(self, event: Event) -> bool:
-        if event.kind is EventKind.TASK_INSERTED:
+        if event.begins_flow:
+            self._scope.ledger.has_flows = True
+        if event.kind is EventKind.TASK_INSERTED and event.is_wanted:
             self._inbox.push(event.task_id, event.document or {}, is_simple=event.is_simple)
         elif event.kind is EventKind.TASK_CHANGED:
             self._inbox.push_changed(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from mtask.app.context import Context, Transactions
+from mtask.app.family import HandlerOperations
 from mtask.app.middleware import Entered, RunCall
 from mtask.worker.running.threads import ThreadCall, Threads
 from mtask.worker.state.held_run import HeldRun
@@ -33,6 +34,7 @@ class Caller:
         on_progress: Callable[[HeldRun], None],
         middleware: Sequence[Any],
         values: Mapping[Callable[..., Any], Any],
+        operations: HandlerOperations,
     ) -> None:
         """`middleware` runs around each call. `values` holds the value of each of the app's hooks."""
         self._worker_id = worker_id
@@ -40,6 +42,7 @@ class Caller:
         self._on_progress = on_progress
         self._middleware = middleware
         self._values = values
+        self._operations = operations
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -63,7 +66,7 @@ class Caller:
         await entered.leave(called.returned, called.raised)
 
     def _context(self, run: HeldRun) -> Context:
-        return Context(run, self._worker_id, self._transactions, self._on_progress, self._values)
+        return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)
 
     async def _call(self, run: HeldRun, context: Context | None, called: Called) -> None:
         handler = run.handler

@@ -34,6 +34,7 @@ from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
+from mtask.worker.running.settler import Settler
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
@@ -68,6 +69,11 @@ class Ending:
     watched: Begun = field(default_factory=list)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the outcome has a next task. Such outcomes have groups of their own, too."""
+        return self.outcome.next is not None
+
+    @property
     def is_success(self) -> bool:
         """Whether the outcome is a SUCCESS. Such outcomes have groups of their own."""
         return self.outcome.status is RunStatus.SUCCESS
@@ -92,18 +98,26 @@ class Finisher:
     """
 
     def __init__(
-        self, scope: Scope, pinger: Pinger, limits: Limits, middleware: Sequence[Around[FinishCall]] = ()
+        self,
+        scope: Scope,
+        pinger: Pinger,
+        limits: Limits,
+        settler: Settler,
+        middleware: Sequence[Around[FinishCall]] = (),
     ) -> None:
         """`middleware` runs around the writing of each outcome."""
         self._store = scope.store
+        self._ledger = scope.ledger
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
+        self._settler = settler
         self._worker_id = scope.worker_id
         self._middleware = middleware
-        # Two lanes: failures and hand-backs must not wait behind many successes.
-        self._successes, self._others = _Lane(), _Lane()
-        self._lanes = (self._others, self._successes)
+        # Three lanes: failures and hand-backs must not wait behind many successes. Successes with a next task need the
+        # general statement, which is long.
+        self._successes, self._going_on, self._others = _Lane(), _Lane(), _Lane()
+        self._lanes = (self._others, self._going_on, self._successes)
         #: The asyncio tasks that send outcomes alone. Groups do not wait for these asyncio tasks.
         self._apart: set[asyncio.Task[None]] = set()
         self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
@@ -130,7 +144,13 @@ class Finisher:
         self._pending += 1
         self._idle.clear()
         ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
-        (self._successes if ending.is_success else self._others).waiting.append(ending)
+        lane = self._others
+        if ending.goes_on:
+            lane = self._going_on
+            self._ledger.has_flows = True
+        elif ending.is_success:
+            lane = self._successes
+        lane.waiting.append(ending)
         self._launch()
 
     def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
@@ -224,9 +244,13 @@ class Finisher:
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
-        is_simple = may_be_short and all(ending.is_success and ending.run.is_simple for ending in group)
+        is_simple = may_be_short and all(
+            ending.is_success and ending.run.is_simple and not ending.goes_on for ending in group
+        )
+        has_steps = any(ending.run.task.flow is not None for ending in group)
         timeout = timedelta(seconds=self._wait)
-        finish = claims.finish([ending.outcome for ending in group], timeout, is_simple=is_simple)
+        outcomes = [ending.outcome for ending in group]
+        finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)
         accepted = await self._store.run(finish)
         self._tempo.took(monotonic() - sent)
         return accepted
@@ -315,6 +339,8 @@ class Finisher:
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
+            if ending.run.task.flow is not None or ending.goes_on:
+                self._settler.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1
             logger.warning(

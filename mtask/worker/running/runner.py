@@ -7,16 +7,18 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from mtask.errors import LeaseLost, MtaskError
-from mtask.model.status import RunStatus
+from mtask.app.next import Next
+from mtask.errors import LeaseLost, MtaskError, RunCanceled
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called, Caller
-from mtask.worker.running.finisher import Finisher, refusal
+from mtask.worker.running.finisher import Finisher
 from mtask.worker.running.outcomes import checked, ended, failed
+from mtask.worker.running.settler import Settler
+from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
@@ -28,13 +30,24 @@ _CANCEL_GRACE = 2.0
 class Runner:
     """Runs handlers while the worker holds the leases of their runs."""
 
-    def __init__(self, scope: Scope, pinger: Pinger, limits: Limits, finisher: Finisher, caller: Caller) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        pinger: Pinger,
+        limits: Limits,
+        finisher: Finisher,
+        caller: Caller,
+        settler: Settler,
+        successes: Successes,
+    ) -> None:
         self._scope = scope
         self._ledger = scope.ledger
         self._pinger = pinger
         self._limits = limits
         self._finisher = finisher
         self._caller = caller
+        self._settler = settler
+        self._successes = successes
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy_threads = 0
         self._empty = asyncio.Event()
@@ -100,8 +113,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         return loop.call_later(max(0.0, run.deadline - monotonic()), run.end, EndReason.RUN_TIMEOUT)
 
-    @staticmethod
-    def _judged(run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
+    def _judged(self, run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
         """Return the outcome to write, and the size of its value in bytes.
 
         The outcome is None if there is nothing to write.
@@ -115,14 +127,13 @@ class Runner:
             reason = None  # the handler returned in time
         if reason is None and monotonic() > run.deadline:
             reason = EndReason.RUN_TIMEOUT  # the loop was blocked, and the timer has not fired
+        if reason is None and isinstance(called.raised, RunCanceled):
+            reason = EndReason.CANCELED  # the handler has learned of it before the pinger
         if reason is not None:
             return ended(run, reason), 0
         if called.raised is not None:
             return failed(run, called.raised), 0
-        value, size, refused = checked(called.returned)
-        if refused:
-            return refusal(run, refused), 0
-        return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value), size
+        return self._successes.outcome(run, run.result if run.has_result else called.returned)
 
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
         """Conclude a run whose transaction has written the SUCCESS.
@@ -131,11 +142,21 @@ class Runner:
         """
         run.is_finishing = True
         self._release(run, is_closed=True)
+        if run.task.flow is not None or run.goes_on:
+            self._settler.submit(run.task_id)
         if called.raised is not None:
             logger.error(
                 "handler failed after its transaction had committed: the task stays SUCCESS",
                 extra=fields(task=run.task_id, run=run.run_id),
                 exc_info=called.raised,
+            )
+            return
+        if run.has_result:
+            return
+        if isinstance(called.returned, Next):
+            logger.error(
+                "Next came after the transaction had committed: call context.set_result(Next(...)) in the block",
+                extra=fields(task=run.task_id, run=run.run_id),
             )
             return
         value, _, refused = checked(called.returned)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from uuid import UUID
 
-from mtask.errors import LeaseLost, TransactionConflict
+from mtask.errors import Fail, LeaseLost, TransactionConflict
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, within
 from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
@@ -22,6 +23,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.running.handler_stores import HandlerStores
+from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import HeldRun
 
 Documents = list[dict[str, object]]
@@ -35,8 +37,9 @@ _MAX_SPENT = 100
 class RunTransactions:
     """Begins and ends the transactions of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, pinger: Pinger) -> None:
+    def __init__(self, stores: HandlerStores, pinger: Pinger, successes: Successes) -> None:
         self._stores = stores
+        self._successes = successes
         self._pinger = pinger
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
         #: The sessions that will not be used again and that the server still keeps.
@@ -77,9 +80,10 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                await store.run(_commit(run), session)
+                outcome = self._outcome(run)
+                await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
-                self._succeeded(run)
+                self._succeeded(run, outcome)
         except Exception as failure:
             _raise_conflict(run, failure)
             raise
@@ -115,9 +119,10 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                store.run(_commit(run), session)
+                outcome = self._outcome(run)
+                store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
-                self._succeeded(run)
+                self._succeeded(run, outcome)
         except Exception as failure:
             _raise_conflict(run, failure)
             raise
@@ -155,7 +160,15 @@ class RunTransactions:
         spent, self._spent = self._spent, []
         return spent
 
-    def _succeeded(self, run: HeldRun) -> None:
+    def _outcome(self, run: HeldRun) -> Outcome:
+        """Return the SUCCESS to commit. It holds the result that the handler has set. Raises Fail for a wrong one."""
+        outcome, _ = self._successes.outcome(run, run.result)
+        if outcome.status is not RunStatus.SUCCESS:
+            raise Fail(outcome.reason or "its result cannot be stored")
+        return replace(outcome, progress=run.progress)
+
+    def _succeeded(self, run: HeldRun, outcome: Outcome) -> None:
+        run.goes_on = outcome.next is not None
         # This happens before the pings resume: the task has succeeded, so the run needs its lease no more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
@@ -183,8 +196,7 @@ def _renewal(run: HeldRun, session_id: UUID) -> Operation[Documents]:
     return within(ping, lambda: _time_left(run))
 
 
-def _commit(run: HeldRun) -> Operation[None]:
-    success = Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, progress=run.progress)
+def _commit(run: HeldRun, success: Outcome) -> Operation[None]:
     return within(transactions.commit(success, lambda: _may_commit(run)), lambda: _time_left(run))
 
 

@@ -56,7 +56,9 @@ class HeldRun:
         "attempt",
         "deadline",
         "end_reason",
+        "goes_on",
         "handler",
+        "has_result",
         "is_finishing",
         "is_locked",
         "is_pinged_apart",
@@ -67,6 +69,7 @@ class HeldRun:
         "ping_interval",
         "progress",
         "progress_at",
+        "result",
         "run_id",
         "succeeded_in_transaction",
         "suspended",
@@ -100,6 +103,11 @@ class HeldRun:
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
+        #: What the handler set as its result with `context.set_result`, if `has_result`.
+        self.result: Any = None
+        self.has_result = False
+        #: Whether the task goes on as another task, by a SUCCESS that a transaction has committed.
+        self.goes_on = False
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
@@ -120,7 +128,7 @@ class HeldRun:
 
     @property
     def is_simple(self) -> bool:
-        """Whether the task wants one worker and this run is the task's first, as far as this process knows."""
+        """Whether the task wants one worker, and this run is its first, as far as this process knows."""
         state = self.task.task_state
         return (
             len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
@@ -143,6 +151,15 @@ class HeldRun:
     def is_cancelled(self) -> bool:
         """Whether the handler should end. Once its transaction has committed, a lost lease is no reason to end."""
         return self.end_reason is not None or not (self.succeeded_in_transaction or self.is_lease_valid)
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction of the handler is open."""
+        return self.suspended > 0
+
+    def set_result(self, result: Any) -> None:
+        """Keep what the handler returns. It stands for what the handler returns in the end."""
+        self.result, self.has_result = result, True
 
     def report(self, progress: Mapping[str, Any]) -> None:
         """Keep this progress until a ping or the finish has written it. Newer progress replaces it."""

@@ -29,6 +29,8 @@ class Ledger:
         self.running: dict[str, HeldRun] = {}
         #: The names of tasks that wait in this worker's queues and for which this worker has no handler.
         self.unserved_names: set[str] = set()
+        #: Whether the database is known to hold flows, or tasks that go on as others.
+        self.has_flows = False
         self._held: dict[str, HeldRun] = {}
         #: The time of this worker's last claim of each task (monotonic seconds), the oldest claim first.
         self._claimed: OrderedDict[str, float] = OrderedDict()
@@ -48,6 +50,7 @@ class Ledger:
     def hold(self, run: HeldRun) -> None:
         """Add a claimed run."""
         self._held[run.task_id] = run
+        self.has_flows |= run.task.flow is not None or run.task.chain is not None
 
     def forget(self, run: HeldRun) -> None:
         """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""

@@ -12,6 +12,7 @@ from tests.faults.checks.asked import Asked
 from tests.faults.checks.change import COUNTED, Change
 from tests.faults.checks.course import Course
 from tests.faults.checks.fields import FieldJudge
+from tests.faults.checks.flows import FlowJudge
 from tests.faults.checks.logs import Life, TaskLog, Write
 from tests.faults.checks.runs import RunJudge
 from tests.faults.checks.verdict import Verdict
@@ -27,6 +28,7 @@ class Chain:
         self._course = course
         self._run_judge = RunJudge(verdict, asked)
         self._field_judge = FieldJudge(verdict, asked)
+        self._flow_judge = FlowJudge(verdict)
         self.tasks: dict[str, TaskLog] = {}
         self.runs = self._run_judge.runs
         self.version_count = 0
@@ -58,6 +60,10 @@ class Chain:
             self._changed(log, Change(log.task, task, version.at, self.runs))
         log.keep(version.document, task)
 
+    def conclude(self) -> None:
+        """Judge what shows only in the end, when all versions have gone by."""
+        self._flow_judge.conclude(self.tasks)
+
     def _created(self, log: TaskLog, task: StoredTask | None, at: datetime) -> None:
         log.lives.append(Life(at.timestamp()))
         if task is None:
@@ -72,6 +78,7 @@ class Chain:
             self._verdict.report("wrong_fields", log.task_id, "created, and nobody had asked for it", at=at.isoformat())
         self._field_judge.created(task, at)
         self._course.created(task, at)
+        self._flow_judge.created(task, at)
 
     def _removed(self, log: TaskLog, at: datetime) -> None:
         if not log.is_there:
@@ -87,6 +94,7 @@ class Chain:
             )
         log.lives[-1].removed = instant
         log.forget()
+        self._flow_judge.removed(log.task_id)
 
     def _changed(self, log: TaskLog, change: Change) -> None:
         after, at = change.after, change.at.timestamp()
@@ -95,6 +103,7 @@ class Chain:
         self._run_judge.judge(change, log)
         self._field_judge.judge(change, log)
         self._course.changed(change, log)
+        self._flow_judge.changed(change)
         if change.is_aged or change.is_reopened:
             # Where places were taken back, more than are left may still be held.
             held = sum(not run.past and run.status in (RunStatus.RUNNING, RunStatus.SUCCESS) for run in after.runs)

@@ -26,14 +26,15 @@ class FieldJudge:
     def created(self, task: Task, at: datetime) -> None:
         """Judge a new document."""
         state = task.task_state
+        is_waiting = rules.is_waiting(task)
         wrong = {
-            "status": state.status is not TaskStatus.INIT,
+            "status": state.status is not (TaskStatus.WAITING if is_waiting else TaskStatus.INIT),
             "failed_cnt": state.failed_cnt != 0,
             "worker_states": bool(state.worker_states),
             "cancel_requested": state.cancel_requested,
             "finish_time": state.finish_time is not None,
             "expire_time": task.expire_time is not None,
-            "next_preempt_time": state.next_preempt_time != rules.due_time(task),
+            "next_preempt_time": state.next_preempt_time != (None if is_waiting else rules.due_time(task)),
             "create_time": state.create_time > at + LOG_LAG,
         }
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
@@ -75,6 +76,8 @@ class FieldJudge:
     def _end_stays(self, change: Change, at: float) -> None:
         if not change.was_final or change.after == change.before or self._asked.may_reopen(change.task_id, at):
             return
+        if _is_of_flow(change):
+            return
         # Where fewer places are asked for than are held, the others may come to their end.
         of_holders = change.after.status is change.before.status and not (
             change.appended or change.vanished or change.altered or change.is_aged
@@ -103,6 +106,8 @@ class FieldJudge:
         before, after = change.before.task_state, change.after.task_state
         if before.cancel_requested and not after.cancel_requested and not after.status.is_final:
             self._report(change.after, change.at, "cancel_requested was taken back")
+        if _has_caused_end(change.after):
+            return  # another step of its flow has failed
         is_asked = after.cancel_requested or (after.status is TaskStatus.CANCELED and not change.was_final)
         was_asked = before.cancel_requested or self._asked.may_write(change.task_id, at, "cancel", "remove")
         if is_asked and not was_asked:
@@ -160,6 +165,8 @@ class FieldJudge:
         state = after.task_state
         if change.was_final and state.status.is_final:
             return  # a final status stays; whether it did is judged as an end
+        if change.before.status is TaskStatus.WAITING and state.status.is_final and _has_caused_end(after):
+            return  # the end of a step whose dependency failed
         found = []
         for now in change.nows:
             with _before_derivation(change):
@@ -192,11 +199,31 @@ class FieldJudge:
         expected = None
         if is_final and retain is not None and state.finish_time is not None:
             expected = state.finish_time + retain * MILLISECOND
-        if after.expire_time != expected:
+        # The retention of a step begins when its flow has ended.
+        if after.expire_time != expected and after.flow is None:
             self._report(after, change.at, "expire_time", value=after.expire_time, expected=expected)
 
     def _report(self, task: Task, at: datetime, what: str, **evidence: object) -> None:
         self._verdict.report("wrong_fields", task.id, what, at=at.isoformat(), **evidence)
+
+
+def _has_caused_end(task: Task) -> bool:
+    """Whether another step of its flow caused the end of this step. `FlowJudge` judges whether that one has failed."""
+    return task.flow is not None and task.flow.held_by is not None
+
+
+def _is_of_flow(change: Change) -> bool:
+    """Whether a step that has ended changed as its flow makes it change.
+
+    Its mark is removed, its flow ends, or it is opened again because the step that caused its end is not failed now.
+    """
+    before, after = change.before, change.after
+    if before.flow is None or after.flow is None:
+        return False
+    if _has_caused_end(before) and before.status is not TaskStatus.SUCCESS and not after.status.is_final:
+        return True
+    left = {"flow", "owed_since", "quiet_time", "expire_time"}
+    return before.model_dump(exclude=left) == after.model_dump(exclude=left)
 
 
 @contextmanager

@@ -103,6 +103,29 @@ class Story:
         self._record(task_id, document)
         return task_id
 
+    def publish_step(self, step: str, *after: str, on_failed: str = "cancel", **options: Any) -> str:
+        """Publish a step of a flow, as part of it; `after` are the ids of its dependencies."""
+        task_id, now = f"quick:f/{step}", instant(self.now)
+        part: Document = {"key": "f", "step": step, "after": list(after), "on_failed": on_failed}
+        part |= {"held_by": after[-1]} if after else {"release_time": now}
+        fixed = {
+            "_id": task_id,
+            "name": "quick",
+            "key": f"f/{step}",
+            "queue": "load",
+            "params": None,
+            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
+            "flow": part,
+        }
+        document = requests.task_document(fixed, None, now)
+        if after:
+            document["task_state"]["status"] = "WAITING"
+            del document["task_state"]["next_preempt_time"]
+        self.tasks.insert_one(document)
+        self.call("publish", task_id, "created")
+        self._record(task_id, document)
+        return task_id
+
     def ask(self, operation: Operation, task_id: str, pipeline: Pipeline, answer: str | None = "done") -> None:
         """Change a task as a client does."""
         self.call(operation, task_id, answer)

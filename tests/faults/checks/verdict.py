@@ -19,6 +19,7 @@ Kind = Literal[
     "over_limit",
     "claimed_paused",
     "wrong_firings",
+    "wrong_releases",
 ]
 
 #: Each must be zero.
@@ -35,6 +36,7 @@ KINDS: Mapping[Kind, str] = {
     "over_limit": "runs beyond a queue's limit, and places that were not given back",
     "claimed_paused": "claims of what was paused",
     "wrong_firings": "firings of a schedule that are missing, doubled or stray",
+    "wrong_releases": "releases of steps of flows that are missing, doubled or early",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -192,6 +194,7 @@ class Verdict:
     over_limit: Finding = field(default_factory=Finding)
     claimed_paused: Finding = field(default_factory=Finding)
     wrong_firings: Finding = field(default_factory=Finding)
+    wrong_releases: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0

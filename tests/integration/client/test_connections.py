@@ -360,3 +360,18 @@ def test_worker_with_the_longest_id_can_connect(
             return str(bench.document(published.task_id)["task_state"]["worker_states"][0]["worker_id"])
 
     assert asyncio.run(scenario()) == worker_id
+
+
+def test_change_whose_reply_tells_of_a_failover_is_repeated(named: AnyClient, mongo: Mongo) -> None:
+    params = {"ref": {"$ref": "orders", "$id": 7}, "refs": [{"$ref": "orders", "$id": 8, "more": [1]}]}
+    named.publish("a", params, key="k")
+    named.cancel("a", "k")
+    failing = {
+        "failCommands": ["findAndModify"],
+        "writeConcernError": {"code": 262, "errmsg": "time is up"},
+        "errorLabels": ["RetryableWriteError"],
+        "appName": named.client.database_name,
+    }
+    mongo.admin.command("configureFailPoint", "failCommand", mode={"times": 1}, data=failing)
+    task = named.retry("a", "k")
+    assert (task.status, task.params) == ("INIT", params)

@@ -82,7 +82,7 @@ def test_find_gives_the_newest_first_and_at_most_the_limit(client: AnyClient, mo
 @pytest.mark.parametrize(
     ("criteria", "message"),
     [
-        ({"status": "DONE"}, "'DONE' is no status: use INIT, RUNNING, SUCCESS, FAIL, CANCELED"),
+        ({"status": "DONE"}, "'DONE' is no status: use WAITING, INIT, RUNNING, SUCCESS, FAIL, CANCELED"),
         ({"status": 3}, "status is text or a list of texts, not int"),
         ({"name": [3]}, "name is text, not int"),
         ({"limit": -1}, "limit -1: use a whole number"),

@@ -147,3 +147,13 @@ def test_wait_of_a_strict_client_follows_the_task_rather_than_reading_it_again_a
         succeed(store, "mail:k", run_id, 7)
         thread.join()
         assert found[0].returns == 7
+
+
+def test_strict_client_gathers_calls(strict: AnyClient) -> None:
+    strict.init()
+    for arguments in ({"debounce": DAY}, {"collect": True}, {"if_running": "again"}, {"window": DAY}):
+        key = next(iter(arguments))
+        assert strict.publish("mail", {"n": 1}, key=key, **arguments).created
+        assert strict.publish("mail", {"n": 2}, key=key, **arguments).updated is (key != "window")
+    strict.cancel("mail", "window")
+    assert strict.publish("mail", {"n": 3}, key="window", window=DAY).updated

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from examples import app as first
-from examples import limits, middleware, progress, schedule, several_workers, transaction
+from examples import guild_queues, limits, middleware, progress, schedule, several_workers, transaction
 from mtask import App
 
 app = App()
-for example in (first, limits, middleware, progress, schedule, several_workers, transaction):
+for example in (first, guild_queues, limits, middleware, progress, schedule, several_workers, transaction):
     app.include(example.app)

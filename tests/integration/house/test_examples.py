@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from examples import app as first
-from examples import limits, middleware, progress, schedule, several_workers, transaction
+from examples import guild_queues, limits, middleware, progress, schedule, several_workers, transaction
 from examples.fastapi_service import client_of, service
 from mtask import AsyncClient, Client, RunStatus, TaskStatus
 from mtask.app.loader import load_app
@@ -192,6 +192,28 @@ def test_schedules_of_the_app_and_of_the_program_fire(printed: Printed, client: 
 
 def test_middleware_gives_priority_and_handlers_get_the_hooks_value(printed: Printed) -> None:
     assert printed(middleware) == ["ann 99 priority 10", "bob 9 priority 0"]
+
+
+def test_orders_of_a_guild_go_through_their_queues(printed: Printed, client: Client) -> None:
+    lines = printed(guild_queues)
+    assert lines[:6] == [
+        "orders before draft/3: 2",
+        "['piece 0 for ann', 'piece 1 for ann'] -> ship",
+        "ann gets a sword of piece 0 for ann, piece 1 for ann",
+        "['piece 0 for bob', 'piece 1 for bob', 'piece 2 for bob'] -> wrap",
+        "bob gets 3 wrapped pieces",
+        "['piece 0 for ann']",
+    ]
+    assert sorted(lines[6:]) == [
+        "assemble:draft/3/whole SUCCESS",
+        "assemble:sword/1/whole SUCCESS",
+        "forge:draft/3/piece-0 SUCCESS",
+        "forge:sword/1/piece-0 SUCCESS",
+        "forge:sword/1/piece-1 SUCCESS",
+        "ship:sword/1/whole/next-1 SUCCESS",
+        "split:draft/3/split SUCCESS",
+        "split:sword/1/split SUCCESS",
+    ]
 
 
 def test_progress_is_followed_from_the_beginning_to_the_end(printed: Printed, client: Client) -> None:

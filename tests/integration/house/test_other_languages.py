@@ -163,10 +163,37 @@ def test_javascript_publisher_whose_clock_is_wrong_neither_delays_nor_hastens_a_
     assert state.next_preempt_time == state.create_time
 
 
+def test_javascript_and_python_find_each_others_tasks_by_their_lookups(
+    folder: Path, client: Client, mongo_uri: str, database_name: str
+) -> None:
+    client.publish("send_email", key="of-python", lookup={"user_id": 7, "tags": ["a", "b"]})
+    script = """
+        import { MongoClient } from "mongodb";
+        import { find, publish } from "./publish.mjs";
+        const [uri, database] = process.argv.slice(1);
+        const client = new MongoClient(uri);
+        const tasks = client.db(database).collection("tasks", { writeConcern: { w: "majority" } });
+        await publish(tasks, "send_email", "of-javascript", {}, { lookup: { user_id: 7, tags: ["a", "$b"] } });
+        await publish(tasks, "send_email", "plain", {});
+        for (const values of [{ user_id: 7 }, { user_id: 7, tags: "$b" }, { tags: "b" }]) {
+          console.log(JSON.stringify((await find(tasks, values)).map((task) => task.key)));
+        }
+        await client.close();
+    """
+    command = ["node", "--input-type=module", "-e", script, mongo_uri, database_name]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert found == [["of-javascript", "of-python"], ["of-javascript"], ["of-python"]]
+    assert [task.key for task in client.find(lookup={"user_id": 7, "tags": "a"})] == found[0]
+    assert client.get("send_email", "of-javascript").lookups == {"user_id": [7], "tags": ["a", "$b"]}
+    assert client.get("send_email", "plain").lookup is None
+
+
 def test_the_code_on_the_page_is_the_code_that_is_executed() -> None:
     page, program = PAGE.read_text(encoding="utf-8"), (EXAMPLE / "publish.mjs").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         assert block.strip() in program
 

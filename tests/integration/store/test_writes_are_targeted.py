@@ -19,15 +19,20 @@ import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
-from mtask import App, Client, Context, TaskSpec
+from mtask import App, Client, Context, Flow, TaskSpec
+from mtask.errors import OperationFailed
 from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import children, operating, retention, settling
 from mtask.store.queues.permits import PermitPool
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
 from tests.clients import claim
-from tests.integration.stores import lapse, publish
+from tests.integration.stores import lapse, publish, stored
 from tests.integration.worker_harness import Bench, Document, working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, until
@@ -277,13 +282,73 @@ def controls(client: Client) -> None:
     client.diagnose()
 
 
+def flows(client: Client, store: SyncStore) -> None:
+    """Steps that are released, canceled, opened again and removed; a flow that fails fast; a child that is owed."""
+    flow = Flow("f", fail_fast=True)
+    first, second = flow.add("1", "task"), flow.add("2", "task")
+    last = flow.add("3", "task", after=[first, second])
+    flow.add("4", "task", after=[last], on_failed="run")
+    client.publish_flow(flow)
+    store.tasks.update_one({"_id": "task:f/3"}, {"$set": {"flow.held_by": "task:f/1"}})
+    child = {**stored(store, "f/2"), "_id": "task:f/5", "key": "f/5"}
+    store.tasks.update_one({"_id": "task:f/1"}, {"$set": {"owed_tasks": [child]}})
+    part = {"key": "f", "step": "6", "after": [], "on_failed": "cancel", "ancestors": ["task:f/1"]}
+    fixed = {name: child[name] for name in ("name", "queue", "params", "task_option")}
+    added = OwedTask({**fixed, "_id": "task:f/6", "key": "f/6", "flow": part})
+    assert store.run(children.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
+    client.cancel("task", "f/1")
+    lapse(store, "f/1")
+    store.run(claims.settle(["task:f/1"]))
+    store.run(settling.settle_all(["task:f/1"]))
+    client.retry("task", "f/1")
+    run_id = claim(store, "task:f/1")
+    failed = Outcome("task:f/1", run_id, RunStatus.FAIL, reason="no luck", final=True)
+    store.run(claims.finish([failed]))
+    store.run(settling.settle_all(["task:f/1"]))
+    client.retry("task", "f/1")
+    client.remove("task", "f/2")
+    refused: Any = [{"$set": {"params": {"$divide": [1, 0]}}}]
+    with pytest.raises(OperationFailed):
+        store.run(settling.change({"_id": {"$in": ["task:f/1"]}}, refused))
+    ended(client, store)
+
+
+def ended(client: Client, store: SyncStore) -> None:
+    """A flow that ends, so that its retention begins, and is opened again."""
+    flow = Flow("g")
+    flow.add("1", "task", retain_fail_ms=60_000_000)
+    client.publish_flow(flow)
+    client.cancel("task", "g/1")
+    assert store.run(retention.end_flows()) == 1
+    client.retry("task", "g/1")
+    assert stored(store, "g/1")["flow"]["end_time"] is None
+
+
+def operated(client: Client, store: SyncStore) -> None:
+    """A flow that is canceled and tried again as a whole, and whose first step is removed."""
+    flow = Flow("h")
+    flow.add("2", "task", after=[flow.add("1", "task")])
+    client.publish_flow(flow)
+    client.cancel("task", "h/1")
+    assert store.run(operating._own(["task:h/1"])) == ["task:h/2"]
+    assert len(client.retry_flow("h").task_ids) == 2
+    assert len(client.cancel_flow("h").task_ids) == 2
+    assert client.remove("task", "h/1")
+    assert client.flow("h").head == "task:h/2"
+
+
 def without_worker(client: Client, source: Mongo) -> None:
-    """What is published in a caller's transaction, a purge, and leases that lapse."""
+    """What is published in a caller's transaction, calls that gather, a purge, and leases that lapse."""
+    for _ in range(2):
+        client.publish("quick", key="gathers", debounce=3600)
+        client.publish("quick", key="window", window=3600)
     with source.start_session() as session, session.start_transaction():
         client.publish("quick", key="in/0", session=session)
         client.publish_many([TaskSpec("quick", key="in/1"), TaskSpec("quick", key="in/2")], session=session)
     assert client.purge(status="INIT", name="quick", limit=2) == 2
     store = SyncStore(source, client.database_name)
+    flows(client, store)
+    operated(client, store)
     publish(store, "lapsed")
     claim(store, "task:lapsed")
     lapse(store, "lapsed")

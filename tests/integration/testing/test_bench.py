@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from mtask import App, Context
+from mtask import App, Context, Flow, Next
 from mtask.errors import ScheduleNotFound
 from mtask.testing import Bench, Stuck, bench
 
@@ -84,3 +84,63 @@ def test_each_bench_has_a_database_of_its_own(app: App, mongo_uri: str) -> None:
     with bench(app, uri=mongo_uri) as one, bench(app, uri=mongo_uri) as other:
         one.client.publish("report", {"kind": "sales"}, key="1")
         assert other.client.count() == 0
+
+
+def test_children_next_tasks_and_delayed_steps_run_to_the_end(mongo_uri: str) -> None:
+    app = App()
+
+    @app.task
+    async def split(context: Context) -> None:
+        await context.add_child("now", later)
+        await context.add_child("hour", later, delay=timedelta(hours=1))
+
+    @app.task
+    def later() -> Next:
+        return Next(last, delay=timedelta(days=1), returns=1)
+
+    @app.task
+    def last(context: Context) -> int:
+        [(step, value)] = context.results()
+        assert step == "later"
+        return int(value) + 1
+
+    @app.task
+    def total(context: Context) -> int:
+        return sum(int(value) for _, value in context.results() if value)
+
+    with bench(app, uri=mongo_uri) as made:
+        flow = Flow("f")
+        flow.add("total", total, after=[flow.add("split", split)], delay=timedelta(minutes=1))
+        made.client.publish_flow(flow)
+        assert {task.key for task in made.run()} == {"f/split", "f/now"}
+        assert [task.key for task in made.advance()] == ["f/hour"]
+        assert made.client.get(total, "f/total").status == "WAITING"
+        assert {task.key for task in made.advance(timedelta(days=1))} == {"f/now/next-1", "f/hour/next-1"}
+        assert made.client.get(total, "f/total").status == "INIT"
+        assert [task.returns for task in made.advance()] == [6]
+
+
+def test_time_passes_for_calls_that_gather(mongo_uri: str) -> None:
+    app = App()
+
+    @app.task
+    def index(number: int) -> int:
+        return number
+
+    @app.task
+    def digest(calls: list[int]) -> int:
+        return sum(calls)
+
+    with bench(app, uri=mongo_uri) as made:
+        for number in (1, 2):
+            made.client.publish(index, {"number": number}, key="k", debounce=3600, max_wait=5400)
+            made.client.publish(digest, number, key="k", collect=True, debounce=3600)
+        assert made.run() == []
+        made.advance(timedelta(minutes=50))
+        made.client.publish(index, {"number": 3}, key="k", debounce=3600, max_wait=5400)
+        assert [task.returns for task in made.advance(timedelta(minutes=11))] == [3]
+        assert [task.returns for task in made.advance(timedelta(minutes=30))] == [3], "max_wait has passed"
+        assert made.client.publish(index, {"number": 4}, key="k", window=7200).updated is False
+        made.advance(timedelta(hours=2))
+        assert made.client.publish(index, {"number": 4}, key="k", window=7200).updated
+        assert [task.returns for task in made.run()] == [4]

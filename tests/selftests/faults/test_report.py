@@ -12,7 +12,7 @@ import matplotlib.image
 import pytest
 
 from tests.faults import report
-from tests.faults.checks.verdict import MAX_EXAMPLES, Distribution, Figures, Rescue, Timeline, Verdict
+from tests.faults.checks.verdict import KINDS, MAX_EXAMPLES, Distribution, Figures, Rescue, Timeline, Verdict
 from tests.faults.history import Call, Fault, History, Ledger, Note, Sample
 from tests.faults.markdown import Outcome, markdown
 from tests.faults.measures import Memory, leftovers, memory_of, recoveries, slope
@@ -126,7 +126,7 @@ def test_clean_report_shows_each_zero_right_after_its_title() -> None:
     parts = markdown(OUTCOME).split("\n\n")
     line = "**CLEAN: 0 violations in 6,000 tasks, 24 faults, 102 rescues (p99 900 ms with the database up).**"
     assert parts[1] == line
-    assert [cells[1] for cells in rows_of(parts[2])] == ["times", "---:", *["0"] * 12]
+    assert [cells[1] for cells in rows_of(parts[2])] == ["times", "---:", *["0"] * len(KINDS)]
     assert [LOST, "0"] in rows_of(parts[2])
     assert "## Violations" not in "\n\n".join(parts)
 

@@ -10,6 +10,8 @@ import pytest
 from mtask import AsyncClient, Client
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.connection_sync import SyncConnection
+from mtask.client.reading.completed_aio import AsyncCompleted
+from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.events_sync import Events
 from mtask.client.reading.reader import AsyncReader, SyncReader
@@ -20,6 +22,7 @@ _AIO = "mtask/client/aio.py"
 _PAIRS = [
     (AsyncClient, Client),
     (AsyncConnection, SyncConnection),
+    (AsyncCompleted, Completed),
     (AsyncEvents, Events),
     (AsyncReader, SyncReader),
     (AsyncCursor, SyncCursor),

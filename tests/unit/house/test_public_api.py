@@ -22,10 +22,15 @@ from pydantic import BaseModel
 import mtask
 import mtask.testing
 from mtask.app.context import Transaction
+from mtask.app.family import Adding, Results
 from mtask.app.middleware import FinishCall, RunCall
+from mtask.client.diagnosis.explain import Reason
 from mtask.client.operating.scheduling import ScheduleArguments
+from mtask.client.reading.completed_aio import AsyncCompleted
+from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.events_sync import Events
+from mtask.model.lookup import LookupEntry
 from mtask.model.options import TaskOptions
 from mtask.store.streams.events import EventKind, TaskEvent
 
@@ -36,16 +41,34 @@ REMEDY = "if this is meant, run `python -m tests.unit.house.test_public_api` and
 _REACHED = (
     Events,
     AsyncEvents,
+    Completed,
+    AsyncCompleted,
+    Reason,
+    LookupEntry,
     TaskEvent,
     EventKind,
     Transaction,
+    Adding,
+    Results,
     TaskOptions,
     ScheduleArguments,
     RunCall,
     FinishCall,
 )
 #: Users get these from a call or as an argument, and do not make them.
-_MADE_BY_US = (mtask.Context, Transaction, Events, AsyncEvents, RunCall, FinishCall)
+_MADE_BY_US = (
+    mtask.Context,
+    Transaction,
+    Adding,
+    Results,
+    Events,
+    AsyncEvents,
+    Completed,
+    AsyncCompleted,
+    mtask.TaskFields,
+    RunCall,
+    FinishCall,
+)
 _PROTOCOLS = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__next__", "__aiter__", "__anext__")
 _NOTHING = inspect.Parameter.empty
 

@@ -300,3 +300,29 @@ async def _async_generator(context: Context) -> Any:
 def test_what_could_never_run_is_refused_when_it_is_registered(function: Any, advice: str) -> None:
     with pytest.raises(HandlerError, match=advice):
         App().task(function)
+
+
+@pytest.mark.parametrize(
+    ("given", "flow_key", "expected"),
+    [
+        (None, "import/1", None),
+        ("store", None, "store"),
+        ("store", "import/1", "store"),
+        ({"import": "store", "fast": "skip"}, "import/1/2", "store"),
+        ({"import": "store", "fast": "skip"}, "fast", "skip"),
+        ({"import": "store"}, "other/import", None),
+        ({"import": "store"}, None, None),
+    ],
+)
+def test_next_task_is_named_by_the_first_part_of_the_flows_key(
+    given: Any, flow_key: str | None, expected: str | None
+) -> None:
+    assert made(nothing, next_names=given).next_name(flow_key) == expected
+
+
+@pytest.mark.parametrize(
+    "given", ["no name", "", {"import": "no name"}, {"a/b": "store"}, {1: "store"}, ["store"], nothing]
+)
+def test_what_names_no_next_task_is_refused(given: Any) -> None:
+    with pytest.raises(HandlerError, match="next"):
+        made(nothing, next_names=given)

@@ -98,3 +98,10 @@ def test_requests_for_one_simple_task_are_short() -> None:
 
 def test_change_streams_filter_holds_no_instant_that_would_age() -> None:
     assert set(instants_in(wakeups.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy("reject"), Policy(clean_failed=True)], ids=repr)
+def test_task_without_lookups_is_published_as_before_there_were_any(policy: Policy) -> None:
+    call = next(publishing.publish(_TASK, policy))
+    assert "lookup" not in repr(call)
+    assert "lookup" not in _TASK.fixed()

@@ -425,3 +425,29 @@ def test_they_go_on_where_they_were_after_a_break(
 def test_nonsense_is_refused(mongo_uri: str, database_name: str, given: dict[str, Any]) -> None:
     with Client(mongo_uri, database=database_name) as client, pytest.raises(InvalidInput):
         client.events(**given)
+
+
+def test_the_end_of_a_run_that_begins_the_next_round_is_told_with_it(client: AnyClient, store: SyncStore) -> None:
+    def again(number: int) -> None:
+        client.publish("task", number, key="k", if_running="again")
+
+    with Reading(client) as reading:
+        again(1)
+        run_id = claim(store, "task:k", "w1")
+        again(2)
+        succeed(store, "task:k", run_id)
+        claim(store, "task:k", "w1")
+        again(3)
+        client.cancel("task", "k")
+        again(4)
+        lapse(store, "k")
+        store.run(claims.settle(["task:k"]))
+        run_id = claim(store, "task:k", "w1")
+        succeed(store, "task:k", run_id)
+        again(5)
+        found = reading.take(10)
+        assert reading.is_silent()
+    kinds = ["published", "claimed", "succeeded", "reopened", "claimed", "timed_out", "reopened", "claimed"]
+    kinds += ["succeeded", "reopened"]
+    assert told(found) == [(kind, "task:k") for kind in kinds]
+    assert [event.kind.value for event in found if event.is_end] == ["succeeded"]

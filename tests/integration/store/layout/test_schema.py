@@ -73,6 +73,41 @@ def with_field(path: str, value: Any) -> Document:
     return made
 
 
+_STEP: Document = {"key": "f", "step": "s", "after": ["task:a"], "on_failed": "cancel"}
+_WRONG_STEPS: list[Document] = [
+    {"key": ""},
+    {"step": 7},
+    {"after": "task:a"},
+    {"after": [7]},
+    {"after": ["task:a"] * 10_001},
+    {"on_failed": "ignore"},
+    {"fail_fast": "yes"},
+    {"delay_ms": -1},
+    {"release_time": 7},
+    {"held_by": 7},
+    {"ancestors": ["task:a"] * 17},
+    {"head": 7},
+    {"end_time": "never"},
+]
+_MARK: Document = {"asked_time": _NOW, "call_id": "c"}
+_GATHER: Document = {"kind": "latest", "newest": _MARK}
+_NEXT_ROUND: Document = {
+    "params": None,
+    "queue": "default",
+    "task_option": TaskOption().stored(),
+    "gather": _GATHER,
+}
+_WRONG_GATHERS: list[Document] = [
+    {"kind": "some"},
+    {"newest": {"asked_time": _NOW}},
+    {"newest": _MARK | {"call_id": "x" * 65}},
+    {"consumed": {"call_id": "c"}},
+    {"first_time": 7},
+    {"debounce_ms": -1},
+    {"ids": [7]},
+    {"ids": ["c"] * 1001},
+    {"full": "yes"},
+]
 _RUN = "task_state.worker_states.0"
 _REQUIRED = [
     "name",
@@ -122,6 +157,39 @@ _WRONG: list[tuple[str, Any]] = [
     (f"{_RUN}.retry_time", "soon"),
     (f"{_RUN}.final", "yes"),
     ("expire_time", "never"),
+    ("lookup", "user_id"),
+    ("lookup", {"k": "user_id", "v": 7}),
+    ("lookup", [7]),
+    ("lookup", [{"k": "user_id"}]),
+    ("lookup", [{"v": 7}]),
+    ("lookup", [{"k": "user id", "v": 7}]),
+    ("lookup", [{"k": 7, "v": 7}]),
+    ("lookup", [{"k": "", "v": 7}]),
+    ("lookup", [{"k": "a" * 65, "v": 7}]),
+    ("lookup", [{"k": "user_id", "v": None}]),
+    ("lookup", [{"k": "user_id", "v": [7]}]),
+    ("lookup", [{"k": "user_id", "v": {"deep": 7}}]),
+    ("lookup", [{"k": "user_id", "v": "a" * 513}]),
+    ("lookup", [{"k": "user_id", "v": n} for n in range(33)]),
+    ("task_state.status", "WAITING"),
+    ("task_state.reason", 7),
+    ("owed_since", "now"),
+    ("owed_tasks", {}),
+    ("owed_tasks", ["task:k"]),
+    ("flow", "f"),
+    ("flow", []),
+    ("flow", {}),
+    *(("flow", {name: value for name, value in _STEP.items() if name != missing}) for missing in _STEP),
+    *(("flow", _STEP | wrong) for wrong in _WRONG_STEPS),
+    ("gather", "latest"),
+    *(("gather", _GATHER | wrong) for wrong in _WRONG_GATHERS),
+    ("again", True),
+    *(("again", {name: value for name, value in _NEXT_ROUND.items() if name != missing}) for missing in _NEXT_ROUND),
+    ("again", _NEXT_ROUND | {"queue": ""}),
+    ("again", _NEXT_ROUND | {"task_option": {"priority": 1}}),
+    ("again", _NEXT_ROUND | {"lookup": [{"k": "user_id"}]}),
+    ("again", _NEXT_ROUND | {"start_time": "now"}),
+    ("again", _NEXT_ROUND | {"gather": {"kind": "latest"}}),
     ("task_option.priority", "high"),
     ("task_option.priority", 1.5),
     ("task_option.priority", 10**10),
@@ -145,6 +213,10 @@ _WRONG: list[tuple[str, Any]] = [
     ("task_option.retain_fail_ms", "1d"),
 ]
 _RIGHT: list[tuple[str, Any]] = [
+    ("lookup", None),
+    ("lookup", []),
+    ("lookup", [{"k": "user_id", "v": value} for value in (7, 7.5, "a" * 512, True, _NOW, Int64(7), b"7")]),
+    ("lookup", [{"k": "user.id-1_", "v": n} for n in range(32)]),
     ("params", None),
     ("params", [1, "two"]),
     ("task_state.start_time", None),
@@ -157,6 +229,17 @@ _RIGHT: list[tuple[str, Any]] = [
     ("task_option.run_timeout_ms", 5.0),
     ("task_option.specific_worker_ids", ["$w1"]),
     ("schema_version", 1.0),
+    ("flow", None),
+    ("flow", _STEP),
+    ("flow", _STEP | {"delay_ms": 5.0, "release_time": _NOW, "held_by": None, "of_ours": True}),
+    ("owed_since", _NOW),
+    ("owed_tasks", []),
+    ("gather", None),
+    ("gather", {}),
+    ("gather", _GATHER | {"consumed": _MARK, "ids": [], "debounce_ms": 5.0, "full": True}),
+    ("again", None),
+    ("again", _NEXT_ROUND),
+    ("again", _NEXT_ROUND | {"start_time": None, "lookup": [{"k": "user_id", "v": 7}]}),
     ("of_ours", {"anything": True}),
 ]
 
@@ -175,6 +258,12 @@ def test_a_document_without_a_required_field_is_refused(store: SyncStore, path: 
 @pytest.mark.parametrize(("path", "value"), _WRONG)
 def test_a_wrong_value_is_refused(store: SyncStore, path: str, value: Any) -> None:
     assert_refused(store, with_field(path, value))
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, value in _WRONG if path == "lookup"], ids=str)
+def test_a_wrong_lookup_is_refused_by_the_model_too(value: Any, path: str) -> None:
+    with pytest.raises(ValidationError, match="lookup"):
+        Task.model_validate(with_field(path, value))
 
 
 @pytest.mark.parametrize(("path", "value"), _RIGHT)
@@ -257,6 +346,13 @@ def test_a_final_task_needs_no_preemption_time(store: SyncStore, status: str) ->
     made = with_field("task_state.next_preempt_time", _MISSING)
     made["task_state"]["status"] = status
     store.tasks.insert_one(made)
+
+
+def test_a_waiting_step_needs_no_preemption_time(store: SyncStore) -> None:
+    made = with_field("task_state.next_preempt_time", _MISSING) | {"flow": _STEP}
+    made["task_state"]["status"] = "WAITING"
+    store.tasks.insert_one(made)
+    assert stores.parsed(store, "k").status == "WAITING"
 
 
 def test_an_update_that_would_break_a_task_is_refused(store: SyncStore) -> None:

@@ -24,9 +24,16 @@ from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.layout.schema import (
+    CHILDREN_INDEX,
     DISCOVERY_INDEX,
     EXPIRY_INDEX,
+    FLOW_INDEX,
+    HEAD_INDEX,
+    HELD_INDEX,
+    LOOKUP_INDEX,
+    OWED_INDEX,
     STATUS_INDEX,
+    UNENDED_INDEX,
     schema_title,
     task_validator,
     worker_indexes,
@@ -38,6 +45,8 @@ from tests.integration import stores
 from tests.mongo import Client, eventually
 
 Document = dict[str, Any]
+_FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX]
+_OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_FLOWS])
 
 
 @pytest.fixture
@@ -64,7 +73,7 @@ def assert_complete(store: SyncStore) -> None:
     assert tasks[0]["validator"] == task_validator()
     assert workers[0]["validator"] == worker_validator()
     assert all(each[0].get("validationAction", "error") == "error" for each in (tasks, workers))
-    assert tasks[1] == sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX])
+    assert tasks[1] == _OF_TASKS
     assert workers[1] == sorted(["_id_", EXPIRY_INDEX])
 
 
@@ -72,6 +81,19 @@ def test_an_empty_database_gets_collections_validators_and_indexes(store: SyncSt
     server_time = store.run(setup.ensure())
     assert abs(server_time - datetime.now(UTC)) < timedelta(minutes=1)
     assert_complete(store)
+
+
+def test_database_of_an_earlier_revision_gets_the_index_of_lookups_and_keeps_its_tasks(store: SyncStore) -> None:
+    store.run(setup.ensure())
+    stores.publish(store, "k")
+    store.tasks.drop_index(LOOKUP_INDEX)
+    earlier = task_validator()
+    earlier["$jsonSchema"]["title"] = schema_title("tasks").replace(f"revision {SCHEMA_REVISION}", "revision 4")
+    del earlier["$jsonSchema"]["properties"]["lookup"]
+    store.database.command("collMod", "tasks", validator=earlier)
+    store.run(setup.ensure())
+    assert_complete(store)
+    assert stores.parsed(store, "k").lookup is None
 
 
 def test_making_sure_again_changes_nothing(store: SyncStore) -> None:
@@ -95,7 +117,7 @@ def test_eight_threads_at_once_make_it_once_and_none_of_them_fails(mongo_uri: st
 
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(ensure_and_publish, range(8)))
-    assert seen == [sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX])] * 8
+    assert seen == [_OF_TASKS] * 8
     assert_complete(store)
 
 

@@ -107,7 +107,7 @@ TAKEN: dict[str, Document] = {
 
 #: A claim passes over them: what they say would be derived anew, and nobody told.
 PASSED_OVER: dict[str, Document] = {
-    "unknown status": malformed(task_state__status="WAITING"),
+    "unknown status": malformed(task_state__status="DONE"),
     "status missing": malformed(task_state__status=_MISSING),
     "status as a list": malformed(task_state__status=[1]),
     "cancel_requested as text": malformed(task_state__cancel_requested="no"),
@@ -121,6 +121,7 @@ PASSED_OVER: dict[str, Document] = {
 
 #: What is derived is derived anew by a claim, whatever stood there.
 MENDED: dict[str, Document] = {
+    "waiting, but of no flow": malformed(task_state__status="WAITING"),
     "finish_time as text": malformed(task_state__finish_time="never"),
     "preemption time before the years of Python": malformed(
         task_state__next_preempt_time=DatetimeMS(-90_000_000_000_000)

@@ -182,6 +182,30 @@ def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
 # --- fired ----------------------------------------------------------------------------------------------------
 
 
+def test_firings_have_the_lookups_of_their_schedule(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str
+) -> None:
+    app = App()
+
+    @app.schedule(EVERY_SECOND, id="declared", params={"user_id": 8}, lookup={"tags": ["a", "b"]})
+    @app.task(lookup=["user_id"])
+    def report(user_id: int) -> None: ...
+
+    client.add_schedule("stored", "report", EVERY_SECOND, lookup={"user_id": 7})
+    client.add_schedule("plain", "report", EVERY_SECOND)
+
+    async def scenario() -> None:
+        async with scheduling_by(mongo_uri, database_name, 1, app):
+            await until(lambda: len({key.split("/")[0] for key in keys(store)}) == 3, message="one firing of each")
+
+    asyncio.run(scenario())
+    expected = {"declared": {"user_id": [8], "tags": ["a", "b"]}, "stored": {"user_id": [7]}, "plain": {}}
+    for task in client.find():
+        assert task.lookups == expected[task.key.split("/")[0]]
+    plain = {"key": {"$regex": "^plain/"}, "lookup": {"$exists": True}}
+    assert store.tasks.count_documents(plain) == 0
+
+
 def test_each_firing_exists_once_however_many_schedulers_run(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:

@@ -1,0 +1,57 @@
+"""`mtask position`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+from rich.text import Text
+
+from mtask.cli.context import Cli
+from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.output import clean, counted, lasting, moment, relative, status_text
+from mtask.client.diagnosis.position import Position
+from mtask.model.status import TaskStatus
+
+PANEL = "Tasks"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "position", panel=PANEL)(position)
+
+
+def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
+    """Show the place of a task among the due tasks of its queue, and when it will probably start.
+
+    Tasks go before it by priority, then by the time at which they were due. Only tasks that the same workers may take
+    are counted, up to nearly 10,000.
+    """
+    found = cli.client(reads_only=True).position(*name_and_key(name, key))
+    reasons = [{"reason": r.code, "message": r.message, "until": r.until} for r in found.reasons]
+    heading = Text.assemble((clean(found.task_id), "bold"), "  ", status_text(found.status))
+    cli.answer({**asdict(found), "is_due": found.is_due, "reasons": reasons}, heading, *_lines(found))
+
+
+def _lines(found: Position) -> list[str | Text]:
+    if found.status is TaskStatus.WAITING:
+        return ["no place in its queue yet", *_reasons(found)]
+    if found.ahead is None or found.due_time is None:
+        return [] if found.due_time is None else [f"held until {moment(found.due_time)} at least"]
+    number = f"at least {counted(found.ahead, 'due task')}" if found.is_more else counted(found.ahead, "due task")
+    due = (
+        f"due for {lasting(found.now - found.due_time)}"
+        if found.is_due
+        else f"due {relative(found.due_time, found.now)}"
+    )
+    lines: list[str | Text] = [f"{number if found.ahead else 'no due task'} before it; {due}"]
+    if found.start_estimate is not None:
+        by = "" if found.rate is None else f", as its queue finishes {found.rate:.3g} tasks a second"
+        least = "not before " if found.is_more else "probably "
+        when = relative(found.start_estimate, found.now) if found.start_estimate > found.now else "now"
+        lines.append(f"starts {least}{when}{by}")
+    return [*lines, *_reasons(found)]
+
+
+def _reasons(found: Position) -> list[Text]:
+    return [Text(clean(reason.message), style="yellow") for reason in found.reasons]

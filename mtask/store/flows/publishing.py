@@ -1,0 +1,155 @@
+"""Publishes flows: all tasks of a flow in one transaction, once for each key of a flow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DuplicateKey, FlowConflict, WorkersTooOld
+from mtask.model.documents import OnFailed
+from mtask.model.status import TaskStatus
+from mtask.store import workers
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.layout.schema import FLOW_INDEX
+from mtask.store.statements import expressions as x
+from mtask.store.statements import requests
+from mtask.store.tasks.publishing import NewTask, milliseconds
+
+Document = dict[str, Any]
+#: Time limit of a statement that reads or inserts all steps of a flow.
+_LONG = timedelta(seconds=60)
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A validated task of a flow, ready to be published."""
+
+    task: NewTask
+    step: str
+    after: Sequence[str]  #: the ids of the dependencies
+    on_failed: OnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class NewFlow:
+    """A validated flow, ready to be published."""
+
+    key: str
+    steps: Sequence[NewStep]
+    fail_fast: bool = False
+
+    @property
+    def head(self) -> NewStep:
+        """The first step that waits for no other."""
+        return next(step for step in self.steps if not step.after)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFlow:
+    """The result of publishing a flow."""
+
+    key: str
+    task_ids: Sequence[str]  #: the ids of the steps, in the order in which they were added
+    created: bool  #: whether this call has published the flow; if it is False, the call has changed nothing
+    #: Whether the flow that exists under this key has other steps or other dependencies.
+    differs: bool = False
+
+
+def publish(flow: NewFlow) -> Operation[PublishedFlow]:
+    """Publish a flow. The caller must run this operation in a transaction.
+
+    Raises FlowConflict or WorkersTooOld.
+    """
+    task_ids = [step.task.task_id for step in flow.steps]
+    found = yield tasks("find", {"flow.key": flow.key}, _SHAPE, hint=FLOW_INDEX).within(_LONG)
+    if found:
+        return PublishedFlow(flow.key, task_ids, created=False, differs=_shape_of(found) != _shape(flow))
+    old = yield from workers.without_flows(_EXAMPLES)
+    if old:
+        raise WorkersTooOld(old)
+    taken = yield tasks("find", {"_id": {"$in": task_ids}}, {"_id": 1}, limit=_EXAMPLES).within(_LONG)
+    if taken:
+        raise FlowConflict(flow.key, [document["_id"] for document in taken])
+    now = yield from _insert_head(flow)
+    rest = [_document(flow, step, now) for step in flow.steps if step is not flow.head]
+    if rest:
+        try:
+            yield tasks("insert_many", rest).within(_LONG)
+        except DuplicateKey as error:
+            raise FlowConflict(flow.key, []) from error
+    return PublishedFlow(flow.key, task_ids, created=True)
+
+
+#: The fields by which two shapes of a flow are compared.
+_SHAPE = {"flow.after": 1, "flow.on_failed": 1, "flow.ancestors": 1}
+_Shape = dict[str, tuple[frozenset[str], str]]
+
+
+def _shape(flow: NewFlow) -> _Shape:
+    return {step.task.task_id: (frozenset(step.after), step.on_failed) for step in flow.steps}
+
+
+def _shape_of(found: Sequence[Document]) -> _Shape:
+    steps = ((document["_id"], document["flow"]) for document in found)
+    # Children are no part of the shape: handlers have added them.
+    return {
+        task_id: (frozenset(step.get("after", ())), str(step.get("on_failed")))
+        for task_id, step in steps
+        if not step.get("ancestors")
+    }
+
+
+def _insert_head(flow: NewFlow) -> Operation[datetime]:
+    """Insert the first step; return the server's time.
+
+    All other steps get the same create_time. A transaction cannot ask for the server's time in another way.
+    """
+    head = flow.head
+    fixed = {**head.task.fixed(), "flow": _part(flow, head)}
+    pipeline = requests.publish(fixed, head.task.start_expression(), released=x.NOW)
+    update = tasks(
+        "find_one_and_update",
+        {"_id": head.task.task_id},
+        pipeline,
+        {"flow.head": 1, "task_state.create_time": 1},
+        upsert=True,
+        return_document=ReturnDocument.AFTER,
+    )
+    try:
+        made = yield update
+    except DuplicateKey as error:  # a flow of this key, in another shape, has just been published
+        raise FlowConflict(flow.key, []) from error
+    now: datetime = made["task_state"]["create_time"]
+    return now
+
+
+def _part(flow: NewFlow, step: NewStep) -> Document:
+    """Return the step's part in its flow, without times."""
+    part: Document = {"key": flow.key, "step": step.step, "after": list(step.after), "on_failed": step.on_failed}
+    if flow.fail_fast:
+        part["fail_fast"] = True
+    if step is flow.head:
+        part |= {"head": flow.key, "end_time": None}
+    return part
+
+
+def _document(flow: NewFlow, step: NewStep, now: datetime) -> Document:
+    task, part = step.task, _part(flow, step)
+    if not step.after:
+        fixed = {**task.fixed(), "flow": {**part, "release_time": now}}
+        return requests.task_document(fixed, task.start_at(now), now)
+    # The dependents of a task must not all be held by the same dependency, so the choice is random.
+    part["held_by"] = random.choice(step.after)
+    start = task.start
+    if isinstance(start, timedelta):  # a delay counts from the release
+        part["delay_ms"], start = milliseconds(start), None
+    made = requests.task_document({**task.fixed(), "flow": part}, start, now)
+    made["task_state"]["status"] = TaskStatus.WAITING.value
+    del made["task_state"]["next_preempt_time"]
+    return made

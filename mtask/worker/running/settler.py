@@ -1,0 +1,55 @@
+"""The settler: after the end of a step, tells the other tasks of its flow.
+
+The end of a step and the mark that others are owed are one write. So nothing is lost if this worker dies, or if the
+settler fails: a scan of any worker finds the mark, and does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mtask.errors import MtaskError
+from mtask.store.driver.stores import AsyncStore
+from mtask.store.flows import settling
+from mtask.worker.log import fields, logger
+
+#: The most ended steps that are settled together.
+_MAX_GROUP = 200
+
+
+class Settler:
+    """Settles the ends of steps in groups. While one group is under way, the next one gathers."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self._waiting: dict[str, None] = {}
+        self._under_way: asyncio.Task[None] | None = None
+
+    def submit(self, task_id: str) -> None:
+        """Settle the end of this step soon."""
+        self._waiting[task_id] = None
+        if self._under_way is None:
+            self._under_way = asyncio.get_running_loop().create_task(self._settle_waiting())
+            self._under_way.add_done_callback(self._landed)
+
+    async def drain(self) -> None:
+        """Wait until each submitted end is settled, or left to a scan."""
+        while self._under_way is not None:
+            await asyncio.wait((self._under_way,))
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._under_way = None
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("settler failed and goes on", exc_info=task.exception())
+        if self._waiting:
+            self.submit(next(iter(self._waiting)))
+
+    async def _settle_waiting(self) -> None:
+        while self._waiting:
+            group = list(self._waiting)[:_MAX_GROUP]
+            for task_id in group:
+                del self._waiting[task_id]
+            try:
+                await self._store.run(settling.settle_all(group))
+            except MtaskError as error:
+                logger.warning("flow not settled, left to a scan", extra=fields(tasks=len(group), reason=str(error)))

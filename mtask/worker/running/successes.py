@@ -1,0 +1,51 @@
+"""Successes: makes the outcome of a run whose handler returned, perhaps with the task as which the task goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtask.app.family import with_handler
+from mtask.app.next import Next
+from mtask.model.handlers import Handler
+from mtask.model.status import RunStatus
+from mtask.store.driver.encoding import stored_size
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
+from mtask.worker.running.finisher import refusal
+from mtask.worker.running.outcomes import checked
+from mtask.worker.state.held_run import HeldRun
+
+
+class Successes:
+    """Makes the outcomes of runs whose handlers returned."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults."""
+        self._handlers = handlers
+
+    def outcome(self, run: HeldRun, returned: Any) -> tuple[Outcome, int]:
+        """Return the outcome, and the size of what it stores in bytes.
+
+        It is a SUCCESS, or a final FAIL if the value or the next task cannot be stored.
+        """
+        next_one = returned if isinstance(returned, Next) else self._next_by_name(run)
+        value, size, refused = checked(returned.returns if isinstance(returned, Next) else returned)
+        if refused:
+            return refusal(run, refused), 0
+        owed: OwedTask | None = None
+        if next_one is not None:
+            try:
+                owed = next_one.prepare(run.task, with_handler(next_one.task, self._handlers), run.run_id)
+                size += stored_size(owed.fixed)
+            except Exception as error:
+                return refusal(run, f"the task cannot go on as {next_one.task!r}: {error}"), 0
+        return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value, next=owed), size
+
+    @staticmethod
+    def _next_by_name(run: HeldRun) -> Next | None:
+        """Return the next task that `@app.task(next=...)` asks for. It has the same params."""
+        if run.handler.next is None:
+            return None
+        name = run.handler.next_name(None if run.task.flow is None else run.task.flow.key)
+        return None if name is None else Next(name, run.task.params)

@@ -1,0 +1,203 @@
+"""Mutations of flows: each step of settling and deciding left out, and each of their guards."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_SETTLING = "mtask/store/flows/settling.py"
+_FLOWS = "mtask/store/statements/flows.py"
+_RETENTION = "mtask/store/flows/retention.py"
+_TESTS = "tests/integration/store/flows/test_settling.py"
+_PARITY = "tests/parity/test_flows_parity.py"
+_WORKER_TESTS = "tests/integration/worker/running/test_flows.py"
+_SHORT_PARITY = "tests/parity/test_simple_parity.py"
+
+FLOW_MUTATIONS = (
+    Mutation(
+        "settle-publishes-nothing",
+        "What a step owes the flow is never published, and its dependents wait for ever.",
+        (Edit(_SETTLING, "if owing_rows:", "if False:"),),
+        (f"{_TESTS}::test_outbox_gap",),
+    ),
+    Mutation(
+        "told-as-it-was-before-its-children",
+        "A task that owed a child counts as open once more when its dependents are told, and its mark is removed.",
+        (Edit(_SETTLING, "            continue  # only now have the tasks ended that owed others\n", ""),),
+        (f"{_TESTS}::test_a_task_that_owed_a_child_tells_its_dependents_of_its_end",),
+    ),
+    Mutation(
+        "settle-decides-not-itself",
+        "A WAITING step that was opened again, or whose watch was moved, is left as it is.",
+        (Edit(_SETTLING, 'decided = yield from _decide([row["_id"] for row in rows if _status(row) == '
+              "TaskStatus.WAITING])", "decided = yield from _decide([])"),),
+        (f"{_TESTS}::test_moved_watch", f"{_TESTS}::test_a_retry_opens_exactly_what_the_failure_canceled"),
+    ),
+    Mutation(
+        "settle-takes-no-verdict-back",
+        "A stale verdict stays, although the task that caused it is not failed.",
+        (Edit(_SETTLING, "    further += yield from _reopen_undue(rows)\n", ""),),
+        (f"{_TESTS}::test_stale_verdict_while_the_dependency_runs_again_is_taken_back",),
+    ),
+    Mutation(
+        "settle-without-fail-fast",
+        "A flow that fails fast goes on.",
+        (Edit(_SETTLING, '== TaskStatus.FAIL and _part(row).get("fail_fast")', "is None"),),
+        (f"{_TESTS}::test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures",),
+    ),
+    Mutation(
+        "settle-tells-nobody",
+        "The end of a step releases nothing.",
+        (Edit(_SETTLING, "    told = yield from _tell(rows)",
+              "    told = _Told([], is_complete=True)"),),
+        (f"{_TESTS}::test_a_diamond_runs_in_order_and_each_step_is_released_once",),
+    ),
+    Mutation(
+        "retry-opens-nothing",
+        "A retry leaves canceled what the failure canceled.",
+        (Edit(_SETTLING, "        further += yield from _reopen([row for row in found if _status(row) in _FAILED])\n",
+              ""),),
+        (f"{_TESTS}::test_a_retry_opens_exactly_what_the_failure_canceled",),
+    ),
+    Mutation(
+        "nothing-follows",
+        "The steps that end because of a step are not settled.",
+        (Edit(_SETTLING, "waiting = [*dict.fromkeys([*waiting, *further])]", "waiting = [*waiting]"),),
+        (f"{_TESTS}::test_a_chain_of_cancels_is_settled_at_once",),
+    ),
+    Mutation(
+        "cross-off-whatever-the-mark",
+        "The mark of a newer change is removed.",
+        (Edit(_FLOWS, '"owed_since": mark, STATUS: status}', '"owed_since": {"$exists": True}, STATUS: status}'),),
+        (f"{_TESTS}::test_a_mark_of_the_same_status_stays_if_it_is_another_mark",),
+    ),
+    Mutation(
+        "move-without-a-mark",
+        "A settler that dies right after it moved a watch loses the step.",
+        (Edit(_FLOWS, '"owed_since": x.later_than(x.OWED_SINCE, now),\n                "quiet_time": now,\n',
+              '"quiet_time": now,\n'),),
+        (f"{_TESTS}::test_moved_watch",),
+    ),
+    Mutation(
+        "move-without-reading-again",
+        "A watch that moves to a task that has just ended is noticed by a scan only.",
+        (Edit(_SETTLING, "        pending += yield from _confirm(moved)\n", ""),),
+        (f"{_TESTS}::test_moved_watch",),
+    ),
+    Mutation(
+        "decide-whoever-holds",
+        "A step is released by one who read before its watch moved to an open task.",
+        (Edit(_FLOWS, "return {**_held_as_before(holders), STATUS: _WAITING}",
+              "return {**by_ids(list(holders)), STATUS: _WAITING}"),),
+        (f"{_TESTS}::test_a_release_by_one_who_read_before_the_watch_moved_is_none",),
+    ),
+    Mutation(
+        "reopen-whoever-ended-it",
+        "A slow settler opens a step again that a user has canceled.",
+        (Edit(_FLOWS, 'return {**_held_as_before(culprits), STATUS: {"$in": _FAILED}}',
+              'return {**by_ids(list(culprits)), STATUS: {"$in": _FAILED}}'),),
+        (f"{_TESTS}::test_a_cancel_by_a_user_is_not_undone_by_a_slow_settler",),
+    ),
+    Mutation(
+        "release-by-an-old-read",
+        "A settler that stood still releases a step whose dependency runs again.",
+        (Edit(_SETTLING, '                    guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
+        (f"{_TESTS}::test_a_release_does_not_follow_from_a_read_of_long_ago",),
+    ),
+    Mutation(
+        "cross-off-by-a-lagging-read",
+        "After a failover, a read that lags behind the move of a watch removes the mark of the move.",
+        (Edit(_SETTLING, " or decided.stays(row)]", " or True]"),),
+        (f"{_TESTS}::test_a_moved_watch_stays_marked_if_the_deciding_read_does_not_show_the_move_yet",),
+    ),
+    Mutation(
+        "cross-off-though-not-told",
+        "After a failover, a read that lags behind the end of a step removes the mark of this end.",
+        (Edit(_SETTLING, "    if not told.is_complete:\n        return", "    if False:\n        return"),),
+        (f"{_TESTS}::test_a_mark_stays_if_the_deciding_read_does_not_show_the_end_yet",),
+    ),
+    Mutation(
+        "fail-fast-cancels-the-retry",
+        "A slow settler cancels the step that failed, although it was retried meanwhile.",
+        (Edit(_SETTLING, ', "_id": {"$ne": task_id}}', "}"),),
+        (f"{_TESTS}::test_a_slow_fail_fast_does_not_cancel_the_retry",),
+    ),
+    Mutation(
+        "ended-while-it-owes-tasks",
+        "A step counts as ended although tasks that it added are still to be published.",
+        (Edit(_SETTLING, 'known, row["owes"], ', "known, False, "),),
+        (f"{_PARITY}::test_what_a_look_reads_decides_as_the_rules_do",),
+    ),
+    Mutation(
+        "children-are-not-awaited",
+        "A step starts before the children of its dependency have ended.",
+        (Edit(_SETTLING, "bool(part.get(\"has_children\"))", "False"),),
+        (f"{_TESTS}::test_outbox_gap",),
+    ),
+    Mutation(
+        "children-that-owe-are-not-awaited",
+        "A step starts although a child of its dependency still owes the flow a task.",
+        (Edit(_SETTLING, "for matched in (flows.descendants, flows.owing_descendants):",
+              "for matched in (flows.descendants,):"),),
+        (f"{_PARITY}::test_what_a_look_reads_decides_as_the_rules_do",),
+    ),
+    Mutation(
+        "look-at-two-moments",
+        "What a step waits for is read later than the step, so a release can follow from no state that ever was.",
+        (Edit(_SETTLING, 'concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", '
+              '"atClusterTime": moment}', 'concern = {"level": "snapshot"}'),),
+        (f"{_TESTS}::test_a_look_shows_one_moment",),
+    ),
+    Mutation(
+        "removed-dependency-is-none",
+        "A step starts although somebody removed its dependency.",
+        (Edit(_SETTLING, "[found.get(task_id) or Awaited(task_id, None) for task_id in after]",
+              "[found[task_id] for task_id in after if task_id in found]"),),
+        (f"{_TESTS}::test_a_removed_dependency_counts_as_canceled",),
+    ),
+    Mutation(
+        "short-release-of-what-has-run",
+        "A step that has run before is released by the short form, which knows nothing of runs.",
+        (Edit(_FLOWS, '        {"$eq": [x.RUNS, []]},\n        {"$eq": [f"{x.STATE}.failed_cnt", 0]},\n',
+              '        {"$eq": [f"{x.STATE}.failed_cnt", 0]},\n'),),
+        (f"{_PARITY}::test_the_short_release_is_the_release",),
+    ),
+    Mutation(
+        "short-release-without-the-delay",
+        "A delay does not count from the release.",
+        (Edit(_FLOWS, '{"$max": [{"$ifNull": [start, f"{x.STATE}.create_time"]}, now]}', "now"),),
+        (f"{_TESTS}::test_a_delay_counts_from_the_release", f"{_PARITY}::test_the_short_release_is_the_release"),
+    ),
+    Mutation(
+        "short-finish-owes-nothing",
+        "The short finish of a step leaves no mark: if its worker dies then, its dependents wait for ever.",
+        (Edit("mtask/store/statements/short.py",
+              'changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
+              'changed["owed_since"] = x.OWED_SINCE'),),
+        (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
+    ),
+    Mutation(
+        "flows-of-others-are-not-heard-of",
+        "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
+        (Edit("mtask/store/streams/wakeups.py", '{"$or": [is_wanted, _BEGINS_FLOW]}', "is_wanted"),),
+        (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
+    ),
+    Mutation(
+        "dead-workers-owe-for-ever",
+        "Nobody does what a worker that died right after its finish owes.",
+        (Edit("mtask/worker/discovery/janitor.py", "        await self._look_after(self.settle_owed)\n", ""),),
+        (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
+    ),
+    Mutation(
+        "retention-of-a-dead-worker-stays",
+        "Steps expire in a flow that is open again, because whoever ended the flow died halfway.",
+        (Edit(_RETENTION, ' or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):', ":"),),
+        (f"{_TESTS}::test_a_step_that_is_opened_again_after_whoever_ended_its_flow_died_takes_the_retention_back",),
+    ),
+    Mutation(
+        "retention-looks-once",
+        "A step that is opened again while its flow ends is removed with the flow.",
+        (Edit(_RETENTION, "            yield from _revive(head_id, key)\n            return\n",
+              "            return\n"),),
+        (f"{_TESTS}::test_a_step_that_is_opened_again_amid_the_end_of_its_flow_takes_it_back",),
+    ),
+)  # fmt: skip

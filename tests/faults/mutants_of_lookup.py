@@ -1,0 +1,47 @@
+"""Mutations of lookups, pages of a search, positions, and waits for several tasks."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_FILTERS = "mtask/store/statements/filters.py"
+_REQUESTS = "mtask/store/statements/requests.py"
+_SEVERAL = "mtask/client/asking/several.py"
+_LOOKUP = "tests/integration/client/test_lookup.py"
+_PAIR = '{"lookup": {"$elemMatch": {"k": name, "v": values[0] if len(values) == 1 else {"$in": list(values)}}}}'
+
+LOOKUP_MUTATIONS = (
+    Mutation(
+        "update-keeps-the-lookups",
+        "A task that is published again with other lookups, or none, is still found by the former ones.",
+        (Edit(_REQUESTS, '"lookup": "$$REMOVE" if (lookup', '"lookup": "$lookup" if (lookup'),),
+        (f"{_LOOKUP}::test_update_replaces_the_lookups_and_keep_leaves_them",),
+    ),
+    Mutation(
+        "lookup-by-parts-of-two-pairs",
+        "A task is found by the name of one lookup and the value of another.",
+        (Edit(_FILTERS, _PAIR,
+              '{"lookup.k": name, "lookup.v": {"$in": list(values)}}'),),
+        (f"{_LOOKUP}::test_lookups_are_stored_as_pairs_and_lists_are_exploded",),
+    ),
+    Mutation(
+        "page-without-the-rest-of-an-instant",
+        "A page leaves out the tasks that were created at the instant of the former page's last task.",
+        (Edit(_FILTERS, '"_id": {"$lt": task_id}}', '"_id": {"$lt": ""}}'),),
+        (f"{_LOOKUP}::test_pages_follow_each_other_without_gap_or_double",),
+    ),
+    Mutation(
+        "position-without-the-tie",
+        "Of tasks that are due at one instant, all count as ahead of each other.",
+        (Edit("mtask/store/tasks/positions.py", '{"$lt": ["$_id", x.literal(standing.task_id)]}',
+              '{"$ne": ["$_id", x.literal(standing.task_id)]}'),),
+        ("tests/integration/store/tasks/test_positions.py::test_count_ahead_is_that_of_the_pure_rule",),
+    ),
+    Mutation(
+        "wait-goes-on-with-a-later-task",
+        "A wait for several tasks goes on with a task that was published under the key of a removed one.",
+        (Edit(_SEVERAL, "task_id in waiting.removed or first not in (None, create_time)", "False"),
+         Edit(_SEVERAL, "if task_id in waiting.removed]", "if False]")),
+        ("tests/integration/client/test_completed.py::test_wait_does_not_go_on_with_a_later_task_of_the_same_key",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""A client tells the position of a task in its queue, and when the task will probably start."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mtask import TaskNotFound, TaskSpec, TaskStatus
+from mtask.errors import InvalidKey, MalformedTask
+from mtask.store.driver.stores import SyncStore
+from tests.clients import AnyClient, claim, fail, server_now, succeed
+from tests.integration.stores import register
+
+
+@pytest.fixture
+def serving(client: AnyClient, store: SyncStore) -> None:
+    """Put a worker on record that runs the names "a" and "b"."""
+    client.init(repair=False)
+    register(store, "w1", ["a", "b"])
+
+
+def reasons(found: Any) -> list[str]:
+    return [reason.code for reason in found.reasons]
+
+
+@pytest.mark.usefixtures("serving")
+def test_position_counts_the_due_tasks_that_go_first(client: AnyClient) -> None:
+    client.publish_many([TaskSpec("a", key=f"{n}") for n in range(5)])  # due at one instant: ordered by `_id`
+    client.publish("b", key="urgent", priority=5)
+    client.publish("a", key="urgent-later", priority=5, delay=3600)
+    client.publish("c", key="not-ours", priority=5)
+    client.publish("a", key="elsewhere", queue="mail", priority=5)
+    client.publish("a", key="for-another", priority=5, specific_worker_ids=["w2"])
+    assert [client.position("a", f"{n}").ahead for n in range(5)] == [1, 2, 3, 4, 5]
+    found = client.position("b", "urgent")
+    assert (found.ahead, found.is_more, found.is_due, found.status) == (0, False, True, TaskStatus.INIT)
+    assert found.start_estimate == found.now
+    assert found.due_time == client.get("b", "urgent").task_state.next_preempt_time
+    assert reasons(found) == ["due"]
+
+
+@pytest.mark.usefixtures("serving")
+def test_delayed_task_tells_when_it_is_due(client: AnyClient) -> None:
+    client.publish("a", key="now")
+    client.publish("a", key="later", delay=3600)
+    found = client.position("a", "later")
+    assert (found.ahead, found.is_due, found.rate) == (1, False, None)
+    assert timedelta(minutes=59) < found.due_time - found.now <= timedelta(hours=1)
+    assert found.start_estimate is None, "the queue has finished nothing yet"
+    assert reasons(found) == ["not_due"]
+    client.remove("a", "now")
+    found = client.position("a", "later")
+    assert found.start_estimate == found.due_time
+
+
+@pytest.mark.usefixtures("serving")
+def test_start_is_estimated_by_what_the_queue_finished_lately(client: AnyClient, store: SyncStore) -> None:
+    client.publish_many([TaskSpec("a", key=f"done/{n}") for n in range(10)])
+    for n in range(10):
+        succeed(store, f"a:done/{n}", claim(store, f"a:done/{n}", f"by-{n}"))
+    client.publish_many([TaskSpec("a", key=f"{n:02}") for n in range(20)])
+    began = server_now(store) - timedelta(seconds=20)
+    for n in range(10):  # one each 2 s
+        ended = began + timedelta(seconds=2 * n)
+        store.tasks.update_one({"_id": f"a:done/{n}"}, {"$set": {"task_state.finish_time": ended}})
+    found = client.position("a", "19")
+    assert found.ahead == 19
+    assert found.rate == pytest.approx(10 / (found.now - began).total_seconds())
+    assert found.start_estimate - found.now == pytest.approx(
+        timedelta(seconds=19 / found.rate), abs=timedelta(milliseconds=2)
+    )
+    long_ago = server_now(store) - timedelta(hours=1)
+    store.tasks.update_many({"task_state.status": "SUCCESS"}, {"$set": {"task_state.finish_time": long_ago}})
+    found = client.position("a", "19")
+    assert (found.rate, found.start_estimate) == (None, None)
+
+
+@pytest.mark.usefixtures("serving")
+def test_running_and_finished_tasks_have_no_place(client: AnyClient, store: SyncStore) -> None:
+    client.publish("a", key="k", max_unexpected_retries=0)
+    run_id = claim(store, "a:k")
+    found = client.position("a", "k")
+    assert (found.status, found.ahead, found.is_due, found.start_estimate) == (TaskStatus.RUNNING, None, False, None)
+    assert found.due_time == client.get("a", "k").runs[0].ping_expire_time
+    fail(store, "a:k", run_id)
+    found = client.position("a", "k")
+    assert (found.status, found.ahead, found.due_time, found.reasons) == (TaskStatus.FAIL, None, None, ())
+
+
+def test_start_is_not_estimated_while_nobody_would_take_the_task(client: AnyClient, store: SyncStore) -> None:
+    client.publish("a", key="k")
+    found = client.position("a", "k")
+    assert (found.ahead, found.start_estimate, reasons(found)) == (0, None, ["no_worker"])
+    register(store, "w1", ["a"])
+    assert client.position("a", "k").start_estimate is not None
+    store.database["controls"].insert_one(
+        {
+            "_id": "queue:default", "kind": "queue", "target": "default", "paused": True, "revision": 1,
+            "update_time": server_now(store), "schema_version": 1,
+        }
+    )  # fmt: skip
+    found = client.position("a", "k")
+    assert (found.start_estimate, reasons(found)) == (None, ["paused"])
+
+
+def test_position_names_what_is_wrong(client: AnyClient, store: SyncStore) -> None:
+    with pytest.raises(TaskNotFound, match="a:gone"):
+        client.position("a", "gone")
+    with pytest.raises(InvalidKey):
+        client.position("a", "")
+    store.database.get_collection("tasks").insert_one(
+        {"_id": "a:bad", "name": "a", "key": "bad", "schema_version": 1}, bypass_document_validation=True
+    )
+    with pytest.raises(MalformedTask, match="a:bad"):
+        client.position("a", "bad")

@@ -1,0 +1,203 @@
+"""The count of due tasks ahead is that of the pure rule, and examines a bounded number of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.model.documents import Task
+from mtask.model.options import TaskOption
+from mtask.model.position import is_ahead
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import positions
+from mtask.store.tasks.positions import Ahead, Standing
+from tests.explaining import examined_by
+
+Document = dict[str, Any]
+NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
+OPTION = TaskOption().stored()
+
+
+def document(
+    number: int,
+    *,
+    queue: str = "mail",
+    name: str = "send",
+    workers: tuple[str, ...] = (),
+    priority: int = 0,
+    due: int | None = 0,
+    status: str = "INIT",
+) -> Document:
+    """Return a task; `due`: the seconds from now until it is due. None: it has finished."""
+    made: Document = {
+        "_id": f"{name}:{number:06}",
+        "name": name,
+        "key": f"{number:06}",
+        "queue": queue,
+        "params": None,
+        "task_option": {**OPTION, "priority": priority, "specific_worker_ids": list(workers)},
+        "task_state": {
+            "status": "SUCCESS" if due is None else status,
+            "create_time": NOW - timedelta(hours=1),
+            "next_preempt_time": NOW + timedelta(seconds=due or 0),
+            "failed_cnt": 0,
+            "cancel_requested": False,
+            "worker_states": [],
+        },
+        "schema_version": 1,
+    }
+    if due is None:
+        del made["task_state"]["next_preempt_time"]
+    return made
+
+
+def standing_of(task: Mapping[str, Any], names: list[str] | None = None) -> Standing:
+    return Standing(
+        task["_id"],
+        task["queue"],
+        task["task_option"]["specific_worker_ids"],
+        task["task_option"]["priority"],
+        task["task_state"]["next_preempt_time"],
+        names,
+    )
+
+
+def brute_force(backlog: list[Document], subject: Document, names: list[str] | None) -> int:
+    task = Task.model_validate(subject)
+    return sum(is_ahead(Task.model_validate(other), task, names, NOW) for other in backlog)
+
+
+def fill(store: SyncStore, backlog: list[Document]) -> None:
+    store.tasks.delete_many({})
+    if backlog:
+        store.database.get_collection("tasks").insert_many(backlog, bypass_document_validation=True)
+
+
+_WORKERS = st.sampled_from([(), (), (), ("w1",), ("w2",), ("w1", "w2"), ("w3", "w1", "w2")])
+_TASK: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "queue": st.sampled_from(["mail", "mail", "mail", "other"]),
+        "name": st.sampled_from(["send", "send", "index"]),
+        "workers": _WORKERS,
+        "priority": st.sampled_from([-5, 0, 0, 1, 2, 30, 100_000]),
+        "due": st.sampled_from([-60, -60, -60, -1, 0, 1, 60, None]),
+        "status": st.sampled_from(["INIT", "INIT", "RUNNING"]),
+    }
+)
+_BACKLOG = st.lists(_TASK, min_size=1, max_size=40).map(
+    lambda drawn: [document(number, **fields) for number, fields in enumerate(drawn)]
+)
+_NAMES = st.sampled_from([None, None, ["send"], ["index", "send"]])
+_real = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@_real
+@given(backlog=_BACKLOG, names=_NAMES)
+def test_count_ahead_is_that_of_the_pure_rule(
+    module_store: SyncStore, backlog: list[Document], names: list[str] | None
+) -> None:
+    fill(module_store, backlog)
+    for subject in [one for one in backlog if "next_preempt_time" in one["task_state"]][:8]:
+        found = module_store.run(positions.count_ahead(standing_of(subject, names), NOW))
+        assert (found.count, found.is_more) == (brute_force(backlog, subject, names), False)
+
+
+@_real
+@given(backlog=_BACKLOG, names=_NAMES, keys=st.sampled_from([60, 80, 120]))
+def test_count_that_stops_says_so_and_never_counts_too_many_or_examines_more(
+    module_store: SyncStore, backlog: list[Document], names: list[str] | None, keys: int
+) -> None:
+    fill(module_store, backlog)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"KEYS": keys, "_SEEKS": keys // 3, "_RESERVE": 0}.items():
+            patch.setattr(positions, name, value)
+        for subject in [one for one in backlog if "next_preempt_time" in one["task_state"]][:4]:
+            operation = positions.count_ahead(standing_of(subject, names), NOW)
+            found, examined = examined_by(module_store, operation)
+            wanted = brute_force(backlog, subject, names)
+            assert found.count <= wanted if found.is_more else found.count == wanted
+            assert sum(each.keys for each in examined) <= keys
+
+
+MANY, LAST = 12_000, 1_000_000
+TEN = tuple(f"w{number}" for number in range(10))
+Backlog = Callable[[int], Document]
+#: How the many tasks of a backlog look, the task whose position is asked, and what is found; None: nearly 10,000.
+BACKLOGS: dict[str, tuple[Backlog, Document, Ahead | None]] = {
+    "due longer": (lambda n: document(n, due=-60), document(LAST, due=-1), None),
+    "due at the same instant": (lambda n: document(n, due=-1), document(LAST, due=-1), None),
+    "of a higher priority": (lambda n: document(n, priority=n % 7 + 1), document(LAST), None),
+    "of a higher priority, most due later": (
+        lambda n: document(n, priority=n % 7 + 1, due=-5 if n % 10 == 0 else 60),
+        document(LAST),
+        Ahead(MANY // 10, False, frozenset({"send"})),
+    ),
+    "each of a priority of its own": (lambda n: document(n, priority=n * 1_000 + 1), document(LAST), None),
+    "each of a priority of its own, due later": (
+        lambda n: document(n, priority=n + 1, due=60),
+        document(LAST),
+        Ahead(0, True, frozenset()),
+    ),
+    "of another name": (lambda n: document(n, name="index", priority=1), document(LAST), Ahead(0, True, frozenset())),
+    "for other workers": (
+        lambda n: document(n, workers=("w9", "w8"), priority=1),
+        document(LAST),
+        Ahead(0, False, frozenset()),
+    ),
+    "for the same ten workers": (
+        lambda n: document(n, workers=TEN, priority=1),
+        document(LAST, workers=TEN),
+        Ahead(800, True, frozenset({"send"})),
+    ),
+    "of a lower priority, due later, or in another queue": (
+        lambda n: [
+            document(n, priority=-1, due=-60),
+            document(n, due=60),
+            document(n, queue="other", priority=5, due=-60),
+        ][n % 3],
+        document(LAST),
+        Ahead(0, False, frozenset()),
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "subject", "expected"), BACKLOGS.values(), ids=BACKLOGS)
+def test_position_in_a_long_backlog_examines_at_most_ten_thousand_keys(
+    module_store: SyncStore, made: Backlog, subject: Document, expected: Ahead | None
+) -> None:
+    fill(module_store, [*map(made, range(MANY)), subject])
+    names = ["send"] if made(0)["name"] == "index" else None
+    operation = positions.count_ahead(standing_of(subject, names), NOW)
+    found, examined = examined_by(module_store, operation)
+    _, lately = examined_by(module_store, positions.finished_lately("mail", ["send", "index"]))
+    assert sum(each.keys for each in [*examined, *lately]) <= 10_000
+    assert not {"COLLSCAN", "SORT"} & set().union(*(each.stages for each in [*examined, *lately]))
+    if expected is None:
+        assert found.is_more
+        assert 9_000 <= found.count <= 10_000
+    elif expected.is_more:
+        assert found.is_more
+        assert expected.count <= found.count <= 10_000
+    else:
+        assert found == expected
+
+
+def test_finishes_of_a_queue_are_read_from_the_newest_tasks_only(module_store: SyncStore) -> None:
+    backlog = [document(n, due=None, queue="mail" if n % 2 else "other") for n in range(2_000)]
+    for n, one in enumerate(backlog):
+        one["task_state"] |= {"create_time": NOW + timedelta(seconds=n), "finish_time": NOW + timedelta(seconds=n + 5)}
+    fill(module_store, backlog)
+    times, (examined,) = examined_by(
+        module_store, positions.finished_lately("mail", ["send", *(f"other-{n}" for n in range(50))])
+    )
+    assert len(times) == 100
+    assert min(times) == NOW + timedelta(seconds=1_801 + 5)
+    assert examined.keys <= 400
+    assert examined.documents <= 200
