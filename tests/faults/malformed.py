@@ -139,7 +139,6 @@ MALFORMED: Mapping[str, Malformation] = {
     "next-time-beyond": _with(f"{_STATE}.next_preempt_time", BEYOND),
     "next-time-before-christ": _with(f"{_STATE}.next_preempt_time", BEFORE_CHRIST),
     "status-unknown": _with(f"{_STATE}.status", "SLEEPING"),
-    "waits-without-flow": _with(f"{_STATE}.status", "WAITING"),
     "status-lower-case": _with(f"{_STATE}.status", "init"),
     "status-missing": _with(f"{_STATE}.status", _MISSING),
     "status-number": _with(f"{_STATE}.status", 0),

@@ -27,7 +27,6 @@ _FAILED_CNT = f"{x.STATE}.failed_cnt"
 _IS_SOUND = {
     "$and": [
         {"$in": [x.STATUS, [status.value for status in TaskStatus]]},
-        {"$or": [{"$ne": [x.STATUS, TaskStatus.WAITING.value]}, x.FLOW]},
         {"$in": [{"$ifNull": [f"{x.STATE}.cancel_requested", False]}, [True, False]]},
         {"$eq": [_FAILED_CNT, {"$convert": {"input": _FAILED_CNT, "to": "long", "onError": None, "onNull": None}}]},
         {"$lte": [_FAILED_CNT, MAX_COUNT]},
