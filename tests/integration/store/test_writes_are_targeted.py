@@ -31,7 +31,7 @@ from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
-from tests.clients import claim
+from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
 from tests.integration.worker_harness import Bench, Document, working
 from tests.mongo import Client as Mongo
@@ -299,6 +299,11 @@ def flows(client: Client, store: SyncStore) -> None:
     client.cancel("task", "f/1")
     lapse(store, "f/1")
     store.run(claims.settle(["task:f/1"]))
+    store.run(settling.settle_all(["task:f/1"]))
+    taken = stored(store, "f/4")
+    taken["task_state"]["create_time"] -= timedelta(days=1)  # f/4 is another task than the owed one
+    owes = {"owed_tasks": [taken], "owed_since": server_now(store)}
+    store.tasks.update_one({"_id": "task:f/1"}, {"$set": owes})
     store.run(settling.settle_all(["task:f/1"]))
     client.retry("task", "f/1")
     run_id = claim(store, "task:f/1")
