@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure
 
 from mtask import TaskSpec
 from mtask.model.options import TaskOptions
@@ -70,6 +73,20 @@ def _lateness(stage: Stage, phase: str) -> _Lateness:
 
 
 @pytest.mark.timeout(300)
+def _lock(session: ClientSession, tasks: Collection[Document]) -> bool:
+    """Change the tasks in a transaction that stays open; return whether no change of a worker was in the way."""
+    session.start_transaction()
+    try:
+        for task_id in _LOCKED:
+            tasks.update_one({"_id": task_id}, {"$set": {"locked": True}}, session=session)
+    except OperationFailure as error:
+        session.abort_transaction()
+        if error.has_error_label("TransientTransactionError"):
+            return False
+        raise
+    return True
+
+
 def test_no_task_waits_for_a_transaction_on_others(stage: Stage, report: Report) -> None:
     flags = ("--concurrency", "600", "--queues", "default,paused")
     stage.start("A", *flags)
@@ -88,9 +105,8 @@ def test_no_task_waits_for_a_transaction_on_others(stage: Stage, report: Report)
     tasks = stage.mongo[stage.database]["tasks"]
     with ExitStack() as stack:
         session = stack.enter_context(stage.mongo.start_session())
-        stack.enter_context(session.start_transaction())
-        for task_id in _LOCKED:
-            tasks.update_one({"_id": task_id}, {"$set": {"locked": True}}, session=session)
+        eventually(lambda: _lock(session, tasks), PATIENCE, "the lock")
+        stack.callback(lambda: session.abort_transaction() if session.in_transaction else None)
         begun = time.monotonic()
         stage.start("B", *flags)
         stage.client.resume(queue="paused")
