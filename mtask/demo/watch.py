@@ -13,10 +13,10 @@ from mtask import Client, RunStatus, Task, TaskStatus
 from mtask.demo.app import count
 from mtask.demo.counting import Totals
 from mtask.model.handlers import handler_of
+from mtask.model.status import FINAL
 from mtask.store.tasks import survey
 
 Document = dict[str, Any]
-_FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 
 
 def task_name() -> str:
@@ -36,7 +36,7 @@ class Look:
     @property
     def finished(self) -> int:
         """The number of finished tasks."""
-        return sum(number for status, number in self.tasks.items() if status in _FINAL)
+        return sum(number for status, number in self.tasks.items() if status in FINAL)
 
     @property
     def begun(self) -> int:

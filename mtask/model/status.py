@@ -25,6 +25,10 @@ class TaskStatus(StrEnum):
 
 
 FINAL_STATUSES = frozenset({TaskStatus.SUCCESS, TaskStatus.FAIL, TaskStatus.CANCELED})
+#: The statuses as documents hold them: the final ones, the others, and the final ones without success.
+FINAL = tuple(sorted(status.value for status in FINAL_STATUSES))
+OPEN = tuple(sorted(status.value for status in TaskStatus if status not in FINAL_STATUSES))
+FAILED = tuple(status for status in FINAL if status != TaskStatus.SUCCESS)
 
 
 class RunStatus(StrEnum):

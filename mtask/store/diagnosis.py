@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 
 from mtask.errors import NotInStableApi, OperationFailed, TaskNotFound
 from mtask.model.documents import SCHEMA_VERSION
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Collection, Operation, command, tasks
 from mtask.store.driver.rights import ROLES, Role, lacking
@@ -261,7 +261,7 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
 
 def ended_before_next_round(limit: int) -> Operation[list[str]]:
     """Return ids of tasks that have ended although their next round was to begin. No worker of this version does so."""
-    final = {"task_state.status": {"$in": [status.value for status in sorted(FINAL_STATUSES)]}}
+    final = {"task_state.status": {"$in": FINAL}}
     found = yield tasks("find", {**final, "again": {"$exists": True}}, {"_id": 1}, limit=limit, max_time_ms=SCAN_MS)
     return [str(document["_id"]) for document in found]
 

@@ -18,7 +18,7 @@ from typing import Any
 from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
 from mtask.model.options import MAX_COUNT
 from mtask.model.schedules import Pending, Plan, Schedule
-from mtask.model.status import FINAL_STATUSES
+from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation, command, schedules, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
@@ -204,8 +204,7 @@ def _other_ids(left_out: Sequence[str], after: str | None = None) -> Document:
 
 def is_finished(task_id: str) -> Operation[bool]:
     """Whether a task has a final status or no longer exists."""
-    final = [status.value for status in FINAL_STATUSES]
-    found = yield tasks("find_one", {"_id": task_id, "task_state.status": {"$nin": final}}, {"_id": 1})
+    found = yield tasks("find_one", {"_id": task_id, "task_state.status": {"$nin": FINAL}}, {"_id": 1})
     return found is None
 
 

@@ -21,6 +21,7 @@ from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
 from mtask.worker.discovery.lookups import Lookups
@@ -142,7 +143,7 @@ class Assembly:
         inbox = Inbox(scope, queue, admission, questions, ranks)
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = Janitor(scope, quarantine, questions, inbox)
-        scans = Scans(scope, queue, admission, inbox, lookups, ranks, janitor)
+        scans = Scans(scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope))
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans)
         pace = Pace()
         slots = Slots(scope, runner, pace)

@@ -7,6 +7,7 @@ from tests.faults.mutant import Edit, Mutation
 _OWING = "mtask/store/statements/owing.py"
 _CHILDREN = "mtask/store/flows/children.py"
 _SETTLING = "mtask/store/flows/settling.py"
+_FINDING = "mtask/store/flows/finding.py"
 _STEPWISE = "tests/integration/store/flows/test_children.py"
 _CHILDREN_RUN = "tests/integration/worker/running/test_children.py"
 _NEXT_RUN = "tests/integration/worker/running/test_next.py"
@@ -102,7 +103,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-unseen-by-scans",
         "Where there are no flows, no scan finds the next task that a dead worker owes.",
-        (Edit(_SETTLING, "    if found is None:\n        found = yield", "    if False:\n        found = yield"),
+        (Edit(_FINDING, "    if found is None:\n        found = yield", "    if False:\n        found = yield"),
          Edit("mtask/worker/running/finisher.py", "            self._ledger.has_flows = True\n", "            pass\n")),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _SETTLING = "mtask/store/flows/settling.py"
+_DECIDING = "mtask/store/flows/deciding.py"
+_LOOKING = "mtask/store/flows/looking.py"
 _FLOWS = "mtask/store/statements/flows.py"
 _RETENTION = "mtask/store/flows/retention.py"
 _TESTS = "tests/integration/store/flows/test_settling.py"
@@ -28,8 +30,8 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-decides-not-itself",
         "A WAITING step that was opened again, or whose watch was moved, is left as it is.",
-        (Edit(_SETTLING, 'decided = yield from _decide([row["_id"] for row in rows if _status(row) == '
-              "TaskStatus.WAITING])", "decided = yield from _decide([])"),),
+        (Edit(_SETTLING, 'decided = yield from decide([row["_id"] for row in rows if status_of(row) == '
+              "TaskStatus.WAITING])", "decided = yield from decide([])"),),
         (f"{_TESTS}::test_moved_watch", f"{_TESTS}::test_a_retry_opens_exactly_what_the_failure_canceled"),
     ),
     Mutation(
@@ -41,7 +43,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "settle-without-fail-fast",
         "A flow that fails fast goes on.",
-        (Edit(_SETTLING, '== TaskStatus.FAIL and _part(row).get("fail_fast")', "is None"),),
+        (Edit(_SETTLING, '== TaskStatus.FAIL and part_of(row).get("fail_fast")', "is None"),),
         (f"{_TESTS}::test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures",),
     ),
     Mutation(
@@ -54,7 +56,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "retry-opens-nothing",
         "A retry leaves canceled what the failure canceled.",
-        (Edit(_SETTLING, "        further += yield from _reopen([row for row in found if _status(row) in _FAILED])\n",
+        (Edit(_SETTLING, "        further += yield from _reopen([row for row in found if status_of(row) in FAILED])\n",
               ""),),
         (f"{_TESTS}::test_a_retry_opens_exactly_what_the_failure_canceled",),
     ),
@@ -80,7 +82,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "move-without-reading-again",
         "A watch that moves to a task that has just ended is noticed by a scan only.",
-        (Edit(_SETTLING, "        pending += yield from _confirm(moved)\n", ""),),
+        (Edit(_DECIDING, "        pending += yield from _confirm(moved)\n", ""),),
         (f"{_TESTS}::test_moved_watch",),
     ),
     Mutation(
@@ -93,14 +95,14 @@ FLOW_MUTATIONS = (
     Mutation(
         "reopen-whoever-ended-it",
         "A slow settler opens a step again that a user has canceled.",
-        (Edit(_FLOWS, 'return {**_held_as_before(culprits), STATUS: {"$in": _FAILED}}',
-              'return {**by_ids(list(culprits)), STATUS: {"$in": _FAILED}}'),),
+        (Edit(_FLOWS, 'return {**_held_as_before(culprits), STATUS: {"$in": FAILED}}',
+              'return {**by_ids(list(culprits)), STATUS: {"$in": FAILED}}'),),
         (f"{_TESTS}::test_a_cancel_by_a_user_is_not_undone_by_a_slow_settler",),
     ),
     Mutation(
         "release-by-an-old-read",
         "A settler that stood still releases a step whose dependency runs again.",
-        (Edit(_SETTLING, '                    guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
+        (Edit(_DECIDING, '                    guard |= flows.read_at(group[0]["now"], try_cnt)\n', ""),),
         (f"{_TESTS}::test_a_release_does_not_follow_from_a_read_of_long_ago",),
     ),
     Mutation(
@@ -124,33 +126,33 @@ FLOW_MUTATIONS = (
     Mutation(
         "ended-while-it-owes-tasks",
         "A step counts as ended although tasks that it added are still to be published.",
-        (Edit(_SETTLING, 'known, row["owes"], ', "known, False, "),),
+        (Edit(_LOOKING, 'known, row["owes"], ', "known, False, "),),
         (f"{_PARITY}::test_what_a_look_reads_decides_as_the_rules_do",),
     ),
     Mutation(
         "children-are-not-awaited",
         "A step starts before the children of its dependency have ended.",
-        (Edit(_SETTLING, "bool(part.get(\"has_children\"))", "False"),),
+        (Edit(_LOOKING, "bool(part.get(\"has_children\"))", "False"),),
         (f"{_TESTS}::test_outbox_gap",),
     ),
     Mutation(
         "children-that-owe-are-not-awaited",
         "A step starts although a child of its dependency still owes the flow a task.",
-        (Edit(_SETTLING, "for matched in (flows.descendants, flows.owing_descendants):",
+        (Edit(_LOOKING, "for matched in (flows.descendants, flows.owing_descendants):",
               "for matched in (flows.descendants,):"),),
         (f"{_PARITY}::test_what_a_look_reads_decides_as_the_rules_do",),
     ),
     Mutation(
         "look-at-two-moments",
         "What a step waits for is read later than the step, so a release can follow from no state that ever was.",
-        (Edit(_SETTLING, 'concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", '
+        (Edit(_LOOKING, 'concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", '
               '"atClusterTime": moment}', 'concern = {"level": "snapshot"}'),),
         (f"{_TESTS}::test_a_look_shows_one_moment",),
     ),
     Mutation(
         "removed-dependency-is-none",
         "A step starts although somebody removed its dependency.",
-        (Edit(_SETTLING, "[found.get(task_id) or Awaited(task_id, None) for task_id in after]",
+        (Edit(_LOOKING, "[found.get(task_id) or Awaited(task_id, None) for task_id in after]",
               "[found[task_id] for task_id in after if task_id in found]"),),
         (f"{_TESTS}::test_a_removed_dependency_counts_as_canceled",),
     ),
@@ -184,7 +186,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "dead-workers-owe-for-ever",
         "Nobody does what a worker that died right after its finish owes.",
-        (Edit("mtask/worker/discovery/janitor.py", "        await self._look_after(self.settle_owed)\n", ""),),
+        (Edit("mtask/worker/discovery/flow_janitor.py", "        await self._try(self._settle_owed)\n", ""),),
         (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(

@@ -14,7 +14,7 @@ from mtask.model import flows as rules
 from mtask.model.flows import Awaited, Verdict
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
+from mtask.store.flows import looking
 from mtask.store.statements import derive, flows
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, made, many, numbered, run, task
@@ -92,7 +92,7 @@ def test_what_a_look_reads_decides_as_the_rules_do(store: SyncStore, documents: 
     ]
     group += [Awaited(task_id, None) for task_id in after if task_id not in there]
     with inserted(store, documents) as ids:
-        rows = {row["_id"]: row for row in store.run(settling.look(ids))}
+        rows = {row["_id"]: row for row in store.run(looking.look(ids))}
     row = rows[last["_id"]]
     expected = rules.verdict(last["flow"]["on_failed"], group)
     assert row["verdict"] == expected

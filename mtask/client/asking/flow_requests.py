@@ -11,6 +11,7 @@ from mtask.client.reading import views
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.errors import FlowWaitTimeout, InvalidInput
 from mtask.model.identity import check_key, is_text
+from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import operating, reading
 from mtask.store.flows.operating import ChangedFlow
@@ -89,7 +90,7 @@ class WaitForFlow:
     def patience(self, elapsed: float) -> float | None:
         """Return the seconds to wait for an event. None: look again after a pause."""
         # A step that has ended has no further event: somebody is about to tell the others.
-        is_open = self.watched is not None and self.watched[1] not in views.FINAL
+        is_open = self.watched is not None and self.watched[1] not in FINAL
         return self.timing.patience(elapsed) if is_open else None
 
     def note(self, event: TaskEvent | None, elapsed: float) -> None:

@@ -13,6 +13,7 @@ from mtask.client.reading import views
 from mtask.client.reading.partial import fields_of
 from mtask.errors import InvalidInput, TaskNotFound, WaitTimeout
 from mtask.model.documents import Task
+from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import queries
@@ -88,7 +89,7 @@ def ended(waiting: WaitForMany) -> Operation[list[Task]]:
     asked = waiting.next_to_read()
     if is_of_all:
         yield from _look_at(waiting, asked)
-        asked = [task_id for task_id in asked if waiting.statuses[task_id] in views.FINAL]
+        asked = [task_id for task_id in asked if waiting.statuses[task_id] in FINAL]
     tasks: list[Task] = []
     for document in (yield from queries.get_ended(asked)):
         task = views.task_of(document)

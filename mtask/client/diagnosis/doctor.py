@@ -13,7 +13,7 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.controls import control_of
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.model.status import FINAL_STATUSES
+from mtask.model.status import FINAL
 from mtask.store import diagnosis, schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.rights import role_name
@@ -288,7 +288,7 @@ def _sizes() -> Findings:
     more = " or more" * (len(large) == MAX_NAMED)
     message = f"{len(ids)}{more} within 1 KB of MongoDB's 16 MB, such as {ids[0][:_MAX_ID]}: no worker can run them"
     remedy = "Remove them, and publish them again with smaller params."
-    are_over = all(document.get("status") in [*FINAL_STATUSES] for document in large)
+    are_over = all(document.get("status") in FINAL for document in large)
     return [(warn if are_over else fail)("document sizes", message, remedy, task_ids=ids)]
 
 

@@ -13,7 +13,7 @@ from mtask.client.diagnosis.findings import Finding, fail, ok, warn
 from mtask.client.reading import views
 from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
-from mtask.store.flows import faults, settling
+from mtask.store.flows import faults, finding
 
 #: The longest time for which a change of a step may stay untold. Any live worker tells it within seconds.
 OWED_GRACE = timedelta(minutes=1)
@@ -24,7 +24,7 @@ Findings = Operation[list[Finding]]
 
 def flows() -> Findings:
     """Look for flows that cannot end by themselves."""
-    if not (yield from settling.is_any()):
+    if not (yield from finding.is_any()):
         return [ok(_CHECK, "there are none")]
     now = yield from diagnosis.server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]

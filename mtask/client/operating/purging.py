@@ -9,11 +9,11 @@ from typing import Any
 
 from mtask.client.reading import views
 from mtask.errors import InvalidInput, shown
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks import retention
 
-_ALLOWED = [*sorted(status.value for status in FINAL_STATUSES), TaskStatus.INIT.value]
+_ALLOWED = [*FINAL, TaskStatus.INIT.value]
 #: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
 _PAUSE = 1.0
 
@@ -59,7 +59,7 @@ def prepare(
     wanted = criteria["status"]
     statuses = [wanted] if isinstance(wanted, str) else wanted
     if statuses is None:
-        criteria["status"] = sorted(status.value for status in FINAL_STATUSES)
+        criteria["status"] = list(FINAL)
     elif not set(statuses) <= set(_ALLOWED):
         raise InvalidInput(f"a purge takes {', '.join(_ALLOWED)}; cancel running tasks first.", field="status")
     return Purging(criteria, _older_than_ms(older_than), views.check_limit(limit))

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.client.reading.views import FINAL
-from mtask.model.status import TaskStatus
+from mtask.model.status import FAILED, FINAL, TaskStatus
 
 _DIGITS = re.compile(r"(\d+)")
-_FAILED = frozenset({TaskStatus.FAIL.value, TaskStatus.CANCELED.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class StepState:
     @property
     def has_failed(self) -> bool:
         """Whether the step is FAIL or CANCELED."""
-        return self.status in _FAILED
+        return self.status in FAILED
 
 
 @dataclass(frozen=True, slots=True)

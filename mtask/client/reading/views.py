@@ -14,13 +14,12 @@ from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
 from mtask.model.identity import is_text
 from mtask.model.lookup import Lookup, values_by_name
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import is_scalar
 
 logger = logging.getLogger("mtask.client")
 #: The highest limit that MongoDB accepts.
 MAX_LIMIT = 2**31 - 1
-FINAL = frozenset(status.value for status in FINAL_STATUSES)
 
 
 @dataclass(frozen=True, slots=True)

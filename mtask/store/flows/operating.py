@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import reading, settling
-from mtask.store.flows.settling import BATCH
+from mtask.store.flows.changing import change
+from mtask.store.flows.looking import BATCH
 from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows, requests
 from mtask.store.statements.derive import Pipeline
@@ -91,7 +92,7 @@ def retry(key: str) -> Operation[ChangedFlow]:
     ids = [document["_id"] for document in found]
     for start in range(0, len(ids), BATCH):
         guard = {**filters.by_ids(ids[start : start + BATCH]), **failed}
-        yield from settling.change(guard, requests.run_again(everything=False))
+        yield from change(guard, requests.run_again(everything=False))
     yield from settling.settle_all(ids)
     return (yield from _changed(key, dict.fromkeys(ids)))
 
@@ -104,7 +105,7 @@ def _change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[s
         ids = [document["_id"] for document in found]
         if not ids:
             break
-        yield from settling.change({**matched, **filters.by_ids(ids)}, pipeline)
+        yield from change({**matched, **filters.by_ids(ids)}, pipeline)
         changed += ids
     return changed
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.errors import FlowNotFound
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.schema import FLOW_INDEX, OWED_INDEX
 from mtask.store.statements import expressions as x
@@ -25,7 +25,6 @@ _LONG = timedelta(seconds=60)
 #: The most characters of a reason that a read of a whole flow sends.
 REASON_LENGTH = 1_000
 _ID = {"_id": 1}
-_FINAL = sorted(status.value for status in FINAL_STATUSES)
 
 
 def _text(value: x.Expression) -> x.Expression:
@@ -151,7 +150,7 @@ def waits(task_id: str, examples: int) -> Operation[Waits | None]:
     rows = yield tasks("find", is_open, {flows.STATUS: 1}, limit=examples, hint="_id_")
     holder = yield tasks("find_one", {"_id": {"$in": [held_by]}, "flow": {"$ne": None}}, {flows.STATUS: 1})
     shown = {row["_id"]: _status(row) for row in [*([holder] if holder else []), *rows]}
-    listed = [(other, status) for other, status in shown.items() if status not in _FINAL][:examples]
+    listed = [(other, status) for other, status in shown.items() if status not in FINAL][:examples]
     return Waits(len(after), open_cnt, listed, holder is not None, found.get("owed_since"))
 
 

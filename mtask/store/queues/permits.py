@@ -24,14 +24,13 @@ from pymongo import ReturnDocument
 from mtask.errors import DatabaseError, DuplicateKey
 from mtask.model.controls import MAX_WINDOW_MS, Limit
 from mtask.model.documents import SCHEMA_VERSION, runs_in
-from mtask.model.status import FINAL_STATUSES, RunStatus
+from mtask.model.status import FINAL, RunStatus
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 from mtask.store.tasks import claims
 
 Document = dict[str, Any]
-_FINAL = tuple(status.value for status in FINAL_STATUSES)
 #: Time limit of a claim, in ms, counted from the update that takes its permits.
 CLAIM_MS = 2_000
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
@@ -369,7 +368,7 @@ def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]
     runs = {}
     for document in found:
         state = document.get("task_state")
-        is_final = isinstance(state, dict) and state.get("status") in _FINAL
+        is_final = isinstance(state, dict) and state.get("status") in FINAL
         for run in runs_in(document):
             lapses = run.get("ping_expire_time")
             runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT
-from mtask.model.status import FINAL_STATUSES, RunStatus
+from mtask.model.status import FINAL, RunStatus
 
 Expression = Any
 
@@ -22,8 +22,6 @@ FLOW = "$flow"
 OWED_SINCE = "$owed_since"
 #: The next round of a task that gathers. As a condition, it is false for a task without one.
 AGAIN = "$again"
-
-_FINAL = [status.value for status in sorted(FINAL_STATUSES)]
 
 
 def literal(value: Any) -> Expression:
@@ -79,7 +77,7 @@ def later_than(mark: Expression, now: Expression) -> Expression:
 
 def is_final(status: Expression = STATUS) -> Expression:
     """Whether this status is final. The default is the task's stored status."""
-    return {"$in": [status, _FINAL]}
+    return {"$in": [status, FINAL]}
 
 
 def without(document: str, *names: str) -> Expression:

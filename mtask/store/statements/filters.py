@@ -8,7 +8,7 @@ from typing import Any
 
 from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import MAX_COUNT
-from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 
@@ -188,8 +188,7 @@ def undiscoverable() -> Filter:
     Such a task is neither final nor WAITING, but its next_preempt_time is missing or lies after the last possible
     instant.
     """
-    settled = [*FINAL_STATUSES, TaskStatus.WAITING]
-    is_open = {"task_state.status": {"$nin": [status.value for status in settled]}}
+    is_open = {"task_state.status": {"$nin": [*FINAL, TaskStatus.WAITING.value]}}
     # As an expression, this condition also matches values of types that sort after dates.
     return {"$or": [{**is_open, NEXT: None}, {**is_open, "$expr": {"$gt": [f"${NEXT}", LAST_TIME]}}]}
 

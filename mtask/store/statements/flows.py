@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.flows import Verdict, end_reason, fail_fast_reason
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FAILED, OPEN, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
@@ -15,8 +15,6 @@ from mtask.store.statements.filters import Filter, by_ids, in_time
 
 STATUS = "task_state.status"
 _WAITING = TaskStatus.WAITING.value
-_FAILED = [TaskStatus.CANCELED.value, TaskStatus.FAIL.value]
-_OPEN = sorted(status.value for status in TaskStatus if status not in FINAL_STATUSES)
 #: The time for which a read may decide on a release, at the first try.
 _FRESH = timedelta(seconds=5)
 
@@ -75,7 +73,7 @@ def never_begun() -> Filter:
 
 def ended_by(culprits: Mapping[str, str]) -> Filter:
     """Match these tasks if these tasks caused their ends."""
-    return {**_held_as_before(culprits), STATUS: {"$in": _FAILED}}
+    return {**_held_as_before(culprits), STATUS: {"$in": FAILED}}
 
 
 def _held_as_before(holders: Mapping[str, str | None]) -> Filter:
@@ -100,7 +98,7 @@ def held_or_ended_by(ended: Sequence[str], recovered: Sequence[str]) -> Filter:
     return {
         "$or": [
             {"flow.held_by": {"$in": list(ended)}, STATUS: _WAITING},
-            {"flow.held_by": {"$in": list(recovered)}, STATUS: {"$in": _FAILED}},
+            {"flow.held_by": {"$in": list(recovered)}, STATUS: {"$in": FAILED}},
         ]
     }
 
@@ -109,7 +107,7 @@ def open_in_flow(key: str) -> Filter:
     """Match the open tasks of the flow that a fail-fast end cancels. Tasks that run after failures stay."""
     return {
         "flow.key": key,
-        STATUS: {"$in": _OPEN},
+        STATUS: {"$in": OPEN},
         "flow.on_failed": {"$ne": "run"},
         "task_state.cancel_requested": False,
     }
@@ -128,7 +126,7 @@ def cancelable(key: str, *, everything: bool) -> Filter:
     to stop is changed, too: from then on, its end is the user's.
     """
     asked_by_none = [{"task_state.cancel_requested": False}, {"flow.held_by": {"$exists": True}}]
-    matched: Filter = {"flow.key": key, STATUS: {"$in": _OPEN}, "$or": asked_by_none}
+    matched: Filter = {"flow.key": key, STATUS: {"$in": OPEN}, "$or": asked_by_none}
     if not everything:
         matched["$nor"] = [{"flow.on_failed": "run", "flow.after": {"$nin": [None, []]}}]
     return matched
@@ -136,12 +134,12 @@ def cancelable(key: str, *, everything: bool) -> Filter:
 
 def failed_steps() -> Filter:
     """Match the tasks that are FAIL or CANCELED. The caller adds the flow."""
-    return {STATUS: {"$in": _FAILED}}
+    return {STATUS: {"$in": FAILED}}
 
 
 def ended_by_any(culprits: Sequence[str]) -> Filter:
     """Match the tasks whose end one of these tasks caused."""
-    return {"flow.held_by": {"$in": list(culprits)}, STATUS: {"$in": _FAILED}}
+    return {"flow.held_by": {"$in": list(culprits)}, STATUS: {"$in": FAILED}}
 
 
 def disown() -> Pipeline:
@@ -261,7 +259,7 @@ def unended() -> Filter:
 
 def open_steps() -> Filter:
     """Match the tasks that are open. The caller adds the flow."""
-    return {STATUS: {"$in": _OPEN}}
+    return {STATUS: {"$in": OPEN}}
 
 
 def owed_steps() -> Filter:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mtask.model.documents import MAX_CALLS, MAX_FORMER_QUEUES, GatherKind
 from mtask.model.gathering import MAX_GATHERED_BYTES
-from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
@@ -362,7 +362,7 @@ def outside_window(task_id: str, window_ms: int) -> dict[str, Any]:
     """Match the task if it has ended, and has not succeeded within the window. A task of a flow does not match."""
     has_passed = {"$lte": [x.add_ms(f"{x.STATE}.finish_time", window_ms), x.NOW]}
     is_over = {"$or": [{"$ne": [x.STATUS, TaskStatus.SUCCESS.value]}, has_passed]}
-    ended = {"task_state.status": {"$in": [status.value for status in sorted(FINAL_STATUSES)]}}
+    ended = {"task_state.status": {"$in": FINAL}}
     return {"_id": task_id, "flow": None, **ended, "$expr": {"$and": [{"$not": [_has_live(x.NOW)]}, is_over]}}
 
 

@@ -14,13 +14,12 @@ from enum import StrEnum
 from typing import Any
 
 from mtask.model.documents import runs_in
-from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.streams import lookup
 from mtask.store.streams.changes import END_TIMES, changed_runs, updated_fields
 
 Document = Mapping[str, Any]
 _STATUS = "task_state.status"
-_FINAL = frozenset(status.value for status in FINAL_STATUSES)
 
 
 class EventKind(StrEnum):
@@ -151,7 +150,7 @@ def _with_status(
     known = TaskStatus(status)
     if found:
         return [*found[:-1], replace(found[-1], task_status=known)]
-    if status in _FINAL:
+    if status in FINAL:
         reason = _text(updated.get("task_state.reason"))
         return [TaskEvent(_OF_TASK[status], task_id, time, queue, task_status=known, reason=reason)]
     if known is TaskStatus.INIT and isinstance(updated.get("flow.release_time"), datetime):

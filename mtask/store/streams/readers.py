@@ -12,7 +12,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
-from mtask.model.status import FINAL_STATUSES
+from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS
 from mtask.store.statements.filters import RUNS
@@ -59,7 +59,7 @@ _IS_END: Document = {
                             "input": "$updateDescription.updatedFields",
                         }
                     },
-                    sorted(status.value for status in FINAL_STATUSES),
+                    FINAL,
                 ]
             }
         },

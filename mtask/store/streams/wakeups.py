@@ -22,7 +22,7 @@ from typing import Any
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.stores import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.statements import expressions as x
 from mtask.store.statements import short
@@ -124,7 +124,7 @@ def _is_wanted(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expr
     }
     can_come = {"$and": [{"$eq": [{"$type": next_time}, "date"]}, {"$lte": [next_time, LAST_TIME]}]}
     is_well_formed = {"$and": [can_come, {"$isArray": [named]}]}
-    is_final = {"$in": [f"{document}.task_state.status", [status.value for status in FINAL_STATUSES]]}
+    is_final = {"$in": [f"{document}.task_state.status", FINAL]}
     is_waiting = {"$and": [{"$eq": [f"{document}.task_state.status", TaskStatus.WAITING.value]}, f"{document}.flow"]}
     is_malformed = {"$and": [{"$not": [is_well_formed]}, {"$not": [is_final]}, {"$not": [is_waiting]}]}
     is_due = {"$and": [_is_soon(next_time, horizon_ms), is_mine]}

@@ -10,7 +10,7 @@ from pymongo import ReturnDocument
 
 from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNotFinished, TaskNotFound
 from mtask.model.options import TaskOption, build_option, check_option_names
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Call, Operation, command, tasks
 from mtask.store.layout.schema import LOOKUP_INDEX
 from mtask.store.statements import filters, requests, views
@@ -44,7 +44,7 @@ def get_many(task_ids: Sequence[str], fields: Sequence[str] | None = None) -> Op
 
 def get_ended(task_ids: Sequence[str]) -> Operation[list[Document]]:
     """Return the documents of those of these tasks that have a final status, in any order."""
-    final = {"task_state.status": {"$in": [status.value for status in sorted(FINAL_STATUSES)]}}
+    final = {"task_state.status": {"$in": FINAL}}
     found: list[Document] = []
     for start in range(0, len(task_ids), _AT_ONCE):
         # The hint keeps the server from choosing the index on the status.
@@ -179,7 +179,7 @@ def remove_step(task_id: str) -> Operation[bool]:
 
     The task stays while other tasks of the flow must still be told of its end.
     """
-    ended = {"task_state.status": {"$in": [status.value for status in FINAL_STATUSES]}}
+    ended = {"task_state.status": {"$in": FINAL}}
     result = yield tasks("delete_one", {"_id": task_id, **ended, "owed_since": None, "owed_tasks": {"$in": [None, []]}})
     return bool(result.deleted_count)
 

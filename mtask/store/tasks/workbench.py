@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model.status import FINAL_STATUSES, TaskStatus
+from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import NEXT, RUNS
 
 _MILLISECOND = timedelta(milliseconds=1)
-_OPEN = {"task_state.status": {"$nin": [status.value for status in FINAL_STATUSES]}}
+_OPEN = {"task_state.status": {"$nin": FINAL}}
 _DUE = {NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.NOW]}}
 _UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
 #: Other tasks of a flow must be told of a change. Then they may be due.

@@ -18,6 +18,7 @@ from mtask.store.statements.filters import Filter, other_than
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
 from mtask.worker.discovery.lookups import Lookups
@@ -60,6 +61,7 @@ class Scans:
         lookups: Lookups,
         ranks: Ranks,
         janitor: Janitor,
+        flow_janitor: FlowJanitor,
     ) -> None:
         self._scope = scope
         self._store = scope.store
@@ -71,6 +73,7 @@ class Scans:
         self._lookups = lookups
         self._ranks = ranks
         self._janitor = janitor
+        self._flow_janitor = flow_janitor
         self._wake = asyncio.Event()
         self._is_full_due = True
         self._are_peers_due = True
@@ -283,7 +286,7 @@ class Scans:
                 raise
         if count % 4 == 0:
             await self._janitor.look_for_malformed()
-        await self._janitor.settle_flows(count)
+        await self._flow_janitor.look_after(count)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:
@@ -296,7 +299,7 @@ class Scans:
             self._is_setup_due = True
             self._wake.set()
         await self._janitor.note_unserved()
-        await self._janitor.look_for_flows()
+        await self._flow_janitor.look_for_flows()
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

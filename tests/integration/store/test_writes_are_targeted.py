@@ -26,7 +26,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, operating, retention, settling
+from mtask.store.flows import changing, children, operating, retention, settling
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
@@ -314,7 +314,7 @@ def flows(client: Client, store: SyncStore) -> None:
     client.remove("task", "f/2")
     refused: Any = [{"$set": {"params": {"$divide": [1, 0]}}}]
     with pytest.raises(OperationFailed):
-        store.run(settling.change({"_id": {"$in": ["task:f/1"]}}, refused))
+        store.run(changing.change({"_id": {"$in": ["task:f/1"]}}, refused))
     ended(client, store)
 
 

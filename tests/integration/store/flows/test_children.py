@@ -13,7 +13,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, settling
+from mtask.store.flows import children, finding
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, queries
@@ -290,4 +290,4 @@ def test_recovery_publishes_what_many_parents_owe(store: SyncStore) -> None:
     recover(store)
     assert there(store) == {f"{kind}{number}" for kind in "cd" for number in range(5)}
     assert owed(store) == set()
-    assert store.run(settling.is_any())
+    assert store.run(finding.is_any())

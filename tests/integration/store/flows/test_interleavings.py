@@ -16,7 +16,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, publishing, settling
+from mtask.store.flows import children, finding, publishing, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
@@ -140,7 +140,7 @@ class World:
         """Do what scans and workers do, until nothing is left to do."""
         for _ in range(100):
             self.lapse()
-            owed = self.store.run(settling.owed(timedelta(0)))
+            owed = self.store.run(finding.owed(timedelta(0)))
             self.store.run(settling.settle_all(owed))
             self.children = 0.0
             for task_id in (due := self.with_status("INIT")):

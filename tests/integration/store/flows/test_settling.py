@@ -20,7 +20,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import operating, publishing, retention, settling
+from mtask.store.flows import changing, deciding, finding, looking, operating, publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
 from mtask.store.layout.schema import FLOW_INDEX
 from mtask.store.statements import flows
@@ -86,7 +86,7 @@ def settle(store: SyncStore, *steps: str) -> None:
 def recover(store: SyncStore) -> None:
     """Do what the scans of any worker do."""
     for _ in range(5):
-        task_ids = store.run(settling.owed(timedelta(0)))
+        task_ids = store.run(finding.owed(timedelta(0)))
         if not task_ids:
             return
         store.run(settling.settle_all(task_ids))
@@ -205,9 +205,9 @@ def test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures(stor
 def test_a_removed_dependency_counts_as_canceled(store: SyncStore) -> None:
     publish(store, {"a": [], "b": ["a"], "c": ["b"]}, c="run")
     store.tasks.delete_one({"_id": _id("a")})
-    orphans = store.run(settling.orphans())
+    orphans = store.run(finding.orphans())
     assert orphans == [_id("b")]
-    store.run(settling.settle_all(store.run(settling.decide(orphans))))
+    store.run(settling.settle_all(store.run(deciding.decide(orphans)).further))
     assert statuses(store) == {"b": "CANCELED", "c": "INIT"}
 
 
@@ -553,20 +553,20 @@ def test_a_release_does_not_follow_from_a_read_of_long_ago(store: SyncStore) -> 
 def test_a_look_shows_one_moment(store: SyncStore) -> None:
     """A dependency that ends amid a look is still open in it."""
     publish(store, {"d": [], "p": ["d"]})
-    read = Frozen(store, settling.look([_id("p")]), lambda call: _id("d") in str(call.args[0]["filter"]))
+    read = Frozen(store, looking.look([_id("p")]), lambda call: _id("d") in str(call.args[0]["filter"]))
     end(store, "d", settles=False)
     rows = read.resume()
     assert [(row["verdict"], row["other"]) for row in rows] == [("wait", _id("d"))]
-    assert [row["verdict"] for row in store.run(settling.look([_id("p")]))] == ["release"]
+    assert [row["verdict"] for row in store.run(looking.look([_id("p")]))] == ["release"]
 
 
 def test_what_does_not_fit_into_one_reply_is_read_in_parts(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "_MANY", 2)
+    monkeypatch.setattr(looking, "_MANY", 2)
     names = [f"s{number}" for number in range(7)]
     publish(store, {name: [] for name in names} | {"p": names, "q": names, "r": names})
     for name in names[:-1]:
         end(store, name)
-    assert {row["other"] for row in store.run(settling.look([_id("p"), _id("q"), _id("r")]))} == {_id("s6")}
+    assert {row["other"] for row in store.run(looking.look([_id("p"), _id("q"), _id("r")]))} == {_id("s6")}
     end(store, "s6")
     assert [status(store, step) for step in "pqr"] == ["INIT"] * 3
 
@@ -686,7 +686,7 @@ def test_an_error_that_no_document_explains_is_raised_after_the_others_are_chang
     divided = {"$divide": [1, {"$cond": [{"$eq": ["$_id", _id("b")]}, 0, 1]}]}
     guard = {"_id": {"$in": [_id(name) for name in "abcd"]}}
     with pytest.raises(OperationFailed):
-        store.run(settling.change(guard, [{"$set": {"params": divided}}]))
+        store.run(changing.change(guard, [{"$set": {"params": divided}}]))
     changed = {one["flow"]["step"] for one in store.tasks.find({"params": 1})}
     assert (changed, status(store, "b")) == ({"a", "c", "d"}, "INIT")
 

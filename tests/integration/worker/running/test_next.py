@@ -149,18 +149,18 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
         async with working(mongo_uri, database_name, mongo, make_app(), queues=["default", "a"]) as bench:
             parts = bench.worker.parts
             parts.settler.submit = lambda task_id: None  # type: ignore[method-assign]
-            settle_flows = parts.scans._janitor.settle_flows
+            look_after = parts.scans._flow_janitor.look_after
 
             async def nothing(count: int) -> None: ...
 
-            parts.scans._janitor.settle_flows = nothing  # type: ignore[method-assign]
+            parts.scans._flow_janitor.look_after = nothing  # type: ignore[method-assign]
             await bench.client.keep("a", success=0)
             await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
             await bench.status("first:k", "SUCCESS")
             assert "expire_time" not in the(bench, "first:k")
             assert await bench.client.purge(name="first") == 0
             await bench.client.keep("a")
-            parts.scans._janitor.settle_flows = settle_flows  # type: ignore[method-assign]
+            parts.scans._flow_janitor.look_after = look_after  # type: ignore[method-assign]
             await until(lambda: bench.tasks.find_one({"_id": "second:first:k/next-1"}), message="published by a scan")
             await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
             gone = bench.tasks.find_one({"_id": "first:k"})

@@ -189,7 +189,7 @@ def test_pages_of_what_comes_bring_each_once(client: Client, store: SyncStore) -
 def worked(longest: list[float]) -> Iterator[asyncio.Task[None]]:
     """Take down the longest that this thread works without letting the event loop go on, in seconds of its CPU.
 
-    The garbage collector rests meanwhile: after thousands of tests, one of its rounds takes as long as what is measured.
+    The garbage collector rests meanwhile: after thousands of tests, a round of it takes as long as what is measured.
     """
 
     async def tick() -> None:

@@ -15,9 +15,9 @@ import pytest
 from mtask import Client, Flow
 from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
-from mtask.worker.discovery import janitor as janitors
-from mtask.worker.discovery.janitor import Janitor
+from mtask.store.flows import finding, settling
+from mtask.worker.discovery import flow_janitor
+from mtask.worker.discovery.flow_janitor import FlowJanitor
 from tests.clients import claim, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo
@@ -30,8 +30,8 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitors, "_OWED_GRACE", timedelta(0))
-    monkeypatch.setattr(janitors, "_SETTLE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(flow_janitor, "_OWED_GRACE", timedelta(0))
+    monkeypatch.setattr(flow_janitor, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
 
 
 def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:
@@ -51,11 +51,10 @@ def look_after(mongo_uri: str, database_name: str, times: int = 1) -> None:
         store = connect.async_store(mongo_uri, database_name)
         store.timeout = timedelta(seconds=1)
         scope: Any = SimpleNamespace(store=store, ledger=SimpleNamespace(has_flows=True))
-        unused: Any = None
-        janitor = Janitor(scope, unused, unused, unused)
+        janitor = FlowJanitor(scope)
         try:
             for _ in range(times):
-                await janitor.settle_flows(janitors._ORPHANS_EVERY - 1)
+                await janitor.look_after(flow_janitor._ORPHANS_EVERY - 1)
         finally:
             await store.close()
 
@@ -111,7 +110,7 @@ def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(
     def refusing(limit: int = 0) -> Any:
         raise AttributeError("nobody foresaw this")
 
-    monkeypatch.setattr(settling, "orphans", refusing)
+    monkeypatch.setattr(finding, "orphans", refusing)
     publish_ended(mongo_uri, store, "f")
     store.run(settling.settle_all(["work:f/a"]))
     succeed(store, "work:f/p", claim(store, "work:f/p"))
