@@ -24,6 +24,16 @@ TaskArgument = Annotated[
 ]
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Key of the task.", show_default=False)]
 
+TimeoutFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        "-t",
+        metavar="DURATION",
+        help="Give up after this time, with exit code 6. Else wait without limit.",
+        show_default=False,
+    ),
+]
 LookupFlag = Annotated[
     list[str],
     typer.Option(

@@ -13,7 +13,7 @@ from rich.text import Text
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.flows.drawing import draw
-from mtask.cli.options import callback, command
+from mtask.cli.options import TimeoutFlag, callback, command
 from mtask.cli.output import Column, clean, counted, hanging, lasting, listing, moment, relative, status_text
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.model.status import TaskStatus
@@ -168,20 +168,12 @@ def _report(cli: Cli, changed: ChangedFlow, remark: str) -> None:
 def wait(
     cli: Cli,
     key: _FlowKey,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            "-t",
-            metavar="DURATION",
-            help="Give up after this time, with exit code 6. Else wait without limit.",
-        ),
-    ] = None,
+    timeout: TimeoutFlag = None,
 ) -> int:
     """Wait until all steps of a flow have ended.
 
-    The exit code is 0 if all succeeded, 8 if a step is FAIL, 9 if none is FAIL and a step is CANCELED, and 6 after the
-    timeout.
+    The exit code is 0 if all succeeded, 8 if a step is FAIL, 9 if none is FAIL and a step is CANCELED, 6 after the
+    timeout, and 4 if no such flow exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     flow = cli.client(reads_only=True).wait_flow(key, timeout=limit)

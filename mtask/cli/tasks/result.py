@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import compact
 from mtask.model.identity import task_id_of
 from mtask.store.driver.extended_json import extended
@@ -25,19 +23,11 @@ def result(
     cli: Cli,
     name: TaskArgument,
     key: KeyArgument = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            "-t",
-            metavar="DURATION",
-            help="Give up after this time, with exit code 6. Else wait without limit.",
-        ),
-    ] = None,
+    timeout: TimeoutFlag = None,
 ) -> None:
     """Wait until a task has ended, and print what its handler returned, as JSON.
 
-    The exit code is 8 if the task ended as FAIL, 9 if it was CANCELED, and 6 after the timeout.
+    The exit code is 8 if the task ended as FAIL, 9 if it was CANCELED, 6 after the timeout, and 4 if no such task exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     named = name_and_key(name, key)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import clean, compact, status_text, task_document
 from mtask.model.documents import Task
 from mtask.model.identity import task_id_of
@@ -32,19 +30,11 @@ def wait(
     cli: Cli,
     name: TaskArgument,
     key: KeyArgument = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            "-t",
-            metavar="DURATION",
-            help="Give up after this time, with exit code 6. Else wait without limit.",
-        ),
-    ] = None,
+    timeout: TimeoutFlag = None,
 ) -> int:
     """Wait until a task has ended.
 
-    The exit code is 0 for SUCCESS, 8 for FAIL, 9 for CANCELED, and 6 after the timeout.
+    The exit code is 0 for SUCCESS, 8 for FAIL, 9 for CANCELED, 6 after the timeout, and 4 if no such task exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     named = name_and_key(name, key)
