@@ -27,7 +27,8 @@ def result(
 ) -> None:
     """Wait until a task has ended, and print what its handler returned, as JSON.
 
-    The exit code is 8 if the task ended as FAIL, 9 if it was CANCELED, 6 after the timeout, and 4 if no such task exists.
+    The exit code is 8 if the task ended as FAIL, 9 if it was CANCELED, 6 after the timeout, and 4 if no such task
+    exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
     named = name_and_key(name, key)
