@@ -17,10 +17,14 @@ from mtask.local import ReplicaSet, temporary
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from tests.clients import open_store
+from tests.databases import Databases
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
 
+#: The tests in these folders start neither processes nor workers, so nobody writes into a database after its test. So
+#: another test can have it then.
+_LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in ("app", "cli", "client", "store")))
 #: A folder in memory, and the free bytes that all test processes together need there.
 _MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
 
@@ -86,20 +90,36 @@ def module_store(mongo_session_client: Mongo, dropping: Callable[[str], Future[N
     dropping(made.database.name)
 
 
+@pytest.fixture(scope="session")
+def databases(mongo_session_client: Mongo) -> Databases:
+    """Return the pool of databases that are set up."""
+    return Databases(mongo_session_client)
+
+
+def _may_be_lent(request: pytest.FixtureRequest) -> bool:
+    folder = request.path.relative_to(request.config.rootpath).as_posix()
+    return folder.startswith(_LENT) and request.node.get_closest_marker("fresh_database") is None
+
+
 @pytest.fixture
-def database_name(dropping: Callable[[str], Future[None]]) -> Iterator[str]:
-    """Return a database name for one test on the shared server. The database is dropped afterwards."""
-    name = f"test_{uuid.uuid4().hex}"
+def database_name(
+    request: pytest.FixtureRequest, dropping: Callable[[str], Future[None]], databases: Databases
+) -> Iterator[str]:
+    """Return a database name for one test on the shared server.
+
+    The database is set up and empty, or it does not exist yet: in other folders, and with the mark `fresh_database`.
+    """
+    is_lent = _may_be_lent(request)
+    name = databases.take() if is_lent else f"test_{uuid.uuid4().hex}"
     yield name
-    dropping(name)
+    if not (is_lent and databases.give_back(name)):
+        dropping(name)
 
 
 @pytest.fixture
-def mongo(mongo_uri: str) -> Iterator[Mongo]:
-    """Connect to the shared server for one test."""
-    client: Mongo = MongoClient(mongo_uri, tz_aware=True)
-    with client:
-        yield client
+def mongo(mongo_session_client: Mongo) -> Mongo:
+    """Return a connection to the shared server. All tests share it."""
+    return mongo_session_client
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def test_the_async_client_comes_to_the_same(mtask: Commands, store: SyncStore) -
     assert asyncio.run(diagnosed()) == [finding["check"] for finding in mtask("doctor", "--json").json["findings"]]
 
 
+@pytest.mark.fresh_database
 def test_an_empty_database_is_told_what_to_do(mtask: Commands) -> None:
     ended = mtask("doctor", "--json")
     assert ended.code == 0

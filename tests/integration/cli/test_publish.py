@@ -93,6 +93,7 @@ def test_params_keep_their_bson_types(mtask: Commands, store: SyncStore, tmp_pat
     assert shown == json.loads(file.read_text())
 
 
+@pytest.mark.fresh_database
 @pytest.mark.parametrize(
     ("arguments", "error", "expected"),
     [
@@ -169,6 +170,7 @@ def test_rejected_ones_among_many_are_told_and_the_rest_is_published(mtask: Comm
     assert ended.out.splitlines() == ["exists     hash:old", "created    hash:new", "2 tasks: 1 created, 1 exists"]
 
 
+@pytest.mark.fresh_database
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [

@@ -117,6 +117,7 @@ def test_a_name_without_key_is_wrong_usage(mtask: Commands, command: str) -> Non
     assert "NAME:KEY" in ended.err
 
 
+@pytest.mark.fresh_database
 def test_reading_makes_no_collections(mtask: Commands, store: SyncStore) -> None:
     for command in (["list"], ["stats"], ["workers"], ["doctor"], ["show", "a", "b"], ["wait", "a", "b"]):
         mtask(*command)

@@ -79,6 +79,7 @@ def test_stop_worker_asks_and_can_wait(mtask: Commands, store: SyncStore) -> Non
         timer.join()
 
 
+@pytest.mark.fresh_database
 def test_init_makes_everything_and_says_what(mtask: Commands, store: SyncStore) -> None:
     made = mtask.ok("init", "--json").json
     assert made["database"] == mtask.database
@@ -113,6 +114,7 @@ def test_schema_refuses_what_it_does_not_know(mtask: Commands, arguments: list[s
     assert " or " in ended.err
 
 
+@pytest.mark.fresh_database
 def test_the_exported_validator_is_the_one_in_the_database(mtask: Commands, store: SyncStore) -> None:
     mtask.ok("init")
     listed = next(iter(store.database.list_collections(filter={"name": "tasks"})))

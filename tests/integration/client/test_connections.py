@@ -199,6 +199,7 @@ def test_tasks_is_the_collection_itself(kind: Kind, mongo_uri: str, database_nam
         assert client.runner.run(find_one())["_id"] == "a:k"
 
 
+@pytest.mark.fresh_database
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_call_makes_sure_of_the_collections(kind: Kind, mongo_uri: str, database_name: str, mongo: Mongo) -> None:
     with open_client(kind, mongo_uri, database_name) as client:
@@ -207,6 +208,7 @@ def test_first_call_makes_sure_of_the_collections(kind: Kind, mongo_uri: str, da
     assert "mtask_discovery" in mongo[database_name]["tasks"].index_information()
 
 
+@pytest.mark.fresh_database
 @pytest.mark.parametrize("kind", KINDS)
 def test_foreign_collection_is_told_and_left_alone(
     kind: Kind, mongo_uri: str, database_name: str, mongo: Mongo
@@ -297,6 +299,7 @@ def test_connection_that_is_lost_again_and_again_is_told_and_the_same_call_works
     assert named.publish("a", key="k").created
 
 
+@pytest.mark.fresh_database
 def test_client_that_could_not_connect_at_first_works_once_the_database_is_there(
     mongo_uri: str, database_name: str, mongo: Mongo
 ) -> None:

@@ -334,6 +334,7 @@ def test_only_what_was_asked_for_is_told(
     assert sorted(told(found)) == sorted((kind, of) for of in expected for kind in ("published", "canceled"))
 
 
+@pytest.mark.fresh_database
 def test_since_an_instant_all_is_told_that_happened_then(client: AnyClient, store: SyncStore) -> None:
     publish_task(store, "k")
     since = parsed(store, "k").task_state.create_time

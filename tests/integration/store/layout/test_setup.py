@@ -44,6 +44,7 @@ from mtask.store.tasks.publishing import Policy
 from tests.integration import stores
 from tests.mongo import Client, eventually
 
+pytestmark = pytest.mark.fresh_database
 Document = dict[str, Any]
 _FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX]
 _OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_FLOWS])
