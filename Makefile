@@ -39,9 +39,13 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 	pytest -n 2 --dist loadfile tests/unit tests/parity $(PYTEST_ARGS)
 
 .PHONY: test
-test: lint ## Run linters, types, import contracts, all tests and each fault once: make test [PYTEST_ARGS=...]
+test: lint ## Run linters, types, import contracts, tests and each fault once: make test [PYTEST_ARGS=...]
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 60 --folder build/chaos/short)
+	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short)
+
+.PHONY: test-all
+test-all: ## The same with the long tests, which repeat what others prove with other kinds, processes and times
+	$(MAKE) test PYTEST_ARGS="--long $(PYTEST_ARGS)"
 
 .PHONY: pythons
 pythons: $(VENV)/.dev-ready ## Run the short part of the tests on each other Python from 3.11 to 3.13 on this machine

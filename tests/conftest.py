@@ -29,6 +29,20 @@ _LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in ("app", "cl
 _MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs all tests."""
+    parser.addoption("--long", action="store_true", help="run the long tests, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests out, unless they are asked for by the option or by name."""
+    if config.getoption("--long") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long") is not None]
+    items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_configure() -> None:
     """Keep the files of mongods in memory if several test processes run: then the disk does not slow them."""
     is_parallel = "PYTEST_XDIST_WORKER" in os.environ

@@ -73,4 +73,4 @@ class Databases:
     def _indexes(self, name: str, collection: str) -> list[Any]:
         if collection.startswith("system."):
             return []
-        return [index.to_dict() for index in self._client[name][collection].list_indexes()]
+        return [dict(index) for index in self._client[name][collection].list_indexes()]

@@ -62,7 +62,7 @@ def from_processes(count: int, work: Callable[..., Any], kind: Kind, uri: str, d
     return came_to
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sync", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])])
 def test_many_processes_publish_one_key_and_one_document_is_created_once(
     kind: Kind, mongo_uri: str, database_name: str, mongo: Mongo
 ) -> None:

@@ -44,6 +44,7 @@ async def workers_here(stage: Stage, worker_ids: Sequence[str]) -> AsyncIterator
         await asyncio.wait_for(asyncio.gather(*jobs), PATIENCE)
 
 
+@pytest.mark.long
 def test_of_twenty_workers_exactly_one_claims_a_key(
     stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

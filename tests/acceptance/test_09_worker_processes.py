@@ -165,6 +165,7 @@ def test_supervised_worker_that_is_stopped_remotely_stays_stopped_and_the_others
     assert crew.supervisor.wait() == 0
 
 
+@pytest.mark.long
 def test_supervised_workers_give_up_where_there_was_no_database_from_the_start() -> None:
     command = [sys.executable, "-m", "mtask.cli.worker", "tests.acceptance.app:app", "--processes", "2"]
     done = subprocess.run(

@@ -22,7 +22,8 @@ AHEAD = timedelta(seconds=3)
 GENEROUS = timedelta(minutes=1)
 LEASE: TaskOptions = {"ping_interval_ms": 700, "worker_timeout_ms": 3000}
 
-wrong = pytest.mark.parametrize("offset", [TEN_MINUTES, -TEN_MINUTES], ids=["fast", "slow"])
+_SLOW = pytest.param(-TEN_MINUTES, id="slow", marks=pytest.mark.long)
+wrong = pytest.mark.parametrize("offset", [pytest.param(TEN_MINUTES, id="fast"), _SLOW])
 
 
 def start(stage: Stage, worker_id: str, offset: timedelta = timedelta(0), *flags: str) -> WorkerProcess:

@@ -157,6 +157,7 @@ def test_demo_without_a_terminal_tells_in_lines_and_leaves_nothing_behind(machin
     assert "Nothing is left behind." in said
 
 
+@pytest.mark.long
 def test_demo_kills_nobody_when_asked_not_to_and_stops_at_the_limit(machine: Machine) -> None:
     summary = json.loads(machine.run("demo", str(FOLDER), "--json", "--no-kill", "--limit", "5", "--workers", "1"))
     assert (summary["equal"], summary["totals"]["files"]) == (True, 5)
@@ -164,7 +165,9 @@ def test_demo_kills_nobody_when_asked_not_to_and_stops_at_the_limit(machine: Mac
     assert [worker["finished"] for worker in summary["workers"]] == [5]
 
 
-@pytest.mark.parametrize(("number", "keep"), [(signal.SIGINT, ["--keep"]), (signal.SIGTERM, [])])
+@pytest.mark.parametrize(
+    ("number", "keep"), [(signal.SIGINT, ["--keep"]), pytest.param(signal.SIGTERM, [], marks=pytest.mark.long)]
+)
 def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal.Signals, keep: list[str]) -> None:
     with machine.start("demo", str(FOLDER), "--workers", "1", "--no-kill", *keep) as process:
         assert process.stdout is not None
@@ -183,6 +186,7 @@ def test_killed_demo_leaves_neither_workers_nor_a_mongod_behind(machine: Machine
     machine.check_nothing_is_left()
 
 
+@pytest.mark.long
 def test_demo_uses_an_existing_database_and_removes_its_documents(
     machine: Machine, mongo: Mongo, mongo_uri: str, database_name: str
 ) -> None:
@@ -195,7 +199,7 @@ def test_demo_uses_an_existing_database_and_removes_its_documents(
     assert mongo[database_name].list_collection_names() == []
 
 
-@pytest.mark.parametrize("collection", ["tasks", "orders"])
+@pytest.mark.parametrize("collection", ["tasks", pytest.param("orders", marks=pytest.mark.long)])
 def test_demo_refuses_a_database_that_holds_foreign_documents_and_leaves_them_alone(
     machine: Machine, mongo: Mongo, mongo_uri: str, database_name: str, collection: str
 ) -> None:

@@ -133,6 +133,7 @@ def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     assert drained.examined - took * MAX_EXAMINED_A_SECOND < MAX_EXAMINED * TASKS
 
 
+@pytest.mark.long
 def test_workers_that_share_a_backlog_do_not_each_read_all_of_it(
     single_set: ReplicaSet, tmp_path: Path, report: Report
 ) -> None:

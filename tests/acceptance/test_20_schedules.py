@@ -9,6 +9,8 @@ import time
 from datetime import timedelta
 from itertools import cycle
 
+import pytest
+
 from tests import faketime
 from tests.acceptance.conftest import Report
 from tests.faults.fuzzing import SCALE
@@ -19,6 +21,7 @@ _SECONDS, _KILL_EVERY = (12, 2.5) if SCALE == 1 else (60, 10.0)
 _OFFSETS = [timedelta(minutes=minutes) for minutes in (-5, -2, 0, 2, 5)]
 
 
+@pytest.mark.long
 def test_every_second_by_five_processes_with_wrong_clocks_of_which_one_after_another_is_killed(
     stage: Stage, report: Report
 ) -> None:

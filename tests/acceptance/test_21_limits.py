@@ -7,6 +7,8 @@ from bisect import bisect_left
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from mtask import TaskSpec
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
@@ -40,6 +42,7 @@ def most_in_a_window(starts: list[datetime], window: timedelta) -> int:
     return max(bisect_left(starts, start + window) - place for place, start in enumerate(starts))
 
 
+@pytest.mark.long
 def test_ten_groups_at_three_starts_in_three_seconds_with_four_workers(stage: Stage, report: Report) -> None:
     stage.start_all([f"w{n}" for n in range(4)])
     stage.client.limit("default", key_rate=(_STARTS, _WINDOW))

@@ -221,7 +221,7 @@ def a_flow(key: str, gate: str) -> Flow:
     return flow
 
 
-@pytest.mark.parametrize("role", ["publisher", "operator"])
+@pytest.mark.parametrize("role", ["publisher", pytest.param("operator", marks=pytest.mark.long)])
 def test_flows_are_published_shown_canceled_retried_and_awaited(staged: Stage, users: Accounts, role: str) -> None:
     staged.start("W")
     with as_role(users, role) as client:

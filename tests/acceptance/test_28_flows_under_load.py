@@ -242,6 +242,7 @@ def releases(stage: Stage, since: datetime) -> Counter[str]:
     return counted
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3_000)  # for the long form
 def test_flows_under_kills_elections_and_lost_streams_all_end_and_release_once(
     no_process_is_left: None, tmp_path: Path, report: Report, replica_set: ReplicaSet

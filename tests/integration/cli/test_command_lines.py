@@ -22,7 +22,7 @@ _MARK = "MTASK_TEST_COMMAND_LINES"
 SECRET = "hunter2hunter2"
 
 
-@pytest.mark.parametrize("given", ["environment", ".env"])
+@pytest.mark.parametrize("given", ["environment", pytest.param(".env", marks=pytest.mark.long)])
 def test_supervised_workers_do_not_show_the_uri_in_the_process_list(
     given: str, mongo_uri: str, database_name: str, tmp_path: Path
 ) -> None:

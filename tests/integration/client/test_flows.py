@@ -22,13 +22,13 @@ from mtask.errors import (
 )
 from mtask.store.driver.stores import SyncStore
 from tests import clients
-from tests.clients import KINDS, AnyClient, Kind, open_client
+from tests.clients import AnyClient, Kind, open_client
 from tests.integration import stores
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sync", "asyncio", pytest.param("motor", marks=pytest.mark.long)])
 def any_client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
     kind: Kind = request.param
     with open_client(kind, mongo_uri, database_name) as opened:

@@ -14,7 +14,7 @@ from pymongo.server_api import ServerApi
 from mtask import App, Client, TaskSpec
 from mtask.client.diagnosis.findings import Level
 from mtask.errors import MtaskError, NotInStableApi
-from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, open_store, succeed
+from tests.clients import AnyClient, Kind, claim, fail, open_client, open_store, succeed
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
@@ -23,7 +23,7 @@ STRICT: dict[str, Any] = {"server_api": ServerApi("1", strict=True)}
 DAY = timedelta(days=1)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sync", "asyncio", pytest.param("motor", marks=pytest.mark.long)])
 def strict(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
     """A client of each kind that refuses all else, on a database that nobody has set up."""
     kind: Kind = request.param

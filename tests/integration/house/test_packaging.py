@@ -137,6 +137,7 @@ def marked(file: Path) -> set[tuple[str, int]]:
     return {(file.name, number) for number, line in lines if line.endswith(_MARK)}
 
 
+@pytest.mark.long
 def test_mypy_accepts_a_users_program_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
     python = str(installed.folder / "bin" / "python")
     # Bare of configuration, as a user without pydantic's plugin has it.
@@ -147,6 +148,7 @@ def test_mypy_accepts_a_users_program_and_refuses_each_mistake(installed: Enviro
     assert {(error["file"], error["line"]) for error in refused} == marked(example / MISUSE)
 
 
+@pytest.mark.long
 def test_pyright_accepts_a_users_program_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
     (example / "pyrightconfig.json").write_text(json.dumps(_PYRIGHT))
     python = str(installed.folder / "bin" / "python")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ _FATAL = Mutation(
 )
 
 
+@cache
+def code_of(path: str) -> str:
+    return ast.dump(ast.parse((ROOT / path).read_text()))
+
+
+@cache
+def functions_in(path: str) -> frozenset[str]:
+    body = ast.parse((ROOT / path).read_text()).body
+    return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef))
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mutation_applies_to_the_source_as_it_is_and_makes_a_program(mutation: Mutation, tmp_path: Path) -> None:
     for edit in mutation.edits:
@@ -29,7 +41,7 @@ def test_mutation_applies_to_the_source_as_it_is_and_makes_a_program(mutation: M
     mutation.apply(tmp_path)
     for edit in mutation.edits:
         changed = ast.dump(ast.parse((tmp_path / edit.path).read_text()))
-        assert changed != ast.dump(ast.parse((ROOT / edit.path).read_text())), "it changes nothing"
+        assert changed != code_of(edit.path), "it changes nothing"
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -37,8 +49,7 @@ def test_tests_that_a_mutation_names_exist(mutation: Mutation) -> None:
     assert mutation.tests
     for test in mutation.tests:
         path, _, name = test.partition("::")
-        body = ast.parse((ROOT / path).read_text()).body
-        assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+        assert name in functions_in(path)
 
 
 def test_names_of_mutations_tell_them_apart_and_there_are_enough() -> None:
