@@ -23,6 +23,7 @@ from mtask.model import rules
 from mtask.model.documents import MAX_CALLS, CallMark, Gathering, GatherKind, NextRound, Task
 from mtask.model.lookup import LookupEntry
 from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus, TaskStatus
 
 #: The largest BSON size of the params of a round that collects, in bytes.
 MAX_GATHERED_BYTES = 4 * 1024 * 1024
@@ -146,6 +147,28 @@ def is_known(task: Task, call: Call) -> bool:
     former = task.gather or Gathering()
     coming = task.again.gather.ids if task.again else []
     return call.call_id in (*former.ids, *former.seen, *coming)
+
+
+def reopens(task: Task, call: Call, now: datetime) -> bool:
+    """Whether this call opens a task that has ended although a run holds it.
+
+    A task can end so if concurrent_worker_cnt is lowered. The call then waits for that run, as after a retry.
+    """
+    if not task.status.is_final or not rules.live_runs(task, now) or task.flow is not None:
+        return False
+    if (call.kind == "calls" or call.is_own_id) and is_known(task, call):
+        return False
+    return call.kind == "calls" or is_newer(call.mark, task.gather.newest if task.gather else None)
+
+
+def reopened(task: Task) -> Task:
+    """Return the task that such a call has opened. The runs that go on belong to the opened round."""
+    runs = [
+        run if run.status is RunStatus.RUNNING else run.model_copy(update={"past": True})
+        for run in task.task_state.worker_states
+    ]
+    changes = {"status": TaskStatus.INIT, "failed_cnt": 0, "worker_states": runs}
+    return task.model_copy(update={"task_state": task.task_state.model_copy(update=changes)})
 
 
 def gathered(task: Task, call: Call, size: int, now: datetime) -> NextRound | None:

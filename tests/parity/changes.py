@@ -156,6 +156,21 @@ def gather(call: Call, size: int) -> Change:
     return change
 
 
+def reopen(call: Call) -> Change:
+    """Open a task that has ended beside a run, if this call waits for that run."""
+
+    def change(document: Document, now: datetime) -> None:
+        task = parsed(document)
+        if not gathering.reopens(task, call, now):
+            return
+        state = gathering.reopened(task).task_state
+        for run, opened in zip(document["task_state"]["worker_states"], state.worker_states, strict=True):
+            run |= {"past": True} if opened.past else {}
+        document["task_state"] |= {"status": state.status.value, "failed_cnt": state.failed_cnt}
+
+    return change
+
+
 def move(document: Document, now: datetime) -> None:
     """Let the task remember that it leaves its queue."""
     state = document["task_state"]

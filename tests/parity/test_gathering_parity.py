@@ -85,6 +85,17 @@ def test_a_call_joins_the_round_that_the_rules_say(store: SyncStore, documents: 
 
 
 @_properties
+@given(many(gathering_task, 40).map(numbered), made(lambda random: random))
+def test_a_call_opens_what_ended_beside_a_run_as_the_rules_say(
+    store: SyncStore, documents: list[Document], random: Random
+) -> None:
+    made = call(random)
+    stages = [*derive.close_lapsed(NOW), gathering.reopen(sent(made), NOW), *derive.derive(NOW)]
+    for former, after in zip(documents, stored_after(store, documents, stages), strict=True):
+        assert bare(after) == bare(changes.changed(former, changes.reopen(made), NOW))
+
+
+@_properties
 @given(many(gathering_task, 40).map(numbered))
 def test_the_document_tells_the_newest_call(store: SyncStore, documents: list[Document]) -> None:
     with inserted(store, documents) as ids:

@@ -209,7 +209,7 @@ def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
 
 
 def reopen(call: SentCall, now: x.Expression = x.NOW) -> Stage:
-    """Open a task that has ended although a run holds it, if this call is to wait for that run.
+    """Open a task that has ended although a run holds it. This is the server's form of `gathering.reopens`.
 
     A task can end so if concurrent_worker_cnt is lowered. Nobody looks for lapsed runs of a task that has ended, so the
     call would wait for ever if that run's worker died. As in a retry, the live run belongs to the opened round. This
