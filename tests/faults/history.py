@@ -21,6 +21,8 @@ from bson.codec_options import CodecOptions
 
 Document = dict[str, Any]
 R = TypeVar("R", bound="Call | Note | Fault | Sample")
+#: What a handler notes: it wrote into its transaction, was told that its children exist, returns a next task.
+Event = Literal["start", "written", "added", "next", "end", "raised", "cancelled"]
 Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove"]
 
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
@@ -75,15 +77,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a handler did: "start", then "written" (into a transaction), then "end", "raised" or "cancelled"."""
+    """What a handler did: "start", then what it wrote or was told, then "end", "raised" or "cancelled"."""
 
-    event: Literal["start", "written", "end", "raised", "cancelled"]
+    event: Event
     task_id: str
     run_id: str
     worker_id: str
     attempt: int
     pid: int
     at: float
+    #: The ids of the children, if the event is "added".
+    detail: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
 LIMIT_KEY = "k"
+#: The queue in which chains of tasks end.
+ARRIVALS = "arrivals"
 
 #: Tasks per call of publish_many.
 BATCH = 40
@@ -80,14 +82,18 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
                 extra["limit_key"] = LIMIT_KEY
         case "pausable":
             params = {"seconds": round(random.uniform(0.0, 0.3), 2)}
+        case "relay":
+            params = {"left": random.choice((0, 1))}
         case _:
             params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
+            if kind == "deposit" and random.random() < 0.2:
+                params["goes_on"] = True
     return TaskSpec(kind, params, key=key, queue=kind if kind in _OWN_QUEUES else "load", **extra)
 
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 623,
+    "quick": 613,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
@@ -98,6 +104,7 @@ _SHARES = {
     "deposit_plain": 15,
     "limited": 12,
     "pausable": 20,
+    "relay": 10,
 }
 _OWN_QUEUES = frozenset({LIMITED, PAUSABLE})
 

@@ -14,12 +14,15 @@ import bson
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
+from mtask.app.next import Next, flow_part
+from mtask.model.documents import StoredTask
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
-from mtask.store.statements import derive, pipelines, requests
+from mtask.store.statements import derive, owing, pipelines, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
 from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
 
 Document = dict[str, Any]
@@ -205,14 +208,61 @@ class Story:
         note: Any = "",
         final: bool = False,
         delay: float | None = None,
+        following: OwedTask | None = None,
     ) -> None:
         """End a run; its handler ends first."""
         ends = {RunStatus.SUCCESS: "end", RunStatus.FAIL: "raised", RunStatus.CANCELED: "cancelled"}
         if note is not None:
             self.note(note or ends[status], task_id, run_id)
         delay_ms = None if delay is None else round(delay * 1000)
-        outcome = Outcome(task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5)
+        outcome = Outcome(
+            task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5, next=following
+        )
         self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
+
+    def next_of(self, task_id: str, run_id: str, **options: Any) -> OwedTask:
+        """Return the task as which a run wants to go on, and have its handler say so."""
+        self.note("next", task_id, run_id)
+        before = StoredTask.model_validate(self.document(task_id))
+        return Next("quick", None, **{**_SHORT, **options}).prepare(before, run_id=run_id)
+
+    def owe(self, parent_id: str, *steps: str) -> list[str]:
+        """Let a step owe children; return their ids."""
+        parent = StoredTask.model_validate(self.document(parent_id))
+        assert parent.flow is not None
+        ancestors = [*parent.flow.ancestors, parent_id]
+        children = [
+            OwedTask(
+                {
+                    "_id": f"quick:{parent.flow.key}/{step}",
+                    "name": "quick",
+                    "key": f"{parent.flow.key}/{step}",
+                    "queue": "load",
+                    "params": None,
+                    "task_option": TaskOption(**_SHORT).model_dump(),
+                    "flow": flow_part(parent, step=step, ancestors=ancestors),
+                }
+            )
+            for step in steps
+        ]
+        self.apply(parent_id, owing.add(children, instant(self.now)))
+        return [child.task_id for child in children]
+
+    def publish_owed(self, owner_id: str) -> list[str]:
+        """Publish what a task owes, and take it out, with the mark; return the ids."""
+        owner = self.document(owner_id)
+        for document in owner["owed_tasks"]:
+            self.insert(document)
+        task_ids = [document["_id"] for document in owner["owed_tasks"]]
+        self.apply(owner_id, owing.added(task_ids, owner["owed_since"], instant(self.now)))
+        return task_ids
+
+    def add(self, parent_id: str, run_id: str, *steps: str) -> list[str]:
+        """Have a handler add children to its step, and be told so; return their ids."""
+        self.owe(parent_id, *steps)
+        task_ids = self.publish_owed(parent_id)
+        self.note("added", parent_id, run_id, detail=task_ids)
+        return task_ids
 
     def deposit(self, task_id: str, run_id: str) -> None:
         """Write an effect and the SUCCESS in one transaction, whose session is named first."""
@@ -268,12 +318,19 @@ class Story:
 
     # --- records ----------------------------------------------------------------------------------------------
 
-    def note(self, event: Any, task_id: str, run_id: str, worker_id: str | None = None) -> Note:
+    def note(
+        self, event: Any, task_id: str, run_id: str, worker_id: str | None = None, detail: Sequence[str] = ()
+    ) -> Note:
         """Have a handler note something."""
         run = self.run(task_id, run_id) or {"worker_id": worker_id or "w1", "attempt": 1}
-        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001)
+        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001, list(detail))
         self.notes.append(note)
         return note
+
+    def insert(self, document: Document) -> None:
+        """Insert a task as it is."""
+        self.tasks.insert_one(document)
+        self._record(document["_id"], document)
 
     def document(self, task_id: str) -> Document:
         """Return a task as it is now."""
