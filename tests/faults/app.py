@@ -36,9 +36,9 @@ def note(context: Context, event: Event, detail: Sequence[str] = ()) -> None:
 
 
 @contextmanager
-def noted(context: Context) -> Iterator[None]:
+def noted(context: Context, detail: Sequence[str] = ()) -> Iterator[None]:
     """Note the start and the end of a handler; no end if its process died."""
-    note(context, "start")
+    note(context, "start", detail)
     try:
         yield
     except asyncio.CancelledError:
@@ -195,6 +195,14 @@ def arrive(context: Context) -> int:
         if list(dict(context.results()).values()) != [1]:
             raise Fail("what the task before returned is not at hand")
     return 1
+
+
+@app.task(queue=QUEUE)
+async def renewed(context: Context, call_id: str, seconds: float) -> str:
+    """Note whose params it has."""
+    with noted(context, [call_id]):
+        await asyncio.sleep(seconds)
+    return call_id
 
 
 @app.task(queue=LIMITED)

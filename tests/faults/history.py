@@ -23,7 +23,8 @@ Document = dict[str, Any]
 R = TypeVar("R", bound="Call | Note | Fault | Sample")
 #: What a handler notes: it wrote into its transaction, was told that its children exist, returns a next task.
 Event = Literal["start", "written", "added", "next", "end", "raised", "cancelled"]
-Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove"]
+#: "again" is a publish with if_running="again".
+Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove", "again"]
 
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
@@ -64,6 +65,8 @@ class Call:
     #: What mtask said: "created", "updated", "kept", "done", "refused", or "unknown" where it raised.
     answer: str | None = None
     error: str | None = None
+    #: The id under which a call that gathers was sent: the same, however often it is sent.
+    gather_id: str | None = None
 
     @classmethod
     def parse(cls, line: bytes) -> Call:
@@ -86,7 +89,8 @@ class Note:
     attempt: int
     pid: int
     at: float
-    #: The ids of the children, if the event is "added".
+    #: The ids of the children, if the event is "added". With "start", the call whose params the handler of a task has
+    #: that gathers calls.
     detail: list[str] = field(default_factory=list)
 
 

@@ -12,13 +12,17 @@ from typing import Any, Literal
 
 from mtask import TaskSpec
 
-Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
+Operation = Literal["publish", "update", "cancel", "retry", "rerun", "again"]
 
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
 LIMIT_KEY = "k"
 #: The queue in which chains of tasks end.
 ARRIVALS = "arrivals"
+
+#: The handler of tasks that are published again and again, and for how many batches each is.
+AGAIN = "renewed"
+_AGAIN_BATCHES = 20
 
 #: Tasks per call of publish_many.
 BATCH = 40
@@ -107,6 +111,27 @@ _SHARES = {
     "relay": 10,
 }
 _OWN_QUEUES = frozenset({LIMITED, PAUSABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A call with if_running="again", under a key that all publishers share."""
+
+    key: str
+    call_id: str
+    seconds: float  #: for which the handler works
+
+
+def calls_again(seed: int, publisher: str, batch: int) -> list[Again]:
+    """Return the calls that come with this batch: a few, one after the other, mostly to one task."""
+    random = Random(f"{seed}/{publisher}/again/{batch}")
+    calls = []
+    for number in range(random.choice((0, 1, 1, 2, 3))):
+        # Others come after a while: a document remembers the ids of all its calls.
+        key = f"again/{batch // _AGAIN_BATCHES}/{random.choice((0, 0, 1))}"
+        seconds = round(random.choice((0.0, 0.2, 1.0, 2.5)), 2)
+        calls.append(Again(key, f"{publisher}-{batch}-{number}", seconds))
+    return calls
 
 
 def deeds(seed: int, publisher: str, batch: int) -> list[Deed]:

@@ -68,7 +68,8 @@ class FieldJudge:
             "queue": before.queue != after.queue,
             "start_time": before.task_state.start_time != after.task_state.start_time,
         }
-        if any(replaced.values()) and not self._asked.may_update(change.task_id, at):
+        is_other = change.begins_next_round or self._asked.may_update(change.task_id, at)
+        if any(replaced.values()) and not is_other:
             fixed |= replaced
         for name in (name for name, is_changed in fixed.items() if is_changed):
             self._report(after, change.at, f"{name} was changed and nobody asked for it")
@@ -97,7 +98,7 @@ class FieldJudge:
 
     def _failed_cnt(self, change: Change, log: TaskLog, at: float) -> None:
         count, expected = change.after.task_state.failed_cnt, change.before.task_state.failed_cnt + change.newly_counted
-        is_reset = change.is_reopened or self._asked.may_update(change.task_id, at)
+        is_reset = change.is_reopened or change.begins_next_round or self._asked.may_update(change.task_id, at)
         if count == expected or (count == 0 and is_reset):
             return
         self._report(change.after, change.at, "failed_cnt", value=count, expected=expected, tried=log.tried)

@@ -47,6 +47,8 @@ class HandlerJudge:
         self.added: list[Note] = []
         #: The runs whose handlers returned a next task.
         self.going_on: set[str] = set()
+        #: The call whose params the handler of a run had, where its task gathers calls.
+        self.saw: dict[str, str] = {}
 
     @property
     def work(self) -> Mapping[str, Work]:
@@ -64,6 +66,8 @@ class HandlerJudge:
             if note.event == "start":
                 work.starts += 1
                 work.start = at if work.start is None else min(work.start, at)
+                if note.detail:
+                    self.saw[note.run_id] = note.detail[0]
                 timeline.add("started", at - began)
             else:
                 work.is_ended |= note.event in _ENDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from mtask.app.next import Next, flow_part
 from mtask.model.documents import StoredTask
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
-from mtask.store.statements import derive, owing, pipelines, requests
+from mtask.store.statements import derive, gathering, owing, pipelines, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline
+from mtask.store.statements.gathering import SentCall
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
@@ -71,13 +72,20 @@ class Story:
 
     # --- publishers -------------------------------------------------------------------------------------------
 
-    def call(self, operation: Operation, task_id: str, answer: str | None, *, takes: float = 0.05) -> None:
+    def call(
+        self,
+        operation: Operation,
+        task_id: str,
+        answer: str | None,
+        *,
+        takes: float = 0.05,
+        gather_id: str | None = None,
+    ) -> None:
         """Have something asked for now; without an answer it was never told."""
-        sent = Call(self.fresh("call"), operation, task_id, "p1", self.now - 0.01)
+        sent = Call(self.fresh("call"), operation, task_id, "p1", self.now - 0.01, gather_id=gather_id)
         self.calls.append(sent)
         if answer is not None:
-            told = Call(sent.call_id, operation, task_id, "p1", sent.sent, self.now + takes, answer)
-            self.calls.append(told)
+            self.calls.append(replace(sent, told=self.now + takes, answer=answer))
 
     def publish(
         self, name: str = "quick", *, delay: float | None = None, answer: str | None = "created", **options: Any
@@ -128,6 +136,25 @@ class Story:
         self.call("publish", task_id, "created")
         self._record(task_id, document)
         return task_id
+
+    def gather(self, task_id: str, call_id: str, *, answer: str | None = "updated", asked: float | None = None) -> None:
+        """Publish with if_running="again"; the first call creates the task. `asked` is when the call read the time."""
+        name, _, key = task_id.partition(":")
+        now = instant(self.now)
+        option = TaskOption(**_SHORT).model_dump()
+        content = {"params": {"call_id": call_id}, "queue": "load", "task_option": option}
+        asked_time = now if asked is None else instant(asked)
+        call = SentCall(asked_time, call_id, "latest", content, is_own_id=True)
+        self.call("again", task_id, answer, gather_id=call_id)
+        if self.tasks.find_one({"_id": task_id}) is not None:
+            stages = [*derive.close_lapsed(now), gathering.reopen(call, now), *derive.derive(now)]
+            self.apply(task_id, [*stages, *gathering.add(call, now)])
+            return
+        first, start = gathering.first_round(call, now)
+        fixed = {"_id": task_id, "name": name, "key": key, **content}
+        made = {"$mergeObjects": [x.literal(fixed), requests.task_document({"gather": first}, start, now)]}
+        self.tasks.update_one({"_id": task_id}, [{"$replaceWith": made}], upsert=True)
+        self._record(task_id, self.document(task_id))
 
     def ask(self, operation: Operation, task_id: str, pipeline: Pipeline, answer: str | None = "done") -> None:
         """Change a task as a client does."""
