@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from mtask import Context
 from mtask.model.flows import Verdict
 from mtask.model.status import RunStatus
 from mtask.store.statements import flows
-from tests.faults import flow_load
+from tests.faults import app, flow_load
 from tests.faults.checks.scenes import Legal, Scene, Scenes, release, run, told, verdict_on
 from tests.faults.checks.story import Story, instant
 from tests.mongo import Client
@@ -420,3 +424,14 @@ def test_the_children_of_a_load_are_at_most_two_levels_deep() -> None:
     assert levels == {1, 2}
     assert len(children) == len(set(children)) > 200
     assert any(task_id.startswith("split:") for task_id in children)
+
+
+@pytest.mark.parametrize("tree", [["quick", ["plain", "flaky"], "flaky"], [["quick"]]], ids=str)
+def test_handlers_add_the_children_of_the_load(tree: list[Any]) -> None:
+    def added(step: str, part: list[Any]) -> Iterator[str]:
+        context = SimpleNamespace(task=SimpleNamespace(flow=SimpleNamespace(step=step)))
+        for child in app._children(cast(Context, context), part):
+            yield f"{child.spec.task}:f/{child.step}"
+            yield from added(child.step, child.spec.params.get("tree", []))
+
+    assert list(added("s1", tree)) == list(flow_load.children_of("split:f/s1", tree))
