@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from mtask import App, Child, Context, Fail, Next, Retry
@@ -199,10 +200,25 @@ def arrive(context: Context) -> int:
 
 @app.task(queue=QUEUE)
 async def renewed(context: Context, call_id: str, seconds: float) -> str:
-    """Note whose params it has."""
+    """Note whose params it has; fail now and then."""
     with noted(context, [call_id]):
         await asyncio.sleep(seconds)
+        _fail_at_random(context)
     return call_id
+
+
+@app.task(queue=QUEUE)
+async def collected(context: Context, calls: list[dict[str, Any]]) -> int:
+    """Do the same with the params of several calls."""
+    with noted(context, [call["call_id"] for call in calls]):
+        await asyncio.sleep(max(call["seconds"] for call in calls))
+        _fail_at_random(context)
+    return len(calls)
+
+
+def _fail_at_random(context: Context) -> None:
+    if Random(context.run_id).random() < 0.1:
+        raise RuntimeError("now and then")
 
 
 @app.task(queue=LIMITED)

@@ -23,8 +23,8 @@ Document = dict[str, Any]
 R = TypeVar("R", bound="Call | Note | Fault | Sample")
 #: What a handler notes: it wrote into its transaction, was told that its children exist, returns a next task.
 Event = Literal["start", "written", "added", "next", "end", "raised", "cancelled"]
-#: "again" is a publish with if_running="again".
-Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove", "again"]
+#: "gather" is a publish that gathers: with if_running="again", debounce or collect.
+Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove", "gather"]
 
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
@@ -89,7 +89,7 @@ class Note:
     attempt: int
     pid: int
     at: float
-    #: The ids of the children, if the event is "added". With "start", the call whose params the handler of a task has
+    #: The ids of the children, if the event is "added". With "start", the calls whose params the handler of a task has
     #: that gathers calls.
     detail: list[str] = field(default_factory=list)
 

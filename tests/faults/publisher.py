@@ -47,8 +47,8 @@ class Publisher:
         """Publish at the rate asked for; what a break has delayed is caught up with, at most ten times as fast."""
         due = time.monotonic()
         while not self._is_stopped.is_set():
-            for again in load.calls_again(self._seed, self._name, self._batch):
-                self._publish_again(again)
+            for call in load.gather_calls(self._seed, self._name, self._batch):
+                self._gather(call)
             self._publish_batch(self._batch)
             self._publish_flow(self._batch)
             for step in flow_load.deeds(self._seed, self._name, self._batch):
@@ -74,15 +74,14 @@ class Publisher:
             self._told(calls, [_answer(result) for result in results])
             return
 
-    def _publish_again(self, again: load.Again) -> None:
-        params = {"call_id": again.call_id, "seconds": again.seconds}
+    def _gather(self, call: load.GatherCall) -> None:
+        params = {"call_id": call.call_id, "seconds": call.seconds}
         while True:
-            calls = self._send("again", [f"{load.AGAIN}:{again.key}"], again.call_id)
+            calls = self._send("gather", [f"{call.name}:{call.key}"], call.call_id)
             try:
                 published = self._client.publish(
-                    load.AGAIN, params, key=again.key, queue="load", if_running="again", call_id=again.call_id,
-                    **load.PATIENT,
-                )  # fmt: skip
+                    call.name, params, key=call.key, queue="load", call_id=call.call_id, **call.way, **load.URGENT
+                )
             except MtaskError as error:
                 self._told(calls, ["unknown"], str(error))
                 time.sleep(_PAUSE)

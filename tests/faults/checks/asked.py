@@ -33,7 +33,7 @@ class Request:
     @property
     def is_reopening(self) -> bool:
         """Whether it may change a finished task."""
-        return self.operation in ("update", "retry", "rerun", "again") or self.answer == "updated"
+        return self.operation in ("update", "retry", "rerun", "gather") or self.answer == "updated"
 
 
 class Asked:
@@ -78,5 +78,5 @@ class Asked:
 
     def may_update(self, task_id: str, at: float) -> bool:
         """Whether a call that replaces options or drops runs can have written at that instant."""
-        updates = (r for r in self.of(task_id) if r.operation in ("update", "again") or r.answer == "updated")
+        updates = (r for r in self.of(task_id) if r.operation in ("update", "gather") or r.answer == "updated")
         return any(request.spans(at) for request in updates)

@@ -81,7 +81,7 @@ class Chain:
             return
         if task.chain is not None or (task.flow is not None and task.flow.ancestors):
             self.owed_judge.created(task, at)
-        elif not self._asked.may_write(log.task_id, at.timestamp(), "publish", "update", "again"):
+        elif not self._asked.may_write(log.task_id, at.timestamp(), "publish", "update", "gather"):
             self._verdict.report("wrong_fields", log.task_id, "created, and nobody had asked for it", at=at.isoformat())
         self._field_judge.created(task, at)
         self._course.created(task, at)

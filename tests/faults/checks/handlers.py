@@ -47,8 +47,8 @@ class HandlerJudge:
         self.added: list[Note] = []
         #: The runs whose handlers returned a next task.
         self.going_on: set[str] = set()
-        #: The call whose params the handler of a run had, where its task gathers calls.
-        self.saw: dict[str, str] = {}
+        #: The calls whose params the handler of a run had, where its task gathers calls.
+        self.saw: dict[str, list[str]] = {}
 
     @property
     def work(self) -> Mapping[str, Work]:
@@ -67,7 +67,7 @@ class HandlerJudge:
                 work.starts += 1
                 work.start = at if work.start is None else min(work.start, at)
                 if note.detail:
-                    self.saw[note.run_id] = note.detail[0]
+                    self.saw[note.run_id] = note.detail
                 timeline.add("started", at - began)
             else:
                 work.is_ended |= note.event in _ENDS

@@ -1,8 +1,8 @@
-"""Judges calls that gather with if_running="again": none is lost, and none makes two rounds.
+"""Judges calls that gather (if_running="again", debounce, collect): none is lost, and none makes two rounds.
 
 A round of a task begins with a claim. The document says whose calls are in a round: `gather.ids` of those that chose
-their ids, as all of the load do, and `gather.newest`, whose params the round has. `gather.consumed` is the newest call
-of the rounds before, so it differs from round to round.
+their ids, as all of the load do, and `gather.newest`, whose params the round has if it does not collect those of all.
+`gather.consumed` is the newest call of the rounds before, so it differs from round to round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mtask.model import rules
 from mtask.model.documents import Gathering, Task
 from mtask.model.status import RunStatus, TaskStatus
 from tests.faults.checks.asked import PROMISES, TOLERANCE, Asked
-from tests.faults.checks.change import Change
+from tests.faults.checks.change import MILLISECOND, Change
 from tests.faults.checks.verdict import Verdict
 
 
@@ -50,8 +50,8 @@ class RoundJudge:
         self._verdict = verdict
         self._asked = asked
         self._tasks: dict[str, _Gatherer] = {}
-        #: The newest call of the round that each run belongs to.
-        self._newest: dict[str, str] = {}
+        #: The calls whose params each run has.
+        self._calls: dict[str, list[str]] = {}
         self._opened = self._opened_by_lapse = 0
 
     def created(self, task: Task) -> None:
@@ -59,6 +59,7 @@ class RoundJudge:
         if task.gather is not None:
             gatherer = self._tasks[task.id] = _Gatherer(_Round(1))
             self._place(task.id, gatherer, task.gather.ids)
+            self._judge_start(task, task.gather)
 
     def changed(self, change: Change) -> None:
         """Judge one write to a task that gathers."""
@@ -75,14 +76,17 @@ class RoundJudge:
         gatherer.is_awaited = after.again is not None
         if after.status is TaskStatus.CANCELED and not gatherer.round.has_begun:
             gatherer.canceled.add(gatherer.round.number)
-        if after.again is not None and not any(r.status is RunStatus.RUNNING for r in rules.current_runs(after)):
+        # A list that has failed is tried again, and the next one waits for that.
+        is_over = after.gather.kind != "calls" or after.status.is_final
+        is_held = any(run.status is RunStatus.RUNNING for run in rules.current_runs(after))
+        if after.again is not None and is_over and not is_held:
             self._report(change, "the next round waits, and no run holds the task", status=after.status)
         for run in change.appended:
             gatherer.round.has_begun = True
             gatherer.begun.add(gatherer.round.number)
             newest = after.gather.newest
             if newest is not None:
-                self._newest[run.run_id] = newest.call_id
+                self._calls[run.run_id] = after.gather.ids if after.gather.kind == "calls" else [newest.call_id]
                 gatherer.newest_begun = max(newest.asked_time, gatherer.newest_begun or newest.asked_time)
 
     def _begin(self, change: Change, gatherer: _Gatherer, was: Gathering, now: Gathering) -> None:
@@ -98,6 +102,7 @@ class RoundJudge:
             self._opened_by_lapse += any(run.status is RunStatus.TIMEOUT for _, run in change.closed)
         gatherer.round = _Round(gatherer.round.number + 1)
         self._place(change.task_id, gatherer, now.ids)
+        self._judge_start(change.after, now)
 
     def _go_on(self, change: Change, gatherer: _Gatherer, was: Gathering, now: Gathering) -> None:
         """Judge a write within a round."""
@@ -113,6 +118,7 @@ class RoundJudge:
             self._report(change, "a call joined a round that had begun", newest=now.newest)
         self._judge_kept(change, was.ids, now.ids)
         self._place(change.task_id, gatherer, set(now.ids) - set(was.ids))
+        self._judge_start(after, now)
 
     def _judge_kept(self, change: Change, was: Iterable[str], now: Iterable[str]) -> None:
         lost = set(was) - set(now)
@@ -127,13 +133,26 @@ class RoundJudge:
                 what = "a call made two rounds"
                 self._verdict.report("wrong_rounds", task_id, what, call=call_id, first=first, again=number)
 
+    def _judge_start(self, task: Task, gather: Gathering) -> None:
+        """Judge the start of a round that waits for further calls. That no claim comes before it is judged of all."""
+        if gather.debounce_ms is None or gather.newest is None or gather.first_time is None or gather.full:
+            return
+        expected = gather.newest.asked_time + gather.debounce_ms * MILLISECOND
+        if gather.max_wait_ms is not None:
+            expected = min(expected, gather.first_time + gather.max_wait_ms * MILLISECOND)
+        start = task.task_state.start_time
+        if start != expected:
+            self._verdict.report(
+                "wrong_rounds", task.id, "another start than its calls ask for", start=start, due=expected
+            )
+
     def removed(self, task_id: str) -> None:
         """Forget a task that was removed."""
         self._tasks.pop(task_id, None)
 
     # --- in the end -------------------------------------------------------------------------------------------
 
-    def conclude(self, saw: Mapping[str, str]) -> None:
+    def conclude(self, saw: Mapping[str, list[str]]) -> None:
         """Judge what is left, what publishers were told, and whose params handlers saw, by run_id."""
         for task_id, gatherer in self._tasks.items():
             if gatherer.is_awaited:
@@ -141,13 +160,13 @@ class RoundJudge:
             if not gatherer.round.has_begun and gatherer.round.number not in gatherer.canceled:
                 self._verdict.report("wrong_rounds", task_id, "the last round never began")
             self._judge_calls(task_id, gatherer)
-        for run_id, call_id in saw.items():
-            newest = self._newest.get(run_id, call_id)
-            if newest != call_id:
-                what = "a handler saw the params of a call that was not the newest of its round"
-                self._verdict.report("wrong_rounds", run_id, what, saw=call_id, newest=newest)
+        for run_id, calls in saw.items():
+            expected = self._calls.get(run_id, calls)
+            if calls != expected:
+                what = "a handler saw the params of other calls than those of its round"
+                self._verdict.report("wrong_rounds", run_id, what, saw=calls, expected=expected)
         if self._tasks:
-            self._verdict.figures.controls["calls with if_running again"] = {
+            self._verdict.figures.controls["calls that gather"] = {
                 "tasks": len(self._tasks),
                 "calls": sum(len(gatherer.rounds) for gatherer in self._tasks.values()),
                 "rounds": sum(len(gatherer.begun) for gatherer in self._tasks.values()),
@@ -157,7 +176,7 @@ class RoundJudge:
 
     def _judge_calls(self, task_id: str, gatherer: _Gatherer) -> None:
         """Judge calls that were acknowledged: a round began after each, with its params or with those of a newer."""
-        for request in self._asked.of(task_id, "again"):
+        for request in self._asked.of(task_id, "gather"):
             if request.answer not in PROMISES or request.gather_id is None or request.gather_id in gatherer.dropped:
                 continue
             told = {"call": request.gather_id, "answer": request.answer, "sent": f"{request.sent:.3f}"}

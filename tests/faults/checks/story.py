@@ -15,7 +15,7 @@ from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
 from mtask.app.next import Next, flow_part
-from mtask.model.documents import StoredTask
+from mtask.model.documents import GatherKind, StoredTask
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.statements import derive, gathering, owing, pipelines, requests
@@ -137,21 +137,32 @@ class Story:
         self._record(task_id, document)
         return task_id
 
-    def gather(self, task_id: str, call_id: str, *, answer: str | None = "updated", asked: float | None = None) -> None:
-        """Publish with if_running="again"; the first call creates the task. `asked` is when the call read the time."""
+    def gather(
+        self,
+        task_id: str,
+        call_id: str,
+        *,
+        answer: str | None = "updated",
+        asked: float | None = None,
+        kind: GatherKind = "latest",
+        **waits: int,
+    ) -> None:
+        """Publish a call that gathers; the first one creates the task. `asked` is when the call read the time."""
         name, _, key = task_id.partition(":")
         now = instant(self.now)
         option = TaskOption(**_SHORT).model_dump()
         content = {"params": {"call_id": call_id}, "queue": "load", "task_option": option}
         asked_time = now if asked is None else instant(asked)
-        call = SentCall(asked_time, call_id, "latest", content, is_own_id=True)
-        self.call("again", task_id, answer, gather_id=call_id)
+        call = SentCall(asked_time, call_id, kind, content, is_own_id=True, **waits)
+        self.call("gather", task_id, answer, gather_id=call_id)
         if self.tasks.find_one({"_id": task_id}) is not None:
             stages = [*derive.close_lapsed(now), gathering.reopen(call, now), *derive.derive(now)]
             self.apply(task_id, [*stages, *gathering.add(call, now)])
             return
         first, start = gathering.first_round(call, now)
         fixed = {"_id": task_id, "name": name, "key": key, **content}
+        if kind == "calls":
+            fixed["params"] = {"calls": [content["params"]]}
         made = {"$mergeObjects": [x.literal(fixed), requests.task_document({"gather": first}, start, now)]}
         self.tasks.update_one({"_id": task_id}, [{"$replaceWith": made}], upsert=True)
         self._record(task_id, self.document(task_id))

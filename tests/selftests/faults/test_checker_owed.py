@@ -410,8 +410,7 @@ def test_children_and_next_tasks_are_counted(story: Story, tmp_path: Path) -> No
         "children": 3,
         "of children": 1,
         "parents": 2,
-        "their handlers told": 3,
-        "handlers died untold": 0,
+        "acknowledged to their runs": 3,
     }
     assert verdict.figures.controls["next tasks"] == {"runs that returned one": 1, "went on": 1, "of flows": 0}
     assert verdict.figures.controls["steps of flows"]["released after descendants"] == 1

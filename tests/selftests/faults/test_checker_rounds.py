@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,19 +32,20 @@ def story(mongo_session_client: Client, database_name: str) -> Story:
     return Story(mongo_session_client[database_name]["tasks"])
 
 
-def publish(story: Story, *calls: str) -> None:
+def publish(story: Story, *calls: str, **given: Any) -> None:
     """Publish these calls, one after the other."""
     for call_id in calls:
         is_first = story.tasks.find_one({"_id": TASK}) is None
-        story.gather(TASK, call_id, answer="created" if is_first else "updated")
+        story.gather(TASK, call_id, answer="created" if is_first else "updated", **given)
         story.wait(0.1)
 
 
 def begin(story: Story, worker_id: str = "w1", *, saw: str | None = None) -> str:
     """Claim the task; its handler notes whose params it has."""
     run_id = story.claim(TASK, worker_id, starts=False)
-    call_id = story.document(TASK)["params"]["call_id"] if saw is None else saw
-    story.note("start", TASK, run_id, detail=[call_id])
+    params = story.document(TASK)["params"]
+    calls = [call["call_id"] for call in params.get("calls", [params])]
+    story.note("start", TASK, run_id, detail=calls if saw is None else [saw])
     story.wait(0.1)
     return run_id
 
@@ -140,6 +142,30 @@ def cancel_of_the_run_and_of_the_next_round(story: Story) -> None:
     end(story, run_id, RunStatus.CANCELED)
 
 
+@legal
+def lists_of_calls(story: Story) -> None:
+    """A list that has failed is tried again, and calls since its first try wait for its end."""
+    publish(story, "c1", "c2", kind="calls")
+    end(story, begin(story), RunStatus.FAIL)
+    publish(story, "c3", kind="calls")
+    story.wait(1.0)
+    second = begin(story)
+    publish(story, "c4", kind="calls")
+    end(story, second)
+    end(story, begin(story))
+
+
+@legal
+def calls_that_move_the_start(story: Story) -> None:
+    publish(story, "c1", "c2", "c3", debounce_ms=1000, max_wait_ms=1100)
+    story.wait(1.0)
+    run_id = begin(story)
+    publish(story, "c4", debounce_ms=1000, max_wait_ms=1100)
+    end(story, run_id)
+    story.wait(1.0)
+    end(story, begin(story))
+
+
 # --- wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +173,7 @@ def cancel_of_the_run_and_of_the_next_round(story: Story) -> None:
 def call_that_is_acknowledged_and_never_written(story: Story) -> None:
     publish(story, "c1")
     run_id = begin(story)
-    story.call("again", TASK, "updated", gather_id="c2")
+    story.call("gather", TASK, "updated", gather_id="c2")
     end(story, run_id)
 
 
@@ -196,7 +222,7 @@ def call_that_makes_two_rounds(story: Story) -> None:
 def call_that_joins_a_round_that_has_begun(story: Story) -> None:
     publish(story, "c1")
     run_id = begin(story)
-    story.call("again", TASK, "updated", gather_id="c2")
+    story.call("gather", TASK, "updated", gather_id="c2")
     story.set(TASK, gather__newest={"asked_time": instant(story.now), "call_id": "c2"}, gather__ids=["c1", "c2"])
     end(story, run_id)
 
@@ -205,7 +231,7 @@ def call_that_joins_a_round_that_has_begun(story: Story) -> None:
 def round_that_is_replaced_before_it_begins(story: Story) -> None:
     publish(story, "c1")
     newest = story.document(TASK)["gather"]["newest"]
-    story.call("again", TASK, "updated", gather_id="c2")
+    story.call("gather", TASK, "updated", gather_id="c2")
     mark = {"asked_time": instant(story.now), "call_id": "c2"}
     story.set(TASK, gather__newest=mark, gather__ids=["c2"], gather__consumed=newest)
     end(story, begin(story))
@@ -222,7 +248,33 @@ def call_that_is_left_out_and_none_is_newer(story: Story) -> None:
     publish(story, "c1")
     end(story, begin(story))
     story.wait(5.0)
-    story.call("again", TASK, "kept", gather_id="c2")
+    story.call("gather", TASK, "kept", gather_id="c2")
+
+
+@SCENES.violate("wrong_rounds")
+def list_that_misses_a_call(story: Story) -> None:
+    publish(story, "c1", "c2", kind="calls")
+    end(story, begin(story, saw="c1"))
+
+
+@SCENES.violate("wrong_rounds")
+def list_that_has_ended_and_holds_the_next_one_up(story: Story) -> None:
+    publish(story, "c1", kind="calls")
+    run_id = begin(story)
+    publish(story, "c2", kind="calls")
+    story.note("end", TASK, run_id)
+    finish = pipelines.finish([Outcome(TASK, run_id, RunStatus.SUCCESS)], instant(story.now))
+    story.apply(TASK, finish[:-1])
+
+
+@SCENES.violate("wrong_rounds")
+def start_that_the_last_call_did_not_move(story: Story) -> None:
+    publish(story, "c1", debounce_ms=1000)
+    story.call("gather", TASK, "updated", gather_id="c2")
+    mark = {"asked_time": instant(story.now), "call_id": "c2"}
+    story.set(TASK, gather__newest=mark, gather__ids=["c1", "c2"])
+    story.wait(1.0)
+    end(story, begin(story, saw="c2"))
 
 
 @SCENES.violate("lost", "wrong_rounds")
@@ -247,7 +299,7 @@ def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None
 
 def test_calls_and_rounds_are_counted(story: Story, tmp_path: Path) -> None:
     calls_while_a_run_dies(story)
-    assert verdict_on(story, tmp_path).figures.controls["calls with if_running again"] == {
+    assert verdict_on(story, tmp_path).figures.controls["calls that gather"] == {
         "tasks": 1,
         "calls": 2,
         "rounds": 2,
@@ -260,9 +312,9 @@ def test_calls_and_rounds_are_counted(story: Story, tmp_path: Path) -> None:
 
 
 def test_the_calls_of_a_load_are_those_of_its_seed_and_meet_under_one_key() -> None:
-    calls = {name: [call for batch in range(60) for call in load.calls_again(7, name, batch)] for name in ("p1", "p2")}
-    assert calls["p1"] == [call for batch in range(60) for call in load.calls_again(7, "p1", batch)]
-    assert {call.key for call in calls["p1"]} == {call.key for call in calls["p2"]}
+    calls = {name: [call for batch in range(60) for call in load.gather_calls(7, name, batch)] for name in ("p1", "p2")}
+    assert calls["p1"] == [call for batch in range(60) for call in load.gather_calls(7, "p1", batch)]
+    assert {(call.name, call.key) for call in calls["p1"]} == {(call.name, call.key) for call in calls["p2"]}
     ids = [call.call_id for made in calls.values() for call in made]
     assert len(ids) == len(set(ids)) > 60
     # A document remembers the ids of all its calls, so no task may have many.
