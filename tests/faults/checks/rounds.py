@@ -20,27 +20,23 @@ from tests.faults.checks.verdict import Verdict
 
 
 @dataclass(slots=True)
-class _Round:
-    """The present round of a task."""
-
-    number: int
-    has_begun: bool = False
-
-
-@dataclass(slots=True)
 class _Gatherer:
     """A task whose calls are gathered."""
 
-    round: _Round
+    number: int = 1  #: of the present round
     #: The number of the round of each call.
     rounds: dict[str, int] = field(default_factory=dict)
     #: The rounds that a claim began.
     begun: set[int] = field(default_factory=set)
     newest_begun: datetime | None = None  #: the latest asked_time of a round that began
     is_awaited: bool = False  #: a next round waits
-    #: The rounds that somebody canceled before they began, and the calls of next rounds that somebody canceled.
+    #: The rounds that somebody canceled, and the calls of next rounds that somebody canceled.
     canceled: set[int] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
+
+    def is_done(self, number: int) -> bool:
+        """Whether a claim began the round, or somebody canceled it."""
+        return number in self.begun or number in self.canceled
 
 
 class RoundJudge:
@@ -57,7 +53,7 @@ class RoundJudge:
     def created(self, task: Task) -> None:
         """Follow a new task that gathers."""
         if task.gather is not None:
-            gatherer = self._tasks[task.id] = _Gatherer(_Round(1))
+            gatherer = self._tasks[task.id] = _Gatherer()
             self._place(task.id, gatherer, task.gather.ids)
             self._judge_start(task, task.gather)
 
@@ -74,16 +70,15 @@ class RoundJudge:
         if before.again is not None and after.again is not None:
             self._judge_kept(change, before.again.gather.ids, after.again.gather.ids)
         gatherer.is_awaited = after.again is not None
-        if after.status is TaskStatus.CANCELED and not gatherer.round.has_begun:
-            gatherer.canceled.add(gatherer.round.number)
+        if after.status is TaskStatus.CANCELED:
+            gatherer.canceled.add(gatherer.number)
         # A list that has failed is tried again, and the next one waits for that.
         is_over = after.gather.kind != "calls" or after.status.is_final
         is_held = any(run.status is RunStatus.RUNNING for run in rules.current_runs(after))
         if after.again is not None and is_over and not is_held:
             self._report(change, "the next round waits, and no run holds the task", status=after.status)
         for run in change.appended:
-            gatherer.round.has_begun = True
-            gatherer.begun.add(gatherer.round.number)
+            gatherer.begun.add(gatherer.number)
             newest = after.gather.newest
             if newest is not None:
                 self._calls[run.run_id] = after.gather.ids if after.gather.kind == "calls" else [newest.call_id]
@@ -92,7 +87,7 @@ class RoundJudge:
     def _begin(self, change: Change, gatherer: _Gatherer, was: Gathering, now: Gathering) -> None:
         """Judge the change to another round."""
         before = change.before
-        if not gatherer.round.has_begun and gatherer.round.number not in gatherer.canceled:
+        if not gatherer.is_done(gatherer.number):
             self._report(change, "a round was replaced before it began", calls=was.ids)
         if now.consumed != was.newest:
             self._report(change, "a round began that does not know the newest call before it", newest=was.newest)
@@ -100,7 +95,7 @@ class RoundJudge:
             self._judge_kept(change, before.again.gather.ids, now.ids)
             self._opened += 1
             self._opened_by_lapse += any(run.status is RunStatus.TIMEOUT for _, run in change.closed)
-        gatherer.round = _Round(gatherer.round.number + 1)
+        gatherer.number += 1
         self._place(change.task_id, gatherer, now.ids)
         self._judge_start(change.after, now)
 
@@ -114,7 +109,7 @@ class RoundJudge:
                 self._report(change, "the next round was dropped", calls=before.again.gather.ids)
         if (was.newest, was.ids) == (now.newest, now.ids):
             return
-        if gatherer.round.has_begun:
+        if rules.current_runs(before):
             self._report(change, "a call joined a round that had begun", newest=now.newest)
         self._judge_kept(change, was.ids, now.ids)
         self._place(change.task_id, gatherer, set(now.ids) - set(was.ids))
@@ -126,7 +121,7 @@ class RoundJudge:
             self._report(change, "calls were dropped", calls=sorted(lost))
 
     def _place(self, task_id: str, gatherer: _Gatherer, calls: Iterable[str]) -> None:
-        number = gatherer.round.number
+        number = gatherer.number
         for call_id in calls:
             first = gatherer.rounds.setdefault(call_id, number)
             if first != number:
@@ -157,7 +152,7 @@ class RoundJudge:
         for task_id, gatherer in self._tasks.items():
             if gatherer.is_awaited:
                 self._verdict.report("wrong_rounds", task_id, "a next round waits in the end")
-            if not gatherer.round.has_begun and gatherer.round.number not in gatherer.canceled:
+            if not gatherer.is_done(gatherer.number):
                 self._verdict.report("wrong_rounds", task_id, "the last round never began")
             self._judge_calls(task_id, gatherer)
         for run_id, calls in saw.items():
@@ -188,7 +183,7 @@ class RoundJudge:
                     self._verdict.report("wrong_rounds", task_id, "a call was left out, and none newer began", **told)
             elif number is None:
                 self._verdict.report("wrong_rounds", task_id, "a call was acknowledged, and is in no round", **told)
-            elif number not in gatherer.begun | gatherer.canceled:
+            elif not gatherer.is_done(number):
                 self._verdict.report(
                     "wrong_rounds", task_id, "a call was acknowledged, and its round never began", **told
                 )

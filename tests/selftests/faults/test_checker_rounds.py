@@ -166,6 +166,17 @@ def calls_that_move_the_start(story: Story) -> None:
     end(story, begin(story))
 
 
+@legal
+def call_after_a_rerun(story: Story) -> None:
+    """The round is open again and has no run, so it takes a further call."""
+    publish(story, "c1")
+    end(story, begin(story))
+    story.again(TASK, "rerun")
+    story.wait(0.1)
+    publish(story, "c2")
+    end(story, begin(story))
+
+
 # --- wrong ----------------------------------------------------------------------------------------------------
 
 
