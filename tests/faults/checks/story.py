@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import bson
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
@@ -24,7 +21,8 @@ from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.gathering import SentCall
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
-from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
+from tests.faults.checks.written import Written
+from tests.faults.history import Call, Fault, History, Note, Operation, Version
 
 Document = dict[str, Any]
 EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -36,6 +34,12 @@ _SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry
 def instant(seconds: float) -> datetime:
     """Return the server's instant, so many seconds after the beginning."""
     return EPOCH + timedelta(milliseconds=round(seconds * 1000))
+
+
+def _fixed(task_id: str, params: Any = None, **options: Any) -> Document:
+    name, _, key = task_id.partition(":")
+    option = TaskOption(**{**_SHORT, **options}).model_dump()
+    return {"_id": task_id, "name": name, "key": key, "queue": "load", "params": params, "task_option": option}
 
 
 @dataclass
@@ -98,15 +102,7 @@ class Story:
         self, task_id: str, *, delay: float | None = None, answer: str | None = "created", **options: Any
     ) -> str:
         """Publish a task under this id, which no document has."""
-        name, _, key = task_id.partition(":")
-        fixed = {
-            "_id": task_id,
-            "name": name,
-            "key": key,
-            "queue": "load",
-            "params": {"n": 1},
-            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
-        }
+        fixed = _fixed(task_id, {"n": 1}, **options)
         start = None if delay is None else instant(self.now + delay)
         document = requests.task_document(fixed, start, instant(self.now))
         self.tasks.insert_one(document)
@@ -119,16 +115,7 @@ class Story:
         task_id, now = f"quick:f/{step}", instant(self.now)
         part: Document = {"key": "f", "step": step, "after": list(after), "on_failed": on_failed}
         part |= {"held_by": after[-1]} if after else {"release_time": now}
-        fixed = {
-            "_id": task_id,
-            "name": "quick",
-            "key": f"f/{step}",
-            "queue": "load",
-            "params": None,
-            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
-            "flow": part,
-        }
-        document = requests.task_document(fixed, None, now)
+        document = requests.task_document({**_fixed(task_id, **options), "flow": part}, None, now)
         if after:
             document["task_state"]["status"] = "WAITING"
             del document["task_state"]["next_preempt_time"]
@@ -148,10 +135,9 @@ class Story:
         **waits: int,
     ) -> None:
         """Publish a call that gathers; the first one creates the task. `asked` is when the call read the time."""
-        name, _, key = task_id.partition(":")
         now = instant(self.now)
-        option = TaskOption(**_SHORT).model_dump()
-        content = {"params": {"call_id": call_id}, "queue": "load", "task_option": option}
+        fixed = _fixed(task_id, {"call_id": call_id})
+        content = {name: fixed[name] for name in ("params", "queue", "task_option")}
         asked_time = now if asked is None else instant(asked)
         call = SentCall(asked_time, call_id, kind, content, is_own_id=True, **waits)
         self.call("gather", task_id, answer, gather_id=call_id)
@@ -160,7 +146,6 @@ class Story:
             self.apply(task_id, [*stages, *gathering.add(call, now)])
             return
         first, start = gathering.first_round(call, now)
-        fixed = {"_id": task_id, "name": name, "key": key, **content}
         if kind == "calls":
             fixed["params"] = {"calls": [content["params"]]}
         made = {"$mergeObjects": [x.literal(fixed), requests.task_document({"gather": first}, start, now)]}
@@ -272,12 +257,7 @@ class Story:
         children = [
             OwedTask(
                 {
-                    "_id": f"quick:{parent.flow.key}/{step}",
-                    "name": "quick",
-                    "key": f"{parent.flow.key}/{step}",
-                    "queue": "load",
-                    "params": None,
-                    "task_option": TaskOption(**_SHORT).model_dump(),
+                    **_fixed(f"quick:{parent.flow.key}/{step}"),
                     "flow": flow_part(parent, step=step, ancestors=ancestors),
                 }
             )
@@ -405,30 +385,8 @@ class Story:
             "observer_gaps": 0,
             **self.facts,
         }
-        history.facts_path.write_text(json.dumps(facts))
-        _append(history.calls_path("p1"), self.calls)
-        _append(history.notes_path(100), self.notes)
-        _append(history.faults_path, self.faults)
         documents = list(self.tasks.find()) if self.documents is None else self.documents
-        for path, entries in {
-            history.versions_path: [_entry(version) for version in self.versions],
-            history.documents_path: documents,
-            history.effects_path: self.effects,
-            history.places_path: self.places,
-        }.items():
-            path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
-        return history
-
-
-def _append(path: Path, records: Sequence[Call | Note | Fault]) -> None:
-    ledger = Ledger(path)
-    for record in records:
-        ledger.write(record)
-    ledger.close()
-
-
-def _entry(version: Version) -> Document:
-    entry: Document = {"_id": version.task_id, "at": version.at}
-    if version.document is not None:
-        entry["document"] = version.document
-    return entry
+        written = Written(
+            facts, self.calls, self.notes, self.faults, self.versions, documents, self.effects, self.places
+        )
+        return written.to(history)
