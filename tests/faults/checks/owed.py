@@ -70,6 +70,8 @@ class OwedJudge:
             (self._marked.add if after.owed_since is not None else self._marked.discard)(after.id)
         if before.owed_tasks or after.owed_tasks:
             self._follow(change)
+        for task_id in set(after.task_state.unpublished) - set(before.task_state.unpublished):
+            self._report(task_id, "is said not to be published, since another task has its id", owner=after.id)
         if after.chain is not None and after.status is TaskStatus.FAIL and before.status is not TaskStatus.FAIL:
             # No handler of a chain fails, but for one that misses what the task before returned.
             self._report(after.id, "failed, as no next task does", why=after.fail_reason, at=change.at.isoformat())

@@ -271,6 +271,29 @@ def child_that_was_acknowledged_and_is_not_there(story: Story) -> None:
     end(story, parent, run_id)
 
 
+@SCENES.violate("wrong_owed")
+def child_that_is_taken_for_another_task(story: Story) -> None:
+    parent, run_id = claimed(story)
+    (child,) = story.add(parent, run_id, "a-0")
+    story.set(parent, task_state__unpublished=[child])
+    end(story, parent, run_id)
+    do(story, child)
+
+
+@legal
+def child_that_two_runs_owe(story: Story) -> None:
+    """The second run looked for it before it was published, and owes it once more."""
+    parent, _ = claimed(story)
+    story.owe(parent, "a-0")
+    story.wait(5.0)
+    (child,) = story.publish_owed(parent)
+    second = story.claim(parent, "w2")
+    story.owe(parent, "a-0")
+    story.apply(parent, [{"$unset": "owed_tasks"}])
+    end(story, parent, second)
+    do(story, child)
+
+
 # --- next tasks -----------------------------------------------------------------------------------------------
 
 
