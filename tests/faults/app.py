@@ -6,15 +6,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from random import Random
+from typing import Any
 
-from mtask import App, Context, Fail, Retry
-from tests.faults.history import History, Ledger, Note
-from tests.faults.load import LIMITED, PAUSABLE, TICK
+from mtask import App, Child, Context, Fail, Next, Retry
+from tests.faults.history import Event, History, Ledger, Note
+from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, TICK
 
 #: Names the history's folder in a worker's environment.
 HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
@@ -29,17 +30,16 @@ def _ledger() -> Ledger:
     return Ledger(History(Path(os.environ[HISTORY_VARIABLE])).notes_path(os.getpid()))
 
 
-def note(context: Context, event: Literal["start", "written", "end", "raised", "cancelled"]) -> None:
+def note(context: Context, event: Event, detail: Sequence[str] = ()) -> None:
     """Write down what a handler does, before it goes on."""
-    _ledger().write(
-        Note(event, context.task.id, context.run_id, context.worker_id, context.attempt, os.getpid(), time.monotonic())
-    )
+    run = (context.task.id, context.run_id, context.worker_id, context.attempt)
+    _ledger().write(Note(event, *run, os.getpid(), time.monotonic(), list(detail)))
 
 
 @contextmanager
-def noted(context: Context) -> Iterator[None]:
+def noted(context: Context, detail: Sequence[str] = ()) -> Iterator[None]:
     """Note the start and the end of a handler; no end if its process died."""
-    note(context, "start")
+    note(context, "start", detail)
     try:
         yield
     except asyncio.CancelledError:
@@ -115,13 +115,16 @@ async def doomed(context: Context, is_final: bool = False) -> None:
 
 
 @app.task(queue=QUEUE)
-async def deposit(context: Context, database: str, seconds: float = 0.0) -> str:
-    """Write one effect in the task's own transaction."""
+async def deposit(context: Context, database: str, seconds: float = 0.0, goes_on: bool = False) -> str:
+    """Write one effect in the task's own transaction, and the next task if there is to be one."""
     with noted(context):
         async with context.transaction() as session:
             effects = session.client[database]["effects"]
             effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
             await effects.insert_one(effect, session=session)
+            if goes_on:
+                note(context, "next")
+                context.set_result(Next(arrive, returns=1, **PATIENT))
             note(context, "written")
             await asyncio.sleep(seconds)
     return context.worker_id
@@ -137,6 +140,85 @@ def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
         note(context, "written")
         time.sleep(seconds)
     return context.worker_id
+
+
+@app.task(queue=QUEUE)
+async def split(context: Context, tree: list[Any], seconds: float = 0.0) -> int:
+    """Add a child for each entry of the tree; an entry that is a list itself is a child with children."""
+    with noted(context):
+        note(context, "added", [child.task_id for child in await context.add_children(_children(context, tree))])
+        await asyncio.sleep(seconds)
+    return len(tree)
+
+
+@app.task(queue=QUEUE)
+def split_plain(context: Context, tree: list[Any], seconds: float = 0.0) -> int:
+    """Do the same in a thread, one child after the other."""
+    with noted(context):
+        for child in _children(context, tree):
+            note(context, "added", [context.add_children([child]).get()[0].task_id])
+        time.sleep(seconds)
+    return len(tree)
+
+
+def _children(context: Context, tree: list[Any]) -> list[Child]:
+    assert context.task.flow is not None
+    step = context.task.flow.step
+    return [
+        Child(f"{step}-{n}", "split", {"tree": part}, **PATIENT)
+        if isinstance(part, list)
+        else Child(f"{step}-{n}", part, {"failures": 1} if part == "flaky" else {}, **_options(part))
+        for n, part in enumerate(tree)
+    ]
+
+
+def _options(name: str) -> dict[str, Any]:
+    # A flaky child fails, and a retry of it succeeds.
+    return {**PATIENT, "max_unexpected_retries": 0} if name == "flaky" else PATIENT
+
+
+@app.task(queue=QUEUE)
+async def relay(context: Context, left: int) -> Next:
+    """Go on: as a task like this one, and in the end as one of another queue."""
+    with noted(context):
+        if context.task.chain is not None and (await context.results()).get("relay") != left + 1:
+            raise Fail("what the task before returned is not at hand")
+        note(context, "next")
+    if left:
+        return Next(relay, {"left": left - 1}, returns=left, priority_diff=1, **PATIENT)
+    return Next(arrive, returns=1, priority_diff=1, **PATIENT)
+
+
+@app.task(queue=ARRIVALS)
+def arrive(context: Context) -> int:
+    """End a chain."""
+    with noted(context):
+        if list(dict(context.results()).values()) != [1]:
+            raise Fail("what the task before returned is not at hand")
+    return 1
+
+
+@app.task(queue=QUEUE)
+async def renewed(context: Context, call_id: str, seconds: float) -> str:
+    """Note whose params it has; fail now and then."""
+    with noted(context, [call_id]):
+        await asyncio.sleep(seconds)
+        _fail_at_random(context)
+    return call_id
+
+
+@app.task(queue=QUEUE)
+async def collected(context: Context, calls: list[dict[str, Any]]) -> int:
+    """Do the same with the params of several calls."""
+    with noted(context, [call["call_id"] for call in calls]):
+        await asyncio.sleep(max(call["seconds"] for call in calls))
+        _fail_at_random(context)
+    return len(calls)
+
+
+def _fail_at_random(context: Context) -> None:
+    if Random(context.run_id).random() < 0.1:
+        raise RuntimeError("now and then")
 
 
 @app.task(queue=LIMITED)

@@ -57,6 +57,8 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     handlers.judge()
     handlers.judge_effects(_readable(history.effects, "effects", _is_document, verdict))
     handlers.measure_overtime(faults)
+    chain.round_judge.conclude(handlers.saw)
+    chain.owed_judge.judge_handlers(handlers.added, handlers.going_on, chain.runs, chain.tasks, clock)
     ends = EndJudge(verdict, asked, chain.tasks)
     ends.judge_documents(_readable(history.documents, "documents", _is_document, verdict))
     ends.judge_calls()

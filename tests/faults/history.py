@@ -21,7 +21,10 @@ from bson.codec_options import CodecOptions
 
 Document = dict[str, Any]
 R = TypeVar("R", bound="Call | Note | Fault | Sample")
-Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove"]
+#: What a handler notes: it wrote into its transaction, was told that its children exist, returns a next task.
+Event = Literal["start", "written", "added", "next", "end", "raised", "cancelled"]
+#: "gather" is a publish that gathers: with if_running="again", debounce or collect.
+Operation = Literal["publish", "update", "cancel", "retry", "rerun", "remove", "gather"]
 
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
@@ -62,6 +65,8 @@ class Call:
     #: What mtask said: "created", "updated", "kept", "done", "refused", or "unknown" where it raised.
     answer: str | None = None
     error: str | None = None
+    #: The id under which a call that gathers was sent: the same, however often it is sent.
+    gather_id: str | None = None
 
     @classmethod
     def parse(cls, line: bytes) -> Call:
@@ -75,15 +80,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a handler did: "start", then "written" (into a transaction), then "end", "raised" or "cancelled"."""
+    """What a handler did: "start", then what it wrote or was told, then "end", "raised" or "cancelled"."""
 
-    event: Literal["start", "written", "end", "raised", "cancelled"]
+    event: Event
     task_id: str
     run_id: str
     worker_id: str
     attempt: int
     pid: int
     at: float
+    #: The ids of the children, if the event is "added". With "start", the calls whose params the handler of a task has
+    #: that gathers calls.
+    detail: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,29 @@ seed, so that one that was killed goes on where it stopped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from mtask import TaskSpec
 
-Operation = Literal["publish", "update", "cancel", "retry", "rerun"]
+Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]
 
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
 LIMIT_KEY = "k"
+#: The queue in which chains of tasks end.
+ARRIVALS = "arrivals"
+
+#: The handlers of tasks that gather calls, the ways in which calls gather, and for how many batches each task is.
+RENEWED, COLLECTED = "renewed", "collected"
+_WAYS: Mapping[str, Mapping[str, Any]] = {
+    "again": {"if_running": "again"},
+    "list": {"collect": True},
+    "late": {"debounce": 0.6, "max_wait": 2.0},
+}
+_GATHER_BATCHES = 20
 
 #: Tasks per call of publish_many.
 BATCH = 40
@@ -27,6 +39,8 @@ SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "u
 _LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
 PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
+#: A task that waits behind no backlog, so that its rounds follow each other.
+URGENT: dict[str, Any] = {**PATIENT, "priority": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +94,18 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
                 extra["limit_key"] = LIMIT_KEY
         case "pausable":
             params = {"seconds": round(random.uniform(0.0, 0.3), 2)}
+        case "relay":
+            params = {"left": random.choice((0, 1))}
         case _:
             params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
+            if kind == "deposit" and random.random() < 0.2:
+                params["goes_on"] = True
     return TaskSpec(kind, params, key=key, queue=kind if kind in _OWN_QUEUES else "load", **extra)
 
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 623,
+    "quick": 613,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
@@ -98,8 +116,34 @@ _SHARES = {
     "deposit_plain": 15,
     "limited": 12,
     "pausable": 20,
+    "relay": 10,
 }
 _OWN_QUEUES = frozenset({LIMITED, PAUSABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class GatherCall:
+    """A call that gathers, under a key that all publishers share."""
+
+    name: str
+    key: str
+    call_id: str
+    seconds: float  #: for which the handler works
+    way: Mapping[str, Any]  #: the arguments of `publish` by which it gathers
+
+
+def gather_calls(seed: int, publisher: str, batch: int) -> list[GatherCall]:
+    """Return the calls that come with this batch: a few, one after the other."""
+    random = Random(f"{seed}/{publisher}/gather/{batch}")
+    calls = []
+    for number in range(random.choice((0, 1, 1, 2, 3))):
+        way = random.choices(list(_WAYS), (5, 3, 2))[0]
+        # Others come after a while: a document remembers the ids of all its calls.
+        key = f"{way}/{batch // _GATHER_BATCHES}"
+        seconds = round(random.choice((0.0, 0.2, 1.0, 2.5)), 2)
+        name = COLLECTED if way == "list" else RENEWED
+        calls.append(GatherCall(name, key, f"{publisher}-{batch}-{number}", seconds, _WAYS[way]))
+    return calls
 
 
 def deeds(seed: int, publisher: str, batch: int) -> list[Deed]:

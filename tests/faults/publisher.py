@@ -47,6 +47,8 @@ class Publisher:
         """Publish at the rate asked for; what a break has delayed is caught up with, at most ten times as fast."""
         due = time.monotonic()
         while not self._is_stopped.is_set():
+            for call in load.gather_calls(self._seed, self._name, self._batch):
+                self._gather(call)
             self._publish_batch(self._batch)
             self._publish_flow(self._batch)
             for step in flow_load.deeds(self._seed, self._name, self._batch):
@@ -70,6 +72,21 @@ class Publisher:
                 time.sleep(_PAUSE)
                 continue
             self._told(calls, [_answer(result) for result in results])
+            return
+
+    def _gather(self, call: load.GatherCall) -> None:
+        params = {"call_id": call.call_id, "seconds": call.seconds}
+        while True:
+            calls = self._send("gather", [f"{call.name}:{call.key}"], call.call_id)
+            try:
+                published = self._client.publish(
+                    call.name, params, key=call.key, queue="load", call_id=call.call_id, **call.way, **load.URGENT
+                )
+            except MtaskError as error:
+                self._told(calls, ["unknown"], str(error))
+                time.sleep(_PAUSE)
+                continue
+            self._told(calls, [_answer(published)])
             return
 
     def _publish_flow(self, batch: int) -> None:
@@ -118,8 +135,11 @@ class Publisher:
         else:
             self._told(calls, [done if isinstance(done, str) else "done"])
 
-    def _send(self, operation: load.Operation, task_ids: Sequence[str]) -> list[Call]:
-        calls = [Call(uuid.uuid4().hex, operation, task_id, self._name, time.monotonic()) for task_id in task_ids]
+    def _send(self, operation: load.Operation, task_ids: Sequence[str], gather_id: str | None = None) -> list[Call]:
+        calls = [
+            Call(uuid.uuid4().hex, operation, task_id, self._name, time.monotonic(), gather_id=gather_id)
+            for task_id in task_ids
+        ]
         self._ledger.write_all(calls)
         return calls
 

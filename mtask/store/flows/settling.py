@@ -131,18 +131,30 @@ def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
 def _note_strangers(owed_tasks: Sequence[Document], parents: filters.Filter) -> Operation[None]:
     """Note in the parents which of these owed tasks are not published, because other tasks have their ids.
 
-    The server gave an owed task its create_time. A task with another one was published by somebody else.
+    The server gave an owed task its create_time. A task with another one was published by somebody else, unless it is a
+    child of the same parent: two runs of the parent may have owed it.
     """
     if not owed_tasks:
         return
-    created = {document["_id"]: document["task_state"]["create_time"] for document in owed_tasks}
-    found = yield tasks("find", filters.by_ids(list(created)), {"task_state.create_time": 1}, hint="_id_")
-    times = {row["_id"]: row.get("task_state", {}).get("create_time") for row in found}
-    strangers = [task_id for task_id, time in times.items() if time != created[task_id]]
+    owed = {document["_id"]: document for document in owed_tasks}
+    view = {"task_state.create_time": 1, "flow.ancestors": 1, "chain.before": 1}
+    found = yield tasks("find", filters.by_ids(list(owed)), view, hint="_id_")
+    strangers = [row["_id"] for row in found if not _is_same(row, owed[row["_id"]])]
     if not strangers:
         return
     _logger.error("not published: another task has the id", extra=fields(task_ids=strangers))
     yield tasks("update_many", parents, owing.note_unpublished(strangers), hint="_id_")
+
+
+def _is_same(row: Document, owed_task: Document) -> bool:
+    """Whether the task that exists is the owed one."""
+    if row.get("task_state", {}).get("create_time") == owed_task["task_state"]["create_time"]:
+        return True
+    # One task goes on as another once, so two next tasks with one id are two tasks.
+    is_child = "chain" not in row and "chain" not in owed_task
+    parent = owed_task.get("flow", {}).get("ancestors", [])[-1:]
+    ancestors = part_of(row).get("ancestors")
+    return is_child and parent != [] and isinstance(ancestors, list) and ancestors[-1:] == parent
 
 
 def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:

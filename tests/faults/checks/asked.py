@@ -23,6 +23,7 @@ class Request:
     sent: float
     told: float = inf
     answer: str | None = None
+    gather_id: str | None = None
 
     def spans(self, at: float) -> bool:
         """Whether what it asked for can have been written at that instant."""
@@ -32,7 +33,7 @@ class Request:
     @property
     def is_reopening(self) -> bool:
         """Whether it may change a finished task."""
-        return self.operation in ("update", "retry", "rerun") or self.answer == "updated"
+        return self.operation in ("update", "retry", "rerun", "gather") or self.answer == "updated"
 
 
 class Asked:
@@ -46,7 +47,7 @@ class Asked:
         for call in calls:
             request = unanswered.pop(call.call_id, None)
             if request is None:
-                request = Request(call.operation, clock.epoch + call.sent)
+                request = Request(call.operation, clock.epoch + call.sent, gather_id=call.gather_id)
                 self.by_task.setdefault(call.task_id, []).append(request)
                 self.count += 1
             if call.told is None:
@@ -77,5 +78,5 @@ class Asked:
 
     def may_update(self, task_id: str, at: float) -> bool:
         """Whether a call that replaces options or drops runs can have written at that instant."""
-        updates = (r for r in self.of(task_id) if r.operation == "update" or r.answer == "updated")
+        updates = (r for r in self.of(task_id) if r.operation in ("update", "gather") or r.answer == "updated")
         return any(request.spans(at) for request in updates)

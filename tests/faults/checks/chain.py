@@ -14,6 +14,8 @@ from tests.faults.checks.course import Course
 from tests.faults.checks.fields import FieldJudge
 from tests.faults.checks.flows import FlowJudge
 from tests.faults.checks.logs import Life, TaskLog, Write
+from tests.faults.checks.owed import OwedJudge
+from tests.faults.checks.rounds import RoundJudge
 from tests.faults.checks.runs import RunJudge
 from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Version
@@ -29,6 +31,8 @@ class Chain:
         self._run_judge = RunJudge(verdict, asked)
         self._field_judge = FieldJudge(verdict, asked)
         self._flow_judge = FlowJudge(verdict)
+        self.round_judge = RoundJudge(verdict, asked)
+        self.owed_judge = OwedJudge(verdict, asked, self._flow_judge.owed)
         self.tasks: dict[str, TaskLog] = {}
         self.runs = self._run_judge.runs
         self.version_count = 0
@@ -63,6 +67,7 @@ class Chain:
     def conclude(self) -> None:
         """Judge what shows only in the end, when all versions have gone by."""
         self._flow_judge.conclude(self.tasks)
+        self.owed_judge.conclude()
 
     def _created(self, log: TaskLog, task: StoredTask | None, at: datetime) -> None:
         log.lives.append(Life(at.timestamp()))
@@ -74,11 +79,14 @@ class Chain:
             for run in task.runs:
                 self._run_judge.register(log.task_id, run)
             return
-        if not self._asked.may_write(log.task_id, at.timestamp(), "publish", "update"):
+        if task.chain is not None or (task.flow is not None and task.flow.ancestors):
+            self.owed_judge.created(task, at)
+        elif not self._asked.may_write(log.task_id, at.timestamp(), "publish", "update", "gather"):
             self._verdict.report("wrong_fields", log.task_id, "created, and nobody had asked for it", at=at.isoformat())
         self._field_judge.created(task, at)
         self._course.created(task, at)
         self._flow_judge.created(task, at)
+        self.round_judge.created(task)
 
     def _removed(self, log: TaskLog, at: datetime) -> None:
         if not log.is_there:
@@ -95,6 +103,8 @@ class Chain:
         log.lives[-1].removed = instant
         log.forget()
         self._flow_judge.removed(log.task_id)
+        self.owed_judge.removed(log.task_id)
+        self.round_judge.removed(log.task_id)
 
     def _changed(self, log: TaskLog, change: Change) -> None:
         after, at = change.after, change.at.timestamp()
@@ -103,6 +113,8 @@ class Chain:
         self._run_judge.judge(change, log)
         self._field_judge.judge(change, log)
         self._course.changed(change, log)
+        self.owed_judge.changed(change)
+        self.round_judge.changed(change)
         self._flow_judge.changed(change)
         if change.is_aged or change.is_reopened:
             # Where places were taken back, more than are left may still be held.

@@ -108,6 +108,12 @@ class Change:
         return self.was_final and not self.after.status.is_final
 
     @property
+    def begins_next_round(self) -> bool:
+        """Whether it began the round of the calls that had come while a run held the task."""
+        before, after = self.before, self.after
+        return before.again is not None and after.again is None and before.gather != after.gather
+
+    @property
     def is_ping(self) -> bool:
         """Whether only leases were moved."""
         return bool(self.moved) and not (self.appended or self.vanished or self.closed or self.altered)

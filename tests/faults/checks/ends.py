@@ -57,7 +57,8 @@ class EndJudge:
                 start, end = request.sent - TOLERANCE, request.told + TOLERANCE
                 if request.answer in PROMISES:
                     self._promised(task_id, lives, request, start, end)
-                if request.answer in ("done", "updated"):
+                # A call that gathers changes nothing if it is sent again. `RoundJudge` judges it.
+                if request.answer in ("done", "updated") and request.operation != "gather":
                     self._done(task_id, log, request, start, end)
 
     def _promised(self, task_id: str, lives: list[Life], request: Request, start: float, end: float) -> None:

@@ -68,7 +68,8 @@ class FieldJudge:
             "queue": before.queue != after.queue,
             "start_time": before.task_state.start_time != after.task_state.start_time,
         }
-        if any(replaced.values()) and not self._asked.may_update(change.task_id, at):
+        is_other = change.begins_next_round or self._asked.may_update(change.task_id, at)
+        if any(replaced.values()) and not is_other:
             fixed |= replaced
         for name in (name for name, is_changed in fixed.items() if is_changed):
             self._report(after, change.at, f"{name} was changed and nobody asked for it")
@@ -76,7 +77,7 @@ class FieldJudge:
     def _end_stays(self, change: Change, at: float) -> None:
         if not change.was_final or change.after == change.before or self._asked.may_reopen(change.task_id, at):
             return
-        if _is_of_flow(change):
+        if _is_settled(change):
             return
         # Where fewer places are asked for than are held, the others may come to their end.
         of_holders = change.after.status is change.before.status and not (
@@ -97,7 +98,7 @@ class FieldJudge:
 
     def _failed_cnt(self, change: Change, log: TaskLog, at: float) -> None:
         count, expected = change.after.task_state.failed_cnt, change.before.task_state.failed_cnt + change.newly_counted
-        is_reset = change.is_reopened or self._asked.may_update(change.task_id, at)
+        is_reset = change.is_reopened or change.begins_next_round or self._asked.may_update(change.task_id, at)
         if count == expected or (count == 0 and is_reset):
             return
         self._report(change.after, change.at, "failed_cnt", value=count, expected=expected, tried=log.tried)
@@ -197,7 +198,8 @@ class FieldJudge:
             self._report(after, change.at, "next_preempt_time after its end", status=state.status)
         retain = option.retain_success_ms if state.status is TaskStatus.SUCCESS else option.retain_fail_ms
         expected = None
-        if is_final and retain is not None and state.finish_time is not None:
+        # A task that owes its next task stays until that is published.
+        if is_final and retain is not None and state.finish_time is not None and after.owed_since is None:
             expected = state.finish_time + retain * MILLISECOND
         # The retention of a step begins when its flow has ended.
         if after.expire_time != expected and after.flow is None:
@@ -212,17 +214,18 @@ def _has_caused_end(task: Task) -> bool:
     return task.flow is not None and task.flow.held_by is not None
 
 
-def _is_of_flow(change: Change) -> bool:
-    """Whether a step that has ended changed as its flow makes it change.
+def _is_settled(change: Change) -> bool:
+    """Whether a task that has ended changed as others make it change.
 
-    Its mark is removed, its flow ends, or it is opened again because the step that caused its end is not failed now.
+    What it owed is published, its mark is removed, its flow ends, or it is opened again because the step that caused
+    its end is not failed now.
     """
     before, after = change.before, change.after
-    if before.flow is None or after.flow is None:
+    if (before.flow is None) is not (after.flow is None) or (before.flow is None and before.owed_since is None):
         return False
     if _has_caused_end(before) and before.status is not TaskStatus.SUCCESS and not after.status.is_final:
         return True
-    left = {"flow", "owed_since", "quiet_time", "expire_time"}
+    left = {"flow", "owed_since", "owed_tasks", "quiet_time", "expire_time"}
     return before.model_dump(exclude=left) == after.model_dump(exclude=left)
 
 

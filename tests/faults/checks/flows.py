@@ -21,14 +21,22 @@ _FAILED = (TaskStatus.FAIL, TaskStatus.CANCELED)
 @dataclass(slots=True)
 class _Step:
     status: TaskStatus
+    #: Since when the task is a step, or is owed to the flow as one.
     since: datetime
-    #: The status before this one, if the step was opened again.
+    ancestors: tuple[str, ...] = ()
+    #: When the step was last opened again, and its status before that.
+    reopened: datetime | None = None
     former: TaskStatus | None = None
 
     def was(self, at: datetime) -> set[TaskStatus]:
         """Return the statuses that a read may have shown that decided on a change at this time."""
-        is_recent = self.former is not None and at - self.since <= _FRESH
-        return {self.status, self.former} if is_recent and self.former is not None else {self.status}
+        if self.former is not None and self.was_reopened(at):
+            return {self.status, self.former}
+        return {self.status}
+
+    def was_reopened(self, at: datetime) -> bool:
+        """Whether the step was opened again so shortly before that a read may have shown it as it was before."""
+        return self.reopened is not None and at - self.reopened <= _FRESH
 
 
 class FlowJudge:
@@ -37,7 +45,10 @@ class FlowJudge:
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
         self._steps: dict[str, _Step] = {}
+        #: The children of each step, theirs and so on, and the tasks as which these went on.
+        self._descendants: dict[str, list[str]] = {}
         self._released: set[str] = set()
+        self._waited_for_descendants = 0
         self._ended_unreleased = 0
         self._early_cnt = self._twice_cnt = 0
 
@@ -45,9 +56,17 @@ class FlowJudge:
         """Follow a new step."""
         if task.flow is None:
             return
-        self._steps[task.id] = _Step(task.status, at)
+        owed = self._steps.get(task.id)
+        since = at if owed is None else owed.since
+        self._steps[task.id] = _Step(task.status, since, tuple(task.flow.ancestors))
         if task.flow.after and task.status is not TaskStatus.WAITING:
             self._verdict.report("wrong_releases", task.id, "was never WAITING", at=at.isoformat())
+
+    def owed(self, task_id: str, ancestors: tuple[str, ...], at: datetime) -> None:
+        """Follow a task from the moment at which it is owed to the flow: it is open, although it does not exist yet."""
+        self._steps.setdefault(task_id, _Step(TaskStatus.INIT, at, ancestors))
+        for ancestor in ancestors:
+            self._descendants.setdefault(ancestor, []).append(task_id)
 
     def changed(self, change: Change) -> None:
         """Judge one write to a step."""
@@ -64,15 +83,13 @@ class FlowJudge:
             self._verdict.report("wrong_releases", after.id, "released again", first=was, again=now)
         elif now is None and after.status not in (TaskStatus.WAITING, *_FAILED):
             self._verdict.report("wrong_releases", after.id, "began before its release", status=after.status)
-        if before.status is not after.status:
-            former = self._steps.get(after.id)
-            is_reopened = before.status.is_final and not after.status.is_final
-            keeps = former is not None and not after.status.is_final and not is_reopened
-            self._steps[after.id] = _Step(
-                after.status,
-                former.since if keeps and former is not None else at,
-                before.status if is_reopened else former.former if keeps and former is not None else None,
-            )
+        step = self._steps.get(after.id)
+        if step is None:
+            self._steps[after.id] = _Step(after.status, at, tuple(after.flow.ancestors))
+        elif before.status is not after.status:
+            step.status = after.status
+            if before.status.is_final and not after.status.is_final:
+                step.reopened, step.former = at, before.status
 
     def _judge_release(self, change: Change) -> None:
         after, at = change.after, change.at
@@ -80,17 +97,40 @@ class FlowJudge:
         if change.before.status is not TaskStatus.WAITING:
             self._verdict.report("wrong_releases", after.id, "released, and it was not WAITING", at=at.isoformat())
         self._released.add(after.id)
+        self._waited_for_descendants += any(other in self._descendants for other in after.flow.after)
         for other in after.flow.after:
             step = self._steps.get(other)
             statuses = {TaskStatus.CANCELED} if step is None else step.was(at)
-            ended = {status for status in statuses if status.is_final}
-            if not ended:
-                self._early_cnt += 1
-                what = "released before a dependency had ended"
-                self._verdict.report("wrong_releases", after.id, what, dependency=other, at=at.isoformat())
-            elif after.flow.on_failed != "run" and TaskStatus.SUCCESS not in ended:
-                what = "released, although a dependency had failed"
-                self._verdict.report("wrong_releases", after.id, what, dependency=other, at=at.isoformat())
+            self._judge_awaited(change, "a dependency", other, statuses)
+            for task_id in self._descendants.get(other, ()):
+                descendant = self._steps.get(task_id)
+                # A descendant that was removed is not waited for.
+                if descendant is not None and not self._may_be_unread(descendant, other, at):
+                    self._judge_awaited(change, "a descendant of a dependency", task_id, descendant.was(at))
+
+    def _judge_awaited(self, change: Change, which: str, task_id: str, statuses: set[TaskStatus]) -> None:
+        after, at = change.after, change.at.isoformat()
+        assert after.flow is not None
+        ended = {status for status in statuses if status.is_final}
+        if not ended:
+            self._early_cnt += 1
+            what = f"released before {which} had ended"
+            self._verdict.report("wrong_releases", after.id, what, dependency=task_id, at=at)
+        elif after.flow.on_failed != "run" and TaskStatus.SUCCESS not in ended:
+            what = f"released, although {which} had failed"
+            self._verdict.report("wrong_releases", after.id, what, dependency=task_id, at=at)
+
+    def _may_be_unread(self, descendant: _Step, dependency: str, at: datetime) -> bool:
+        """Whether a read that decided at this time may lack this descendant of the dependency.
+
+        It may if a task in between had ended, and was opened again shortly before: it added the descendant only then.
+        """
+        between = descendant.ancestors[descendant.ancestors.index(dependency) :]
+        for ancestor in map(self._steps.get, between):
+            is_later = ancestor is not None and ancestor.reopened is not None and ancestor.reopened <= descendant.since
+            if ancestor is not None and is_later and ancestor.was_reopened(at):
+                return True
+        return False
 
     def removed(self, task_id: str) -> None:
         """Forget a step that was removed."""
@@ -120,6 +160,7 @@ class FlowJudge:
             self._verdict.figures.controls["steps of flows"] = {
                 "steps": len(self._steps),
                 "released": len(self._released),
+                "released after descendants": self._waited_for_descendants,
                 "ended without a release": self._ended_unreleased,
                 "lost": lost,
                 "early": self._early_cnt,

@@ -16,6 +16,8 @@ from tests.faults.history import Clock, Fault, Note
 #: What holds a process up, or its clock back: whatever its target says, no handler can be ended meanwhile.
 _DISTURBING = re.compile(r"kill|freeze|stop|hog|clock|suspend|pause|restart", re.IGNORECASE)
 
+_ENDS = frozenset({"end", "raised", "cancelled"})
+
 
 @dataclass(slots=True)
 class Work:
@@ -41,6 +43,12 @@ class HandlerJudge:
         self._runs = runs
         self._depositing = depositing
         self._work: dict[str, Work] = {}
+        #: What handlers were told of children that they added.
+        self.added: list[Note] = []
+        #: The runs whose handlers returned a next task.
+        self.going_on: set[str] = set()
+        #: The calls whose params the handler of a run had, where its task gathers calls.
+        self.saw: dict[str, list[str]] = {}
 
     @property
     def work(self) -> Mapping[str, Work]:
@@ -58,11 +66,17 @@ class HandlerJudge:
             if note.event == "start":
                 work.starts += 1
                 work.start = at if work.start is None else min(work.start, at)
+                if note.detail:
+                    self.saw[note.run_id] = note.detail
                 timeline.add("started", at - began)
             else:
-                work.is_ended |= note.event != "written"
+                work.is_ended |= note.event in _ENDS
                 if note.event in ("written", "end"):
                     setattr(work, note.event, at)
+                elif note.event == "added":
+                    self.added.append(note)
+                elif note.event == "next":
+                    self.going_on.add(note.run_id)
 
     def judge(self) -> None:
         """Judge starts and ends."""

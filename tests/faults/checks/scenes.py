@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mtask.model.status import RunStatus
+from mtask.store.statements import flows
 from tests.faults.checker import check
-from tests.faults.checks.story import Story
+from tests.faults.checks.story import Story, instant
 from tests.faults.checks.verdict import Kind, Verdict
 from tests.faults.history import History
 
 Scene = Callable[[Story], None]
+#: A scene with which nothing is wrong.
+Legal = Callable[[Story], None]
 
 
 class Scenes(dict[Scene, set[Kind]]):
@@ -35,6 +39,30 @@ class Scenes(dict[Scene, set[Kind]]):
         assert not verdict.is_clean
         for kind in self[scene]:
             assert verdict.findings[kind].examples[0].what in verdict.describe()
+
+
+def run(story: Story, task_id: str, *, fails: bool = False) -> None:
+    """Run a step to its end."""
+    story.wait(0.1)
+    run_id = story.claim(task_id)
+    story.wait(0.1)
+    if fails:
+        story.finish(task_id, run_id, RunStatus.FAIL)
+    else:
+        story.finish(task_id, run_id)
+    story.wait(0.01)
+
+
+def told(story: Story, *task_ids: str) -> None:
+    """Remove the marks: others have been told."""
+    for task_id in task_ids:
+        story.apply(task_id, [{"$unset": "owed_since"}])
+
+
+def release(story: Story, task_id: str) -> None:
+    """Let a step start."""
+    story.apply(task_id, flows.release(instant(story.now)))
+    story.wait(0.01)
 
 
 def verdict_on(story: Story, folder: Path) -> Verdict:

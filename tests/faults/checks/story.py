@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import bson
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
+from mtask.app.next import Next, flow_part
+from mtask.model.documents import GatherKind, StoredTask
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
-from mtask.store.statements import derive, pipelines, requests
+from mtask.store.statements import derive, gathering, owing, pipelines, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline
+from mtask.store.statements.gathering import SentCall
 from mtask.store.statements.outcome import Outcome
-from tests.faults.history import Call, Fault, History, Ledger, Note, Operation, Version
+from mtask.store.statements.owing import OwedTask
+from tests.faults.checks.written import Written
+from tests.faults.history import Call, Fault, History, Note, Operation, Version
 
 Document = dict[str, Any]
 EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -32,6 +34,12 @@ _SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry
 def instant(seconds: float) -> datetime:
     """Return the server's instant, so many seconds after the beginning."""
     return EPOCH + timedelta(milliseconds=round(seconds * 1000))
+
+
+def _fixed(task_id: str, params: Any = None, **options: Any) -> Document:
+    name, _, key = task_id.partition(":")
+    option = TaskOption(**{**_SHORT, **options}).model_dump()
+    return {"_id": task_id, "name": name, "key": key, "queue": "load", "params": params, "task_option": option}
 
 
 @dataclass
@@ -68,13 +76,20 @@ class Story:
 
     # --- publishers -------------------------------------------------------------------------------------------
 
-    def call(self, operation: Operation, task_id: str, answer: str | None, *, takes: float = 0.05) -> None:
+    def call(
+        self,
+        operation: Operation,
+        task_id: str,
+        answer: str | None,
+        *,
+        takes: float = 0.05,
+        gather_id: str | None = None,
+    ) -> None:
         """Have something asked for now; without an answer it was never told."""
-        sent = Call(self.fresh("call"), operation, task_id, "p1", self.now - 0.01)
+        sent = Call(self.fresh("call"), operation, task_id, "p1", self.now - 0.01, gather_id=gather_id)
         self.calls.append(sent)
         if answer is not None:
-            told = Call(sent.call_id, operation, task_id, "p1", sent.sent, self.now + takes, answer)
-            self.calls.append(told)
+            self.calls.append(replace(sent, told=self.now + takes, answer=answer))
 
     def publish(
         self, name: str = "quick", *, delay: float | None = None, answer: str | None = "created", **options: Any
@@ -87,15 +102,7 @@ class Story:
         self, task_id: str, *, delay: float | None = None, answer: str | None = "created", **options: Any
     ) -> str:
         """Publish a task under this id, which no document has."""
-        name, _, key = task_id.partition(":")
-        fixed = {
-            "_id": task_id,
-            "name": name,
-            "key": key,
-            "queue": "load",
-            "params": {"n": 1},
-            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
-        }
+        fixed = _fixed(task_id, {"n": 1}, **options)
         start = None if delay is None else instant(self.now + delay)
         document = requests.task_document(fixed, start, instant(self.now))
         self.tasks.insert_one(document)
@@ -108,16 +115,7 @@ class Story:
         task_id, now = f"quick:f/{step}", instant(self.now)
         part: Document = {"key": "f", "step": step, "after": list(after), "on_failed": on_failed}
         part |= {"held_by": after[-1]} if after else {"release_time": now}
-        fixed = {
-            "_id": task_id,
-            "name": "quick",
-            "key": f"f/{step}",
-            "queue": "load",
-            "params": None,
-            "task_option": TaskOption(**{**_SHORT, **options}).model_dump(),
-            "flow": part,
-        }
-        document = requests.task_document(fixed, None, now)
+        document = requests.task_document({**_fixed(task_id, **options), "flow": part}, None, now)
         if after:
             document["task_state"]["status"] = "WAITING"
             del document["task_state"]["next_preempt_time"]
@@ -125,6 +123,34 @@ class Story:
         self.call("publish", task_id, "created")
         self._record(task_id, document)
         return task_id
+
+    def gather(
+        self,
+        task_id: str,
+        call_id: str,
+        *,
+        answer: str | None = "updated",
+        asked: float | None = None,
+        kind: GatherKind = "latest",
+        **waits: int,
+    ) -> None:
+        """Publish a call that gathers; the first one creates the task. `asked` is when the call read the time."""
+        now = instant(self.now)
+        fixed = _fixed(task_id, {"call_id": call_id})
+        content = {name: fixed[name] for name in ("params", "queue", "task_option")}
+        asked_time = now if asked is None else instant(asked)
+        call = SentCall(asked_time, call_id, kind, content, is_own_id=True, **waits)
+        self.call("gather", task_id, answer, gather_id=call_id)
+        if self.tasks.find_one({"_id": task_id}) is not None:
+            stages = [*derive.close_lapsed(now), gathering.reopen(call, now), *derive.derive(now)]
+            self.apply(task_id, [*stages, *gathering.add(call, now)])
+            return
+        first, start = gathering.first_round(call, now)
+        if kind == "calls":
+            fixed["params"] = {"calls": [content["params"]]}
+        made = {"$mergeObjects": [x.literal(fixed), requests.task_document({"gather": first}, start, now)]}
+        self.tasks.update_one({"_id": task_id}, [{"$replaceWith": made}], upsert=True)
+        self._record(task_id, self.document(task_id))
 
     def ask(self, operation: Operation, task_id: str, pipeline: Pipeline, answer: str | None = "done") -> None:
         """Change a task as a client does."""
@@ -205,14 +231,56 @@ class Story:
         note: Any = "",
         final: bool = False,
         delay: float | None = None,
+        following: OwedTask | None = None,
     ) -> None:
         """End a run; its handler ends first."""
         ends = {RunStatus.SUCCESS: "end", RunStatus.FAIL: "raised", RunStatus.CANCELED: "cancelled"}
         if note is not None:
             self.note(note or ends[status], task_id, run_id)
         delay_ms = None if delay is None else round(delay * 1000)
-        outcome = Outcome(task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5)
+        outcome = Outcome(
+            task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5, next=following
+        )
         self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
+
+    def next_of(self, task_id: str, run_id: str, **options: Any) -> OwedTask:
+        """Return the task as which a run wants to go on, and have its handler say so."""
+        self.note("next", task_id, run_id)
+        before = StoredTask.model_validate(self.document(task_id))
+        return Next("quick", None, **{**_SHORT, **options}).prepare(before, run_id=run_id)
+
+    def owe(self, parent_id: str, *steps: str) -> list[str]:
+        """Let a step owe children; return their ids."""
+        parent = StoredTask.model_validate(self.document(parent_id))
+        assert parent.flow is not None
+        ancestors = [*parent.flow.ancestors, parent_id]
+        children = [
+            OwedTask(
+                {
+                    **_fixed(f"quick:{parent.flow.key}/{step}"),
+                    "flow": flow_part(parent, step=step, ancestors=ancestors),
+                }
+            )
+            for step in steps
+        ]
+        self.apply(parent_id, owing.add(children, instant(self.now)))
+        return [child.task_id for child in children]
+
+    def publish_owed(self, owner_id: str) -> list[str]:
+        """Publish what a task owes, and take it out, with the mark; return the ids."""
+        owner = self.document(owner_id)
+        for document in owner["owed_tasks"]:
+            self.insert(document)
+        task_ids = [document["_id"] for document in owner["owed_tasks"]]
+        self.apply(owner_id, owing.added(task_ids, owner["owed_since"], instant(self.now)))
+        return task_ids
+
+    def add(self, parent_id: str, run_id: str, *steps: str) -> list[str]:
+        """Have a handler add children to its step, and be told so; return their ids."""
+        self.owe(parent_id, *steps)
+        task_ids = self.publish_owed(parent_id)
+        self.note("added", parent_id, run_id, detail=task_ids)
+        return task_ids
 
     def deposit(self, task_id: str, run_id: str) -> None:
         """Write an effect and the SUCCESS in one transaction, whose session is named first."""
@@ -268,12 +336,19 @@ class Story:
 
     # --- records ----------------------------------------------------------------------------------------------
 
-    def note(self, event: Any, task_id: str, run_id: str, worker_id: str | None = None) -> Note:
+    def note(
+        self, event: Any, task_id: str, run_id: str, worker_id: str | None = None, detail: Sequence[str] = ()
+    ) -> Note:
         """Have a handler note something."""
         run = self.run(task_id, run_id) or {"worker_id": worker_id or "w1", "attempt": 1}
-        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001)
+        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001, list(detail))
         self.notes.append(note)
         return note
+
+    def insert(self, document: Document) -> None:
+        """Insert a task as it is."""
+        self.tasks.insert_one(document)
+        self._record(document["_id"], document)
 
     def document(self, task_id: str) -> Document:
         """Return a task as it is now."""
@@ -310,30 +385,8 @@ class Story:
             "observer_gaps": 0,
             **self.facts,
         }
-        history.facts_path.write_text(json.dumps(facts))
-        _append(history.calls_path("p1"), self.calls)
-        _append(history.notes_path(100), self.notes)
-        _append(history.faults_path, self.faults)
         documents = list(self.tasks.find()) if self.documents is None else self.documents
-        for path, entries in {
-            history.versions_path: [_entry(version) for version in self.versions],
-            history.documents_path: documents,
-            history.effects_path: self.effects,
-            history.places_path: self.places,
-        }.items():
-            path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
-        return history
-
-
-def _append(path: Path, records: Sequence[Call | Note | Fault]) -> None:
-    ledger = Ledger(path)
-    for record in records:
-        ledger.write(record)
-    ledger.close()
-
-
-def _entry(version: Version) -> Document:
-    entry: Document = {"_id": version.task_id, "at": version.at}
-    if version.document is not None:
-        entry["document"] = version.document
-    return entry
+        written = Written(
+            facts, self.calls, self.notes, self.faults, self.versions, documents, self.effects, self.places
+        )
+        return written.to(history)

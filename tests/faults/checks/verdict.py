@@ -20,6 +20,8 @@ Kind = Literal[
     "claimed_paused",
     "wrong_firings",
     "wrong_releases",
+    "wrong_owed",
+    "wrong_rounds",
 ]
 
 #: Each must be zero.
@@ -37,6 +39,8 @@ KINDS: Mapping[Kind, str] = {
     "claimed_paused": "claims of what was paused",
     "wrong_firings": "firings of a schedule that are missing, doubled or stray",
     "wrong_releases": "releases of steps of flows that are missing, doubled or early",
+    "wrong_owed": "children and next tasks that are missing, doubled or stray",
+    "wrong_rounds": "calls that gather that are lost, or that made two rounds",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -195,6 +199,8 @@ class Verdict:
     claimed_paused: Finding = field(default_factory=Finding)
     wrong_firings: Finding = field(default_factory=Finding)
     wrong_releases: Finding = field(default_factory=Finding)
+    wrong_owed: Finding = field(default_factory=Finding)
+    wrong_rounds: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from mtask.model.flows import Verdict
-from mtask.model.status import RunStatus
 from mtask.store.statements import flows
 from tests.faults import flow_load, publisher
-from tests.faults.checks.scenes import Scene, Scenes, verdict_on
+from tests.faults.checks.scenes import Legal, Scene, Scenes, release, run, told, verdict_on
 from tests.faults.checks.story import Story, instant
 from tests.faults.history import Call, Ledger
 from tests.mongo import Client
 
 SCENES = Scenes()
-Legal = Callable[[Story], None]
 LEGAL: list[Legal] = []
 
 
@@ -31,29 +28,6 @@ def legal(scene: Legal) -> Legal:
 @pytest.fixture
 def story(mongo_session_client: Client, database_name: str) -> Story:
     return Story(mongo_session_client[database_name]["tasks"])
-
-
-def run(story: Story, task_id: str, *, fails: bool = False) -> None:
-    """Run a step to its end, and tell the others."""
-    story.wait(0.1)
-    run_id = story.claim(task_id)
-    story.wait(0.1)
-    if fails:
-        story.finish(task_id, run_id, RunStatus.FAIL)
-    else:
-        story.finish(task_id, run_id)
-    story.wait(0.01)
-
-
-def told(story: Story, *task_ids: str) -> None:
-    """Remove the marks: others have been told."""
-    for task_id in task_ids:
-        story.apply(task_id, [{"$unset": "owed_since"}])
-
-
-def release(story: Story, task_id: str) -> None:
-    story.apply(task_id, flows.release(instant(story.now)))
-    story.wait(0.01)
 
 
 def cancel(story: Story, task_id: str, culprit: str) -> None:

@@ -197,6 +197,23 @@ def test_a_frozen_worker_without_its_lease_leaves_the_publishing_to_others(store
     assert there(store) == {"d", "c"}
 
 
+def test_a_child_that_two_runs_of_its_parent_owe_is_no_other_task(store: SyncStore) -> None:
+    """The second run looks before the first run's child is published, owes it once more, and loses its lease, too."""
+    publish(store, {"d": []})
+    first = claim(store, "task:f/d")
+    Frozen(store, adding("d", first, child("c", "d")), lambda call: is_of(call, "insert_new"))
+    lapse(store, "d")
+    second = claim(store, "task:f/d")
+    late = Frozen(store, adding("d", second, child("c", "d")), lambda call: is_of(call, "find_one_and_update"))
+    recover(store)
+    made = stores.stored(store, "f/c")
+    late.step()
+    recover(store)
+    assert stores.stored(store, "f/c") == made
+    assert owed(store) == set()
+    assert "unpublished" not in stores.stored(store, "f/d")["task_state"]
+
+
 def test_a_change_that_is_still_to_be_settled_is_settled_first(store: SyncStore) -> None:
     """The parent was run again: what its failure canceled must be opened, and its mark must not be lost."""
     publish(store, {"d": [], "p": ["d"]})
