@@ -196,7 +196,11 @@ def test_a_waiting_task_tells_for_whom_it_waits(mtask: Commands, store: SyncStor
     told = mtask.ok("show", "work", "f/total", "--json").json["waits_for"]
     assert [reason["reason"] for reason in told] == ["waits"]
     out = mtask.ok("position", "work", "f/part-0").out
-    assert out == "work:f/part-0  WAITING\nno place in its queue yet\nwaits for work:f/first (INIT)\n"
+    assert out == (
+        "work:f/part-0  WAITING\n"
+        "waits for other tasks of its flow: it has no place in its queue before they have ended\n"
+        "waits for work:f/first (INIT)\n"
+    )
     document = mtask.ok("position", "work", "f/part-0", "--json").json
     assert (document["status"], document["ahead"], document["due_time"], document["is_due"]) == (
         "WAITING", None, None, False,
