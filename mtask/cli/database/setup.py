@@ -42,9 +42,8 @@ def init(
     client.init(roles=with_roles)
     made = [rights.role_name(client.database_name, role) for role in rights.ROLES] if with_roles else []
     indexes = {name: layout.index_names for name, layout in LAYOUTS.items()}
-    # Not every database has these: a sharded collection may lack the first, and the first `keep` makes the second.
-    present = client.tasks.index_information()
-    indexes["tasks"] += [name for name in (HEAD_INDEX, FINISHED_INDEX) if name in present]
+    # Only a collection that is sharded by another field than `_id` lacks the index of heads.
+    indexes["tasks"] += [HEAD_INDEX, FINISHED_INDEX] if with_roles else [HEAD_INDEX]
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,

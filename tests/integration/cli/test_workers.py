@@ -12,7 +12,7 @@ from mtask.model.options import OPTION_NAMES
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import FINISHED_INDEX, HEAD_INDEX, finished_index
+from mtask.store.layout.schema import HEAD_INDEX
 from mtask.store.workers import Heartbeat
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register, registration
@@ -94,9 +94,6 @@ def test_init_makes_everything_and_says_what(mtask: Commands, store: SyncStore) 
     assert set(made["collections"][0]["indexes"]) == set(present) - {"_id_"}
     assert HEAD_INDEX in mtask.ok("init").out
     assert "is ready" in mtask.ok("init").out
-    assert FINISHED_INDEX not in made["collections"][0]["indexes"]
-    store.tasks.create_indexes([finished_index()])  # as the first `keep` does
-    assert FINISHED_INDEX in mtask.ok("init", "--json").json["collections"][0]["indexes"]
 
 
 def test_schema_needs_no_database(mtask: Commands) -> None:
