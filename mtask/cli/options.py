@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mtask.cli.context import Cli, Flags
-from mtask.cli.values import option_from_flag, options_from_pairs
+from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.model.identity import split_task_id, task_id_of
 from mtask.model.options import OPTION_NAMES, check_option_names
 
@@ -108,11 +108,6 @@ _Pairs = Annotated[
         show_default=False,
     ),
 ]
-
-
-def flag_of(option: str) -> str:
-    """Return the flag of an option, such as --run-timeout for run_timeout_ms. The unit is part of the flag's value."""
-    return "--" + option.removesuffix("_ms").replace("_", "-")
 
 
 def _option_flag(option: str) -> Any:

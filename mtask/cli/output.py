@@ -148,6 +148,8 @@ class Column:
     title: str
     right: bool = False
     gives_way: bool = False
+    #: A cell that is too long is cut in its middle, so that texts that begin alike can be told apart.
+    keeps_end: bool = False
 
 
 GAP = 2
@@ -172,7 +174,8 @@ def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], wid
 def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Column], whole: int) -> Text:
     made = Text()
     for index, (cell, width, column) in enumerate(zip(line, widths, columns, strict=True)):
-        made.append_text(fit(cell, width, right=column.right))
+        cut = without_middle(cell, width) if column.keeps_end else cell
+        made.append_text(fit(cut, width, right=column.right))
         if index < len(widths) - 1:
             made.append(" " * GAP)
     made.rstrip()
@@ -190,6 +193,19 @@ def fit(text: Text, width: int, *, right: bool = False) -> Text:
     else:
         fitted.pad_right(missing)
     return fitted
+
+
+def without_middle(text: Text, width: int) -> Text:
+    """Cut the middle out of a text that is wider than `width`. A third of the width is left for its end."""
+    if text.cell_len <= width:
+        return text
+    begin = len(text)
+    while begin and text[begin - 1 :].cell_len <= width // 3:
+        begin -= 1
+    end = text[begin:]
+    head = text[:begin]
+    head.truncate(width - end.cell_len, overflow="ellipsis")
+    return head + end
 
 
 def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mtask.errors import InvalidInput, InvalidOption
+from mtask.errors import InvalidInput, InvalidOption, shown
 from mtask.store.driver.extended_json import parse_extended
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -23,30 +23,53 @@ _TEXTS = frozenset({"limit_key"})
 STDIN = "-"
 
 
-def duration(text: str, field: str) -> timedelta:
-    """Read a duration, such as 90s, 5m, 1h30m, 250ms, or a number of seconds; raise InvalidInput."""
+def flag_of(name: str) -> str:
+    """Return the flag of an argument or option, such as --run-timeout for run_timeout_ms. Its value has the unit."""
+    return "--" + name.removesuffix("_ms").replace("_", "-")
+
+
+def flag_of_argument(argument: str) -> str:
+    """Return how the command line says what an argument of `client.publish` says, such as if_exists="reject"."""
+    name, _, value = argument.partition("=")
+    if name == "if_running":
+        return "--again"
+    text = value.strip('"')
+    return f"{flag_of(name)} {text}" if text else flag_of(name)
+
+
+def duration(text: str, field: str, *, is_flag: bool = True) -> timedelta:
+    """Read a duration, such as 90s, 5m, 1h30m, 250ms, or a number of seconds; raise InvalidInput.
+
+    `is_flag`: the field was given as a flag. So the message names the flag.
+    """
     stripped = text.strip().lower()
+    fault = "is no duration"
     try:
         if re.fullmatch(_NUMBER, stripped, re.ASCII):
             return timedelta(seconds=float(stripped))
         if _WHOLE.fullmatch(stripped):
             return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(stripped)))
     except OverflowError:
-        pass
-    raise InvalidInput(f"{field} {text!r} is no duration: write 90s, 5m, 1h30m, 250ms or seconds.", field=field)
+        fault = "is too long"
+    if stripped.startswith("-"):
+        fault = "is negative"
+    name = flag_of(field) if is_flag else field
+    message = f"{name} {shown(text)} {fault}: write 90s, 5m, 1h30m, 250ms or a number of seconds."
+    raise InvalidInput(message, field=field)
 
 
-def instant(text: str, field: str) -> datetime:
+def instant(text: str, field: str, *, is_flag: bool = True) -> datetime:
     """Read an instant in ISO 8601 with a time zone; raise InvalidInput."""
+    name = flag_of(field) if is_flag else field
     try:
         read = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidInput(
-            f"{field} {text!r} is no ISO 8601 instant: write 2030-12-31T23:59:00Z.", field=field
+            f"{name} {shown(text)} is no ISO 8601 instant: write 2030-12-31T23:59:00Z.", field=field
         ) from None
     if read.tzinfo is None:
         raise InvalidInput(
-            f"{field} {text!r} has no time zone: add Z for UTC, or an offset such as +02:00.", field=field
+            f"{name} {shown(text)} has no time zone: add Z for UTC, or an offset such as +02:00.", field=field
         )
     return read
 

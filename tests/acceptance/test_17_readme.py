@@ -79,6 +79,13 @@ def test_first_example_runs_as_written(folder: Path) -> None:
     assert "SUCCESS" in out
 
 
+@pytest.mark.parametrize("file", ["flow.py", "ask.py", "follow.py"])
+def test_programs_that_need_a_worker_say_how_to_start_it(file: str) -> None:
+    before = README.partition(f"```python file={file}\n")[0].rstrip()
+    told = " ".join(before.split("\n\n")[-1].split())
+    assert "`mtask-worker handlers:app &`" in told
+
+
 def test_two_commands_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for command in re.findall(r"^make (\w+)", shell_block("make demo"), re.MULTILINE):

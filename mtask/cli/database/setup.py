@@ -13,7 +13,7 @@ from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver import rights
 from mtask.store.driver.operation import Collection
-from mtask.store.layout.schema import LAYOUTS
+from mtask.store.layout.schema import FINISHED_INDEX, HEAD_INDEX, LAYOUTS
 
 PANEL = "Database"
 COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)
@@ -41,18 +41,18 @@ def init(
     client = cli.client()
     client.init(roles=with_roles)
     made = [rights.role_name(client.database_name, role) for role in rights.ROLES] if with_roles else []
+    indexes = {name: layout.index_names for name, layout in LAYOUTS.items()}
+    # Only a collection that is sharded by another field than `_id` lacks the index of heads.
+    indexes["tasks"] += [HEAD_INDEX, FINISHED_INDEX] if with_roles else [HEAD_INDEX]
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,
         "schema_revision": SCHEMA_REVISION,
-        "collections": [
-            {"name": name, "validator": True, "indexes": layout.index_names} for name, layout in LAYOUTS.items()
-        ],
+        "collections": [{"name": name, "validator": True, "indexes": names} for name, names in indexes.items()],
         "roles": made,
     }
     lines = [
-        f"{name:9} validator" + (f", indexes {', '.join(layout.index_names)}" if layout.index_names else "")
-        for name, layout in LAYOUTS.items()
+        f"{name:9} validator" + (f", indexes {', '.join(names)}" if names else "") for name, names in indexes.items()
     ]
     lines += [f"role {name}" for name in made]
     version = f"schema_version {SCHEMA_VERSION}, revision {SCHEMA_REVISION}"

@@ -70,7 +70,7 @@ def draw(flow: FlowState, width: int, *, limit: int = 0, is_full: bool = False, 
         lines = _without_chains(lines)
     shown = lines[:limit] if limit else lines
     columns = (
-        Column("STEP", gives_way=True),
+        Column("STEP", gives_way=True, keeps_end=True),
         Column("STATUS"),
         Column("TIME", right=True),
         Column("NOTE", gives_way=True),
@@ -265,7 +265,9 @@ def _notes(node: Node, by_id: Mapping[str, StepState], letters: Letters) -> list
             notes.append(f"because of {name(step.held_by)}")
         removed = [other for other in step.after if other not in by_id]
         notes.append(_after(node, removed, name, letters))
-        if step.parent is not None:
+        if step.continues is not None:
+            notes.append(f"next task of {name(step.continues)}")
+        elif step.parent is not None:
             notes.append(f"added by {name(step.parent)}")
     elif not node.is_chain:
         notes.append(_after(node, [], name, letters))

@@ -122,7 +122,7 @@ def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
         return None
     starts, slash, window = text.partition("/")
     if not slash or not starts.strip().isdecimal() or not window.strip():
-        raise InvalidInput(f"{field} {text!r}: use STARTS/WINDOW, such as 100/1s.", field=field)
+        raise InvalidInput(f"{values.flag_of(field)} {text!r}: use STARTS/WINDOW, such as 100/1s.", field=field)
     return int(starts), values.duration(window.strip(), field)
 
 

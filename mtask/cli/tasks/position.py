@@ -9,11 +9,19 @@ from rich.text import Text
 
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
-from mtask.cli.output import clean, counted, lasting, moment, relative, status_text
+from mtask.cli.output import clean, counted, lasting, relative, status_text
 from mtask.client.diagnosis.position import Position
 from mtask.model.status import TaskStatus
 
 PANEL = "Tasks"
+#: Why a task with this status has no place in its queue, and what tells more.
+_NO_PLACE = {
+    TaskStatus.WAITING: "waits for other tasks of its flow: it has no place in its queue before they have ended",
+    TaskStatus.RUNNING: "a worker runs it: it has no place in its queue",
+    TaskStatus.SUCCESS: "has ended: it has no place in its queue; `mtask result` prints what it returned",
+    TaskStatus.FAIL: "has ended: it has no place in its queue; `mtask show` tells why, `mtask retry` runs it again",
+    TaskStatus.CANCELED: "has ended: it has no place in its queue; `mtask show` tells why, `mtask retry` runs it again",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +42,12 @@ def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
 
 
 def _lines(found: Position) -> list[str | Text]:
-    if found.status is TaskStatus.WAITING:
-        return ["no place in its queue yet", *_reasons(found)]
     if found.ahead is None or found.due_time is None:
-        return [] if found.due_time is None else [f"held until {moment(found.due_time)} at least"]
+        why = _NO_PLACE.get(
+            found.status, "no worker can take it: it has no place in its queue; `mtask show` tells more"
+        )
+        held = "" if found.due_time is None else f"; its lease ends {relative(found.due_time, found.now)}"
+        return [f"{why}{held}", *_reasons(found)]
     number = f"at least {counted(found.ahead, 'due task')}" if found.is_more else counted(found.ahead, "due task")
     due = (
         f"due for {lasting(found.now - found.due_time)}"

@@ -128,7 +128,7 @@ def publish(
     existing |= {name: values.duration(text, name) for name, text in durations.items() if text is not None}
     if call_id is not None:
         existing["call_id"] = call_id
-    checked = policy(if_exists, **existing)  # type: ignore[arg-type]
+    checked = policy(if_exists, named=values.flag_of_argument, **existing)  # type: ignore[arg-type]
     defaults: dict[str, Any] = {"queue": queue, "lookup": values.lookup_from_pairs(lookup)}
     if delay is not None:
         defaults["delay"] = values.duration(delay, "delay")
@@ -138,7 +138,7 @@ def publish(
         if key is not None or params is not None or params_file is not None:
             raise InvalidInput("with --many, give keys and params in the file.", field="many")
         if call_id is not None:
-            raise InvalidInput("with --many, there is no call_id: it belongs to one call.", field="call_id")
+            raise InvalidInput("with --many, drop --call-id: it is the id of one call.", field="call_id")
         specs = publish_many.read(values.read_text(many_file, "many"), name, defaults, options, checked)
         with_policy = {"if_exists": if_exists, **existing}
         return publish_many.publish(cli, specs, with_policy)
@@ -146,7 +146,11 @@ def publish(
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare(checked)  # raises an error for a wrong task, before the client connects
+    spec.prepare(checked, values.flag_of_argument)  # raises an error for a wrong task, before the client connects
+    if collect and params is None and params_file is None:
+        raise InvalidInput(
+            "--collect adds the params of each call to a list: give PARAMS, or null if a call has none.", field="params"
+        )
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,

@@ -45,13 +45,22 @@ def read(
         if not line.strip():
             continue
         try:
-            spec = _spec(parse_extended(line, "many"), name, defaults, options)
-            spec.prepare(policy)
+            parsed = parse_extended(line, "many")
+            spec = _spec(parsed, name, defaults, options)
+            spec.prepare(policy, _named)
+            if "params" not in parsed and policy.gather is not None and policy.gather.kind == "calls":
+                message = "--collect adds the params of each call to a list: give the line params, or null for none."
+                raise InvalidInput(message, field="params")
         except MtaskError as error:
             error.add_note(f"That is line {number}; nothing was published.")
             raise
         specs.append((number, spec))
     return specs
+
+
+def _named(argument: str) -> str:
+    """Return how the user writes an argument of `client.publish`: as a field of a line, or as a flag."""
+    return argument if argument in FIELDS else values.flag_of_argument(argument)
 
 
 def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> TaskSpec:
@@ -78,7 +87,7 @@ def _start(given: Mapping[str, Any]) -> dict[str, Any]:
     for field, read_text in (("delay", values.duration), ("start_time", values.instant)):
         value = given.get(field)
         if value is not None:
-            start[field] = read_text(value, field) if isinstance(value, str) else value
+            start[field] = read_text(value, field, is_flag=False) if isinstance(value, str) else value
     return start
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
 
 from mtask.client.asking import gathering
-from mtask.client.asking.gathering import GatherArguments
+from mtask.client.asking.gathering import GatherArguments, Naming, as_argument
 from mtask.errors import (
     MAX_DELAY,
     DocumentTooLarge,
@@ -31,6 +31,7 @@ TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 #: The default options, encoded once, because most tasks have them.
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 _KEEP = Policy()
+_REJECT = 'if_exists="reject"'
 
 
 class TaskSpec:
@@ -62,8 +63,8 @@ class TaskSpec:
     def __repr__(self) -> str:
         return f"TaskSpec({self.task!r}, key={self.key!r})"
 
-    def prepare(self, policy: Policy = _KEEP) -> NewTask:
-        """Check the task and return it; raise a subclass of InvalidInput."""
+    def prepare(self, policy: Policy = _KEEP, named: Naming = as_argument) -> NewTask:
+        """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`."""
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         params = _checked_params(name, self.params)
@@ -75,7 +76,7 @@ class TaskSpec:
         key = check_key(self.key) if self.key is not None else fresh_key(datetime.now(UTC))
         default_queue = handler.queue if handler else DEFAULT_QUEUE
         option = build_option(handler.options if handler else {}, dict(self.options))
-        gathering.check_task(policy, self.key, self.start_time, self.delay, option)
+        gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
         return NewTask(
             task_id=task_id_of(name, key),
             name=name,
@@ -83,7 +84,7 @@ class TaskSpec:
             queue=check_text("queue", self.queue) if self.queue is not None else default_queue,
             params=params,
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
-            start=_start(self.start_time, self.delay),
+            start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
         )
 
@@ -118,26 +119,31 @@ def policy(
     clean_failed: bool,
     clean_success: bool,
     not_update_running: bool,
+    named: Naming = as_argument,
     **gathers: Unpack[GatherArguments],
 ) -> Policy:
-    """Check the arguments about tasks that exist already; return them as a Policy."""
+    """Check the arguments about tasks that exist already; return them as a Policy. Messages name them by `named`."""
+    cleans = f"{named('clean_failed')} and {named('clean_success')}"
     if if_exists not in ("keep", "update", "reject"):
-        raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
+        message = f'{named("if_exists")} is "keep", "update" or "reject", not {shown(if_exists)}'
+        raise InvalidInput(message, field="if_exists")
     if if_exists == "reject" and (clean_failed or clean_success):
-        raise InvalidInput('if_exists="reject" leaves an existing task alone: drop clean_failed and clean_success.')
-    gather, window = gathering.prepare(**gathers)
+        message = f"{named(_REJECT)} leaves an existing task alone: drop {cleans}."
+        raise InvalidInput(message, field="if_exists")
+    gather, window = gathering.prepare(**gathers, named=named)
     if (gather or window) and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
         raise InvalidInput(
-            "debounce, collect, if_running and window decide about an existing task themselves: drop if_exists, "
-            "clean_failed, clean_success and not_update_running.",
+            f"{named('debounce')}, {named('collect')}, {named('if_running')} and {named('window')} decide about an "
+            f"existing task themselves: drop {named('if_exists')}, {named('clean_failed')}, {named('clean_success')} "
+            f"and {named('not_update_running')}.",
             field="if_exists",
         )
     return Policy(if_exists, clean_failed, clean_success, not_update_running, gather, window)
 
 
-def _start(start_time: datetime | None, delay: timedelta | float | None) -> datetime | timedelta | None:
+def _start(start_time: datetime | None, delay: timedelta | float | None, named: Naming) -> datetime | timedelta | None:
     if start_time is not None and delay is not None:
-        raise InvalidInput("give start_time or delay, not both.", field="delay")
+        raise InvalidInput(f"give {named('start_time')} or {named('delay')}, not both.", field="delay")
     if start_time is not None:
         if not isinstance(start_time, datetime):
             raise InvalidInput(f"start_time is a datetime, not {type(start_time).__name__}.", field="start_time")
@@ -161,7 +167,8 @@ def _start(start_time: datetime | None, delay: timedelta | float | None) -> date
     except (OverflowError, ValueError):
         raise InvalidInput(f"delay {shown(delay)} is no length of time.", field="delay") from None
     if not timedelta(0) <= wait <= MAX_DELAY:
-        raise InvalidInput(f"delay {wait.total_seconds():g} s lies outside of 0 to 10 years.", field="delay")
+        message = f"{named('delay')} {wait.total_seconds():g} s lies outside of 0 to 10 years."
+        raise InvalidInput(message, field="delay")
     return wait
 
 

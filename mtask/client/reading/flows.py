@@ -39,7 +39,8 @@ class StepState:
     status: str
     after: tuple[str, ...]  #: the ids of its dependencies
     on_failed: str
-    #: The task that added this one to the flow while it ran. None: it was published with the flow.
+    #: The task that added this one to the flow while it ran. For a next task: the first task of its chain. None: it was
+    #: published with the flow.
     parent: str | None
     #: While the step is WAITING: an open task for which it waits. If the step is FAIL or CANCELED: the task that caused
     #: it.
@@ -52,6 +53,7 @@ class StepState:
     #: Why it ended as FAIL or CANCELED, or why its last run failed: at most the first 1,000 characters.
     reason: str | None
     run: StepRun | None  #: None: no worker has taken the step in its present round
+    continues: str | None = None  #: the task that went on as this one. None: this is no next task
 
     @property
     def is_ended(self) -> bool:
@@ -177,6 +179,7 @@ def _step_of(row: Mapping[str, Any]) -> StepState:
         finish_time=_instant(row.get("finish_time")),
         reason=_text(row.get("reason")) or _text(fail_reason),
         run=run,
+        continues=_text(row.get("continues")),
     )
 
 
@@ -233,8 +236,12 @@ def sorted_steps(steps: Iterable[StepState]) -> list[StepState]:
 
 
 def known_before(step: StepState, by_id: Mapping[str, StepState]) -> list[str]:
-    """Return the steps that begin before this one: its dependencies, or its parent. Removed steps are left out."""
-    before = dict.fromkeys((*step.after, *((step.parent,) if step.parent else ())))
+    """Return the steps that begin before this one: its dependencies, its parent, or the task that went on as this one.
+
+    Removed steps are left out.
+    """
+    origin = step.continues if step.continues in by_id else step.parent
+    before = dict.fromkeys((*step.after, *((origin,) if origin else ())))
     return [other for other in before if other in by_id and other != step.task_id]
 
 

@@ -28,6 +28,17 @@ _KNOWN = (
     *(f"task_state.{name}" for name in TaskState.model_fields),
 )
 
+#: The fields that callers mostly ask for, as examples.
+_USUAL = (
+    "status",
+    "returns",
+    "fail_reason",
+    "queue",
+    "params.user_id",
+    "task_state.finish_time",
+    "task_option.priority",
+)
+
 
 class TaskFields(Mapping[str, Any]):
     """Some fields of a task: a mapping from each field that was asked for to its value.
@@ -98,12 +109,20 @@ def _checked(name: object) -> str:
     if not is_text(name):
         raise InvalidInput(f"field {shown(name)} holds a lone surrogate, which is not text.", field="fields")
     if parts[0] not in _STORED and parts[0] not in DERIVED_FIELDS:
-        inner = [known for known in _KNOWN if known.rpartition(".")[2] == parts[-1]]
-        near = inner or difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
-        begins = f"a field begins with {', '.join((*DERIVED_FIELDS, *_STORED))}."
-        hint = f"did you mean {near[0]!r}?" if near else begins
-        raise InvalidInput(f"a task has no field {shown(name)}; {hint}", field="fields")
+        raise InvalidInput(f"a task has no field {shown(name)}: {_advice(name, parts[-1])}", field="fields")
     return str(name)
+
+
+def _advice(name: str, last: str) -> str:
+    """Name the nearest fields, or those that callers mostly ask for."""
+    inner = [known for known in _KNOWN if known.rpartition(".")[2] == last]
+    if inner:
+        return f"did you mean {inner[0]!r}?"
+    param = f"A param is params.{shown(name, 40)[1:-1]}."
+    near = difflib.get_close_matches(name, _KNOWN, n=2, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}? {param}"
+    return f"use {', '.join(_USUAL)}, or another field of the document (docs/design/document.md). {param}"
 
 
 def fields_of(documents: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> list[TaskFields]:

@@ -50,6 +50,7 @@ _STEP_VIEW: Document = {
     "after": _list("$flow.after"),
     "on_failed": "$flow.on_failed",
     "ancestors": _list("$flow.ancestors"),
+    "continues": "$chain.before",
     "held_by": "$flow.held_by",
     "head": "$flow.head",
     "release_time": "$flow.release_time",

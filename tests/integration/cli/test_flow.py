@@ -73,6 +73,27 @@ def test_show_draws_the_graph(mtask: Commands, store: SyncStore) -> None:
     assert "asked to stop" in mtask.ok("flow", "show", "f").out
 
 
+def test_show_tells_a_next_task_from_a_child(mtask: Commands, store: SyncStore) -> None:
+    published(mtask)
+    end(store, "first")
+    first = store.tasks.find_one({"_id": "work:f/first"})
+    assert first is not None
+    for name, chain in (
+        ("first/next-1", {"before": first["_id"], "first": first["_id"], "number": 1}),
+        ("child", None),
+    ):
+        flow = {"key": "f", "step": name, "after": [], "on_failed": "cancel", "ancestors": [first["_id"]]}
+        added = {**first, "_id": f"work:f/{name}", "key": f"f/{name}", "flow": flow}
+        store.tasks.insert_one(added if chain is None else {**added, "chain": chain})
+    out = mtask.ok("flow", "show", "f").out
+    (of_next,) = [line for line in out.splitlines() if "first/next-1" in line]
+    (of_child,) = [line for line in out.splitlines() if "child" in line]
+    assert of_next.endswith("  next task of first")
+    assert of_child.endswith("  added by first")
+    steps = {step["step"]: step for step in mtask.ok("flow", "show", "f", "--json").json["steps"]}
+    assert [steps[name]["continues"] for name in ("first/next-1", "child")] == ["work:f/first", None]
+
+
 def test_show_tells_why_steps_failed(mtask: Commands, store: SyncStore) -> None:
     published(mtask)
     failed(store)
@@ -196,7 +217,11 @@ def test_a_waiting_task_tells_for_whom_it_waits(mtask: Commands, store: SyncStor
     told = mtask.ok("show", "work", "f/total", "--json").json["waits_for"]
     assert [reason["reason"] for reason in told] == ["waits"]
     out = mtask.ok("position", "work", "f/part-0").out
-    assert out == "work:f/part-0  WAITING\nno place in its queue yet\nwaits for work:f/first (INIT)\n"
+    assert out == (
+        "work:f/part-0  WAITING\n"
+        "waits for other tasks of its flow: it has no place in its queue before they have ended\n"
+        "waits for work:f/first (INIT)\n"
+    )
     document = mtask.ok("position", "work", "f/part-0", "--json").json
     assert (document["status"], document["ahead"], document["due_time"], document["is_due"]) == (
         "WAITING", None, None, False,

@@ -91,7 +91,7 @@ def test_find_prints_the_fields_that_were_asked_for(mtask: Commands, store: Sync
     assert heading.split() == ["TASK", "STATUS", "RETURNS.ID", "PARAMS.TO", "PARAMS.NONE"]
     assert line.split() == ["send:k", "SUCCESS", "7", "a", "null"]
     ended = mtask("find", "--fields", "retuns")
-    assert (ended.code, "did you mean 'returns'?" in ended.err) == (2, True)
+    assert (ended.code, "did you mean 'returns' or" in ended.err) == (2, True)
 
 
 def test_find_continues_after_a_task(mtask: Commands) -> None:
@@ -152,12 +152,21 @@ def test_position_is_told_in_words_and_as_json(mtask: Commands, store: SyncStore
     assert told["reasons"][0]["reason"] == "due"
 
 
-def test_position_of_a_task_that_does_not_wait_tells_its_status(mtask: Commands, store: SyncStore) -> None:
-    published(mtask, "k")
+def test_position_of_a_task_without_a_place_tells_why_it_has_none(mtask: Commands, store: SyncStore) -> None:
+    published(mtask, "k", "--max-unexpected-retries", "0")
     run_id = claim(store, "send:k")
     out = mtask.ok("position", "send", "k").out
-    assert out.startswith("send:k  RUNNING\nheld until ")
+    assert out.startswith("send:k  RUNNING\na worker runs it: it has no place in its queue; its lease ends in ")
     succeed(store, "send:k", run_id)
-    assert mtask.ok("position", "send", "k").out == "send:k  SUCCESS\n"
+    assert mtask.ok("position", "send", "k").out == (
+        "send:k  SUCCESS\nhas ended: it has no place in its queue; `mtask result` prints what it returned\n"
+    )
+    mtask.ok("rerun", "send", "k")
+    fail(store, "send:k", claim(store, "send:k"), "no luck")
+    why = "has ended: it has no place in its queue; `mtask show` tells why, `mtask retry` runs it again\n"
+    assert mtask.ok("position", "send", "k").out == f"send:k  FAIL\n{why}"
+    mtask.ok("retry", "send", "k")
+    mtask.ok("cancel", "send", "k")
+    assert mtask.ok("position", "send", "k").out == f"send:k  CANCELED\n{why}"
     assert mtask.ok("position", "send", "k", "--json").json["ahead"] is None
     assert mtask("position", "send", "gone").code == 4

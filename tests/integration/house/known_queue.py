@@ -83,6 +83,77 @@ def task(
     }
 
 
+def step(
+    made: Document,
+    *,
+    after: tuple[str, ...] = (),
+    on_failed: str = "cancel",
+    held_by: str | None = None,
+    ancestors: tuple[str, ...] = (),
+    ended: str | None = None,
+) -> Document:
+    """Return the task as a step of a flow. One without dependencies and ancestors is the head; `ended`: its flow's."""
+    key, _, name = made["key"].rpartition("/")
+    part: Document = {"key": key, "step": name, "after": list(after), "on_failed": on_failed}
+    if made["task_state"]["status"] != "WAITING":
+        part["release_time"] = made["task_state"]["create_time"]
+    if held_by is not None:
+        part["held_by"] = held_by
+    if ancestors:
+        part["ancestors"] = list(ancestors)
+    if not after and not ancestors:
+        part |= {"head": key, "end_time": None if ended is None else at(ended)}
+    return {**made, "flow": part}
+
+
+def waiting(name: str, key: str, created: str) -> Document:
+    """Return a task that waits for others of its flow."""
+    made = task(name, key, ACME, "WAITING", created, due=created)
+    del made["task_state"]["next_preempt_time"]
+    return made
+
+
+def flows() -> list[Document]:
+    """Return the steps of three flows: one that goes on, one that has ended, and one that was just canceled."""
+    fetch, part, sum_ = "import_file:nightly/1/fetch", "import_file:nightly/1/part-1", "report:stopped/7/sum"
+    fetched = step(
+        task("import_file", "nightly/1/fetch", ACME, "SUCCESS", "1T00:10", run("worker-1", "1T00:10:02", "1T00:11"))
+    )
+    fetched["flow"]["has_children"] = True
+    failed = run("worker-1", "1T00:12", "1T00:12:05", "FAIL", _NO_COLUMN)
+    parts = [
+        task("import_file", "nightly/1/part-1", ACME, "SUCCESS", "1T00:11", run("worker-2", "1T00:11:02", "1T00:12")),
+        task("import_file", "nightly/1/part-2", ACME, "INIT", "1T00:11", failed, due="14:00"),
+        task("import_file", "nightly/1/part-3", ACME, "FAIL", "1T00:11", failed),
+    ]
+    inner = task(
+        "import_file", "nightly/1/part-4", ACME, "SUCCESS", "1T00:12", run("worker-2", "1T00:12:02", "1T00:13")
+    )
+    total = step(
+        waiting("report", "nightly/1/total", "1T00:10"), after=(fetch,), held_by="import_file:nightly/1/part-2"
+    )
+    mail = waiting("send_email", "nightly/1/mail", "1T00:10")
+    ended = task("import_file", "nightly/0/fetch", ACME, "SUCCESS", "1T00:01", run("worker-1", "1T00:01:02", "1T00:02"))
+    canceled = step(task("report", "stopped/7/sum", ACME, "CANCELED", "1T00:03"))
+    canceled["task_state"]["finish_time"] = canceled["owed_since"] = at("11:59:50")
+    return [
+        {**fetched, "lookup": [{"k": "user_id", "v": 7}]},
+        *(step(made, ancestors=(fetch,)) for made in parts),
+        step(inner, ancestors=(fetch, part)),
+        {**total, "lookup": [{"k": "user_id", "v": 7}, {"k": "user_id", "v": 8}]},
+        step(mail, after=("report:nightly/1/total",), on_failed="run", held_by="report:nightly/1/total"),
+        step(ended, ended="1T00:02"),
+        canceled,
+        step(waiting("send_email", "stopped/7/mail", "1T00:03"), after=(sum_,), held_by=sum_),
+    ]
+
+
+def gathering(since: str, newest: str) -> Document:
+    """Return the gathering of a round, for the task's debounce of half an hour."""
+    call = {"asked_time": at(newest), "call_id": "0"}
+    return {"kind": "latest", "newest": call, "first_time": at(since), "debounce_ms": 1_800_000, "ids": [], "seen": []}
+
+
 def tasks() -> list[Document]:
     """Return the tasks that the questions are about."""
     to_ada = {**ACME, "to": "ada@example.com"}
@@ -90,7 +161,17 @@ def tasks() -> list[Document]:
     big["task_state"]["worker_states"][0]["returns"] = "r" * 300_000
     halfway = run("worker-2", "11:58", "12:00:40", "RUNNING")
     halfway["progress"] = {"fraction": 0.4, "message": "page 4 of 10", "time": at("11:59:50")}
+    running = task("report", "sales/initech", INITECH, "RUNNING", "11:57", halfway)
+    running["again"] = {
+        "params": INITECH,
+        "queue": "reports",
+        "task_option": running["task_option"],
+        "gather": {**gathering("11:58:30", "11:59:10"), "debounce_ms": None},
+    }
+    news = task("send_email", "news/1", ACME, "INIT", "10:00", due="12:30", start="12:30")
+    of_user = task("send_email", "welcome/4", ACME, "INIT", "11:30", due="11:30")
     return [
+        *flows(),
         # Finished, the last of them yesterday in Berlin.
         task("send_email", "welcome/1", to_ada, "SUCCESS", "08:00", run("worker-1", "08:00:02", "08:00:04.500")),
         task("send_email", "welcome-1", to_ada, "SUCCESS", "08:30", run("worker-1", "08:30:01", "08:30:02")),
@@ -126,18 +207,18 @@ def tasks() -> list[Document]:
             run("worker-1", "1T22:29:55", "1T22:30:00", "FAIL", _NO_COLUMN),
         ),
         # Running, the last of them with a lapsed lease.
-        task("report", "sales/initech", INITECH, "RUNNING", "11:57", halfway),
+        running,
         task(
             *("import_file", "c.csv", {**GLOBEX, "rows": "x" * 100_000}, "RUNNING", "11:59"),
             run("worker-1", "11:59:30", "12:00:30", "RUNNING"),
         ),
         task("import_file", "d.csv", ACME, "RUNNING", "11:40", run("worker-3", "11:40:10", "11:50", "RUNNING")),
         # Waiting: due, for workers that are named, and for later.
-        task("send_email", "welcome/4", ACME, "INIT", "11:30", due="11:30"),
+        {**of_user, "lookup": [{"k": "user_id", "v": 7}]},
         task("send_email", "welcome/5", GLOBEX, "INIT", "11:55", due="11:55"),
         task("report", "monthly/1", ACME, "INIT", "11:00", due="11:00", workers=("worker-3", "worker-4")),
         task("report", "monthly/2", ACME, "INIT", "11:59", due="11:59", workers=("worker-2", "worker-3")),
-        task("send_email", "news/1", ACME, "INIT", "10:00", due="12:30", start="12:30"),
+        {**news, "gather": gathering("10:00", "12:00")},
         task(
             *("send_email", "welcome/6", GLOBEX, "INIT", "11:50"),
             run("worker-1", "11:50:01", "11:50:02", "FAIL", "421 try later"),

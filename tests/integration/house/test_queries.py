@@ -76,7 +76,8 @@ def questions() -> list[Question]:
 
 #: `create_time` and the like are no indexes.
 ALL = questions()
-KNOWN_INDEXES = {"mtask_status", "mtask_discovery", "mtask_coming", "_id_"}
+OF_FLOWS = {"mtask_flow", "mtask_unended", "mtask_owed", "mtask_children"}
+KNOWN_INDEXES = {"mtask_status", "mtask_discovery", "mtask_coming", "mtask_lookup", "_id_", *OF_FLOWS}
 each = pytest.mark.parametrize("question", ALL, ids=lambda question: str(question.number))
 
 
@@ -158,8 +159,8 @@ def extended(value: Any) -> Any:
     return value
 
 
-def test_fifteen_questions_are_numbered_and_each_has_shell_python_and_an_answer() -> None:
-    assert [question.number for question in ALL] == list(range(1, 16))
+def test_twenty_one_questions_are_numbered_and_each_has_shell_python_and_an_answer() -> None:
+    assert [question.number for question in ALL] == list(range(1, 22))
     for question in ALL:
         assert {"js", "python", "text"} <= set(question.blocks) <= {"sh", "js", "python", "text"}, question.title
         assert question.blocks["text"].strip(), question.title
@@ -263,6 +264,12 @@ SHOWN = {
     "mtask doctor": ["worker-3", "worker-4"],
     "mtask list --status RUNNING --worker worker-2": ["report:sales/initech"],
     "mtask schedule list": ["digest", "nightly"],
+    "mtask flow show nightly/1": ["total", "part-2", "WAITING", "added by fetch"],
+    "mtask show report nightly/1/total": ["waits for", "part-2"],
+    "mtask flow list": ["nightly/1", "nightly/0", "stopped/7"],
+    "mtask find --lookup user_id=7": ["report:nightly/1/total", "send_email:welcome/4"],
+    "mtask find --lookup user_id=7 --fields status,params": ["STATUS", "PARAMS", "customer"],
+    "mtask show send_email news/1": ["gathers"],
 }
 
 

@@ -131,6 +131,20 @@ def test_times_and_notes_of_a_step() -> None:
     ]
 
 
+def test_a_next_task_stands_below_the_task_that_went_on() -> None:
+    chain = [
+        step(f"a/next-{n}", ancestors=["work:f/a"], continues="work:f/a" if n == 1 else f"work:f/a/next-{n - 1}")
+        for n in range(1, 4)
+    ]
+    child = step("child", ancestors=["work:f/a/next-2"])
+    lines = drawn(step("a"), *chain, child, step("end", "a", status="WAITING"))
+    assert shapes(lines) == ["a", "├─ a/next-1", "│  a/next-2", "│  ├─ a/next-3", "│  └─ child", "└─ end"]
+    notes = [line.rpartition("30.0s")[2].strip() for line in lines[1:5]]
+    assert notes == ["next task of a", "next task of a/next-1", "next task of a/next-2", "added by a/next-2"]
+    removed = drawn(step("a"), chain[1])  # a/next-1 was removed
+    assert removed[1].endswith("next task of work:f/a/next-1 (removed)")
+
+
 def test_a_circle_that_no_client_publishes_is_drawn_all_the_same() -> None:
     rows = [step("a", "b", status="WAITING"), step("b", "a", status="WAITING"), step("c")]
     assert shapes(drawn(*rows)) == ["├─ c", "└─ a", "   b"]
@@ -147,6 +161,14 @@ def test_hostile_names_and_deep_trees_fit(width: int) -> None:
     lines = drawn(*rows, width=width)
     assert len(lines) == 88
     assert all("SUCCESS" in line or "FAIL" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_long_names_that_begin_alike_are_told_apart(width: int) -> None:
+    rows = [step("first"), *(step(f"{'x' * 200}-{n}", "first", _id=f"n{n}:f/{n}") for n in range(4))]
+    rows.append(step("total", *(f"{'x' * 200}-{n}" for n in range(4)), status="WAITING"))
+    lines = drawn(*rows, width=width)
+    assert all(f"x-{n}  " in line for n, line in enumerate(lines[1:5]))
 
 
 def test_a_drawing_is_cut_after_the_limit() -> None:

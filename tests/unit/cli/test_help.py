@@ -10,7 +10,7 @@ import typer
 
 from mtask.cli.failures import EXIT_CODES
 from mtask.cli.main import app, run
-from mtask.cli.options import flag_of
+from mtask.cli.values import flag_of
 from mtask.model.options import OPTION_NAMES
 
 COMMANDS = (

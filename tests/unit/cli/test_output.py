@@ -10,7 +10,19 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtask.cli.output import Column, as_json_types, clean, compact, fit, hanging, iso, lasting, listing, relative
+from mtask.cli.output import (
+    Column,
+    as_json_types,
+    clean,
+    compact,
+    fit,
+    hanging,
+    iso,
+    lasting,
+    listing,
+    relative,
+    without_middle,
+)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -59,6 +71,15 @@ def test_a_listing_fits_its_width_where_it_can() -> None:
     assert lines[1].plain.endswith(" 1")
     assert lines[2].plain.startswith("SUCCESS  日本語")
     assert listing(columns, rows, 4000)[1].plain.count("x") == 100
+
+
+def test_texts_that_begin_alike_are_told_apart_by_their_ends() -> None:
+    rows = [[f"{'x' * 50}{number}"] for number in (1, 2)] + [["日本" * 20 + "語"]]
+    lines = [line.plain for line in listing([Column("A", gives_way=True, keeps_end=True)], rows, 20)]
+    assert lines[1:3] == [f"{'x' * 13}…{'x' * 5}{number}" for number in (1, 2)]
+    assert lines[3].endswith("…日本語")
+    assert without_middle(Text("short"), 5).plain == "short"
+    assert [without_middle(Text("x" * 9), width).cell_len for width in (1, 2, 3, 8)] == [1, 2, 3, 8]
 
 
 def test_a_listing_too_wide_in_any_case_is_cut() -> None:

@@ -218,6 +218,7 @@ def test_a_rerun_does_not_go_on_again(mongo_uri: str, database_name: str, mongo:
                 assert await bench.client.remove("third", "second:k/next-1")
             await bench.client.rerun("second", "k")
             await bench.status("second:k", "SUCCESS")
+            await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="nothing is owed")
             await ended(bench)
             left = {"second:k"} if is_removed else {"second:k", "third:second:k/next-1"}
             assert {each["_id"] for each in bench.tasks.find()} == left
