@@ -28,3 +28,7 @@ if not TYPE_CHECKING:
         found = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
+
+    def __dir__() -> list[str]:
+        """List the public names, whether they are imported or not."""
+        return sorted({*globals(), *_MODULE_OF})
