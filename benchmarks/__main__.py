@@ -21,7 +21,7 @@ from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
 from benchmarks.report.figures import Result
 from benchmarks.report.table import table
-from mtask.cli import failures
+from mtask.cli import failures, reporting
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
 from mtask.local.node import SMALLEST_CACHE_MB
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return failures.INTERRUPTED
     except Exception as error:
-        return failures.report(translated(_first(error)), as_json=False, no_color=False, debug=_DEBUG in given)
+        return reporting.report(translated(_first(error)), as_json=False, no_color=False, debug=_DEBUG in given)
     return failures.OK
 
 

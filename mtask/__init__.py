@@ -1,34 +1,41 @@
 """mtask: a task queue on MongoDB. This package offers the names that its users import."""
 
-from mtask.app.app import App
-from mtask.app.context import Context
-from mtask.app.family import Child
-from mtask.app.next import Next
-from mtask.client import AsyncClient, Client, Flow, TaskSpec
-from mtask.client.diagnosis.position import Position
-from mtask.client.reading.flows import FlowRow, FlowState, StepState
-from mtask.client.reading.partial import FoundTasks, TaskFields
-from mtask.errors import (
-    Fail,
-    LeaseLost,
-    MtaskError,
-    Retry,
-    TaskCanceled,
-    TaskExists,
-    TaskFailed,
-    TaskNotFound,
-    TaskRunning,
-    WaitTimeout,
-)
-from mtask.model.documents import Task
-from mtask.model.options import TaskOption
-from mtask.model.schedules import Schedule
-from mtask.model.status import RunStatus, TaskStatus
-from mtask.model.triggers import Cron
-from mtask.store.flows.operating import ChangedFlow
-from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks.publishing import Published
-from mtask.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mtask.app.app import App
+    from mtask.app.context import Context
+    from mtask.app.family import Child
+    from mtask.app.next import Next
+    from mtask.client.aio import AsyncClient
+    from mtask.client.asking.flows import Flow
+    from mtask.client.asking.publication import TaskSpec
+    from mtask.client.diagnosis.position import Position
+    from mtask.client.reading.flows import FlowRow, FlowState, StepState
+    from mtask.client.reading.partial import FoundTasks, TaskFields
+    from mtask.client.sync import Client
+    from mtask.errors import (
+        Fail,
+        LeaseLost,
+        MtaskError,
+        Retry,
+        TaskCanceled,
+        TaskExists,
+        TaskFailed,
+        TaskNotFound,
+        TaskRunning,
+        WaitTimeout,
+    )
+    from mtask.model.documents import Task
+    from mtask.model.options import TaskOption
+    from mtask.model.schedules import Schedule
+    from mtask.model.status import RunStatus, TaskStatus
+    from mtask.model.triggers import Cron
+    from mtask.store.flows.operating import ChangedFlow
+    from mtask.store.flows.publishing import PublishedFlow
+    from mtask.store.tasks.publishing import Published
+    from mtask.version import __version__
 
 __all__ = [
     "App",
@@ -66,3 +73,58 @@ __all__ = [
     "WaitTimeout",
     "__version__",
 ]
+
+#: The public names by module. The block for type checkers above says the same, and a test compares the two.
+_MODULES = {
+    "mtask.app.app": ("App",),
+    "mtask.app.context": ("Context",),
+    "mtask.app.family": ("Child",),
+    "mtask.app.next": ("Next",),
+    "mtask.client.aio": ("AsyncClient",),
+    "mtask.client.asking.flows": ("Flow",),
+    "mtask.client.asking.publication": ("TaskSpec",),
+    "mtask.client.diagnosis.position": ("Position",),
+    "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
+    "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),
+    "mtask.client.sync": ("Client",),
+    "mtask.errors": (
+        "Fail",
+        "LeaseLost",
+        "MtaskError",
+        "Retry",
+        "TaskCanceled",
+        "TaskExists",
+        "TaskFailed",
+        "TaskNotFound",
+        "TaskRunning",
+        "WaitTimeout",
+    ),
+    "mtask.model.documents": ("Task",),
+    "mtask.model.options": ("TaskOption",),
+    "mtask.model.schedules": ("Schedule",),
+    "mtask.model.status": ("RunStatus", "TaskStatus"),
+    "mtask.model.triggers": ("Cron",),
+    "mtask.store.flows.operating": ("ChangedFlow",),
+    "mtask.store.flows.publishing": ("PublishedFlow",),
+    "mtask.store.tasks.publishing": ("Published",),
+    "mtask.version": ("__version__",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+#: `import mtask` alone is enough to reach these, too: `mtask.errors.InvalidInput`, for example.
+_PACKAGES = frozenset({"app", "client", "errors", "logs", "model", "settings", "store", "version"})
+
+if not TYPE_CHECKING:  # else type checkers would take every name for a public one
+
+    def __getattr__(name: str) -> object:
+        """Import a public name at its first use: a process needs few of them, and all of them take long to import."""
+        if name in _PACKAGES:
+            return import_module(f"mtask.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'mtask' has no attribute {name!r}")
+        found = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        """List the public names, whether they are imported or not."""
+        return sorted({*globals(), *_MODULE_OF, *_PACKAGES})

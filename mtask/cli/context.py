@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from mtask import local
+from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
-from mtask.client import Client
+from mtask.client.sync import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
@@ -24,25 +23,6 @@ SERVER_TIMEOUT = timedelta(seconds=5)
 #: every task.
 CALL_TIMEOUT = timedelta(seconds=60)
 LOCAL_URI = "local"
-
-
-@dataclass(slots=True)
-class Flags:
-    """The flags that every command takes, before or after the command's name. None: the flag was not given."""
-
-    uri: str | None = None
-    database: str | None = None
-    json: bool | None = None
-    no_color: bool | None = None
-    quiet: bool | None = None
-    verbose: bool | None = None
-    debug: bool | None = None
-
-    def after(self, earlier: Flags) -> Flags:
-        """Return these flags. If a flag is not given here, take its value from `earlier`."""
-        mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
-        given = {name: value for name, value in mine.items() if value not in (None, False)}
-        return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
 
 
 class Cli:
@@ -87,6 +67,8 @@ class Cli:
         uri = self.flags.uri if self.flags.uri is not None else self.settings.uri
         if uri.strip() != LOCAL_URI:
             return uri
+        from mtask import local  # few commands need it
+
         folder = self.settings.local_folder
         server = local.status(folder)
         if server is None:

@@ -1,16 +1,6 @@
-"""The exit codes of commands, and the printing of errors as text or JSON."""
+"""The exit codes of commands."""
 
 from __future__ import annotations
-
-import sys
-import traceback
-from typing import Any
-
-from rich.text import Text
-
-from mtask.cli.output import as_json_types, clean, console, write_json
-from mtask.errors import MtaskError
-from mtask.store.driver.translate import scrubbed
 
 OK = 0
 OTHER = 1
@@ -36,53 +26,3 @@ EXIT_CODES: dict[int, str] = {
     TASK_CANCELED: "wait, result: the task ended as CANCELED",
     INTERRUPTED: "interrupted",
 }
-
-
-def is_usage_error(error: BaseException) -> bool:
-    """Whether the error is about a wrong command line.
-
-    The error's attributes decide, because different versions of typer have the error's class in different modules.
-    """
-    return hasattr(error, "format_message") and hasattr(error, "exit_code")
-
-
-def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) -> int:
-    """Print the error on stderr and return the exit code."""
-    if debug:
-        sys.stderr.write(scrubbed("".join(traceback.format_exception(error))))
-    kind, message, fields, code = _described(error)
-    if as_json:
-        write_json({"error": kind, "message": message, **fields, "exit_code": code}, sys.stderr)
-        return code
-    screen = console(sys.stderr, no_color=no_color)
-    lines = message.splitlines() or [kind]
-    text = Text.assemble(("error: ", "bold red"), "\n".join(clean(line) for line in lines))
-    screen.print(text, soft_wrap=True)
-    if is_usage_error(error):
-        path = getattr(getattr(error, "ctx", None), "command_path", "mtask")
-        screen.print(Text(f"`{path} --help` shows how to use it.", style="bright_black"), soft_wrap=True)
-    return code
-
-
-def _described(error: BaseException) -> tuple[str, str, dict[str, Any], int]:
-    kind = type(error).__name__
-    if isinstance(error, MtaskError):
-        fields = {name: _field(value) for name, value in vars(error).items() if not name.startswith("_")}
-        return kind, scrubbed(_with_notes(error)), fields, error.exit_code
-    if is_usage_error(error):
-        message = scrubbed(str(error.format_message()))  # type: ignore[attr-defined]
-        return kind, message, {}, USAGE
-    hint = "this is a bug in mtask; call again with --debug for the traceback, and report it."
-    return kind, f"{kind}: {scrubbed(str(error))}\n{hint}", {}, OTHER
-
-
-def _with_notes(error: BaseException) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", [])])
-
-
-def _field(value: Any) -> Any:
-    try:
-        made = as_json_types(value)
-    except Exception:
-        return clean(repr(value), 200)
-    return scrubbed(made) if isinstance(made, str) else made

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Self
 
 from mtask.cli.failures import INTERRUPTED
-from mtask.store.driver.stores import unbound
 
 #: The time in which an interrupted command must end.
 PATIENCE = timedelta(seconds=10)
@@ -33,7 +32,10 @@ class Interruption:
     """
 
     def __init__(self) -> None:
+        from mtask.store.driver.stores import unbound  # not at the top: `ending` needs no driver
+
         self.is_pending = False
+        self._unbound = unbound
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has arrived that raised none."""
@@ -56,7 +58,7 @@ class Interruption:
             signal.signal(number, signal.SIG_IGN)
         self.is_pending = True
         if not _takes_locks(frame):
-            unbound()
+            self._unbound()
             self.check()
 
 

@@ -12,14 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from mtask.cli import failures, interrupts
-from mtask.cli.database import demo, doctor, local, setup
-from mtask.cli.flows import flow
-from mtask.cli.options import callback
-from mtask.cli.queues import controls, purge
-from mtask.cli.schedules import schedule
-from mtask.cli.tasks import change, find, position, publish, result, show, tail, wait
-from mtask.cli.workers import workers
-from mtask.version import __version__
+from mtask.cli.commands import Commands
+from mtask.cli.flags import callback
 
 _CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
 EPILOG = (
@@ -30,6 +24,7 @@ EPILOG = (
 
 app = typer.Typer(
     name="mtask",
+    cls=Commands,
     help="A task queue on MongoDB: publish and inspect tasks, and manage their workers.",
     epilog=EPILOG,
     rich_markup_mode="markdown",
@@ -40,6 +35,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from mtask.version import __version__
+
         typer.echo(f"mtask {__version__}")
         raise typer.Exit
 
@@ -54,28 +51,9 @@ def root(
     """A task queue on MongoDB: publish and inspect tasks, and manage their workers."""
 
 
-demo.register(app)
-publish.register(app)
-purge.register(app)
-show.register(app)
-tail.register(app)
-find.register(app)
-wait.register(app)
-result.register(app)
-position.register(app)
-change.register(app)
-workers.register(app)
-controls.register(app)
-flow.register(app)
-schedule.register(app)
-setup.register(app)
-doctor.register(app)
-local.register(app)
-
-
 @cache
 def _command() -> Callable[..., Any]:
-    """Build the command with all its subcommands. This takes longer than most commands do, so it is done once."""
+    """Build the command. It keeps the subcommands that were asked for, so it is built once."""
     return typer.main.get_command(app)
 
 
@@ -100,7 +78,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return failures.OK
     except Exception as error:
-        return failures.report(
+        from mtask.cli import reporting
+
+        return reporting.report(
             error, as_json="--json" in flags, no_color="--no-color" in flags, debug="--debug" in flags
         )
     return code if isinstance(code, int) else failures.OK

@@ -1,22 +1,22 @@
-"""The flags that all commands share, and the decorator that adds them."""
+"""The decorator of a command, and the arguments and flags that several commands share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from mtask.cli.context import Cli, Flags
+from mtask.cli.context import Cli
+from mtask.cli.flags import Flags, describe, keyword, shared_parameters, taken
+from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.model.identity import split_task_id, task_id_of
 from mtask.model.options import OPTION_NAMES, check_option_names
 
 _Command = Callable[..., int | None]
 
-GLOBAL = "Everywhere"
 TASK_OPTIONS = "Task options"
 
 TaskArgument = Annotated[
@@ -43,41 +43,6 @@ LookupFlag = Annotated[
         show_default=False,
     ),
 ]
-
-_Uri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else localhost:27017.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-_Database = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="NAME",
-        help="Database. Else MTASK_DATABASE, else the URI's, else 'mtask'.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-
-
-def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
-    return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
-
-
-_SHARED: Mapping[str, Any] = {
-    "uri": _Uri,
-    "database": _Database,
-    "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
-    "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
-    "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),
-    "verbose": _switch("--verbose", "-v", help="Print more remarks."),
-    "debug": _switch("--debug", help="Show the traceback of an error."),
-}
-assert set(_SHARED) == {flag.name for flag in fields(Flags)}
 
 _OPTION_HELP: Mapping[str, tuple[str, str]] = {
     "priority": ("NUMBER", "Tasks with a higher number go first."),
@@ -116,22 +81,9 @@ def _option_flag(option: str) -> Any:
     return Annotated[str | None, made]
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _shared_parameters() -> list[inspect.Parameter]:
-    return [_parameter(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
-
-
 def _option_parameters() -> list[inspect.Parameter]:
-    flags = [_parameter(f"option_{name}", _option_flag(name), None) for name in OPTION_NAMES]
-    return [_parameter("option_pairs", _Pairs, ()), *flags]
-
-
-def _taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
-    names = [name for name in given if name.startswith(prefix)]
-    return {name.removeprefix(prefix): given.pop(name) for name in names}
+    flags = [keyword(f"option_{name}", _option_flag(name), None) for name in OPTION_NAMES]
+    return [keyword("option_pairs", _Pairs, ()), *flags]
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -156,49 +108,19 @@ def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callabl
 
         def invoke(shared_context: typer.Context, **given: Any) -> int | None:
             earlier = shared_context.find_object(Flags) or Flags()
-            flags = Flags(**_taken(given, "shared_")).after(earlier)
+            flags = Flags(**taken(given, "shared_")).after(earlier)
             with Cli(flags) as cli:
                 if takes_options:
-                    given["options"] = read_options(_taken(given, "option_"))
+                    given["options"] = read_options(taken(given, "option_"))
                 return function(cli, **given)
 
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        _describe(invoke, function, [context, *own, *extra, *_shared_parameters()])
+        describe(invoke, function, [context, *own, *extra, *shared_parameters()])
         app.command(name, rich_help_panel=panel)(invoke)
         return function
 
     return register
-
-
-def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function `(context, …)` as the app's callback.
-
-    The callback takes the shared flags that stand before a command's name.
-    """
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "context"]
-
-        def invoke(shared_context: typer.Context, **given: Any) -> None:
-            earlier = shared_context.find_object(Flags) or Flags()
-            shared_context.obj = Flags(**_taken(given, "shared_")).after(earlier)
-            function(shared_context, **given)
-
-        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        _describe(invoke, function, [context, *own, *_shared_parameters()])
-        app.callback(**settings)(invoke)
-        return function
-
-    return register
-
-
-def _describe(invoke: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
-    """Give the wrapper the function's name and docstring, and the signature that typer reads."""
-    invoke.__name__, invoke.__doc__ = function.__name__, function.__doc__
-    invoke.__signature__ = inspect.Signature(parameters)
-    invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def name_and_key(name: str, key: str | None) -> tuple[str, str]:

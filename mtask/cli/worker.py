@@ -15,7 +15,6 @@ import typer
 
 from mtask.app.app import App
 from mtask.app.loader import load_app
-from mtask.cli.output import clean
 from mtask.errors import InvalidInput, MtaskError
 from mtask.model.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
@@ -202,6 +201,8 @@ def run() -> None:
     try:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:
+        from mtask.cli.output import clean  # no other path of a worker prints with rich
+
         lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)

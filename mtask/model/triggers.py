@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
-from apscheduler.triggers.base import BaseTrigger
-from apscheduler.triggers.cron import CronTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mtask.model.documents import Instant, Text
+
+if TYPE_CHECKING:  # most processes compute no firing, so each trigger imports APScheduler when it does
+    from apscheduler.triggers.base import BaseTrigger
 
 MIN_INTERVAL_MS = 1_000
 _MILLISECOND = timedelta(milliseconds=1)
@@ -97,6 +97,8 @@ class Cron(BaseModel):
 
     def computed(self, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
         """Return a trigger of APScheduler that searches until the end of `last_year`; raise ValueError."""
+        from apscheduler.triggers.cron import CronTrigger
+
         try:
             return CronTrigger(
                 **self.fields(),
@@ -130,6 +132,8 @@ class Every(BaseModel):
 
     def computed(self, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
         """Return a trigger of APScheduler that counts intervals from `anchor`."""
+        from apscheduler.triggers.interval import IntervalTrigger
+
         length = timedelta(milliseconds=self.interval_ms)
         return IntervalTrigger(
             seconds=length / timedelta(seconds=1), start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None

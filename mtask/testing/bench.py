@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 
 from mtask import local
 from mtask.app.app import App
-from mtask.client import Client
 from mtask.client.diagnosis.explain import Reason
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
+from mtask.client.sync import Client
 from mtask.errors import MtaskError
 from mtask.model.documents import Task
 from mtask.store import schedules

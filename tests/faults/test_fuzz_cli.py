@@ -113,7 +113,8 @@ def _commands() -> dict[str, list[tuple[str, bool]]]:
     """Return each command's flags, and whether they take a value. A group gives its commands, such as "flow show"."""
     group: Any = typer.main.get_command(app)
     every: dict[str, Any] = {}
-    for name, found in group.commands.items():
+    for name in group.list_commands(None):
+        found = group.get_command(None, name)
         inner = getattr(found, "commands", None)
         every |= {f"{name} {one}": each for one, each in inner.items()} if inner else {name: found}
     return {

@@ -15,7 +15,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
 from mtask.cli.output import clean, status_text, task_document
 from mtask.cli.tasks.show import changed_options
-from mtask.client import Client
+from mtask.client.sync import Client
 from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
 from mtask.model.documents import Task
 from mtask.model.identity import task_id_of

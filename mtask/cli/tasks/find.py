@@ -14,9 +14,9 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import Column, clean, compact, lasting, listing, relative, status_text, task_document
-from mtask.client import Client
 from mtask.client.reading.partial import TaskFields
 from mtask.client.reading.views import StatRow
+from mtask.client.sync import Client
 from mtask.model import rules
 from mtask.model.documents import Task
 from mtask.model.status import TaskStatus

@@ -11,8 +11,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
-from mtask.client import TaskSpec
-from mtask.client.asking.publication import policy
+from mtask.client.asking.publication import TaskSpec, policy
 from mtask.errors import InvalidInput
 
 PANEL = "Tasks"

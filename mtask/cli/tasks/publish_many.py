@@ -11,7 +11,7 @@ from rich.text import Text
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
-from mtask.client import TaskSpec
+from mtask.client.asking.publication import TaskSpec
 from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
 from mtask.model.options import check_option_names
 from mtask.store.driver.extended_json import parse_extended

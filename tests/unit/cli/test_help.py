@@ -36,8 +36,8 @@ COMMANDS = (
 
 def commands(command: Any, path: str = "mtask") -> Iterator[tuple[str, Any]]:
     yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, f"{path} {name}")
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        yield from commands(command.get_command(None, name), f"{path} {name}")
 
 
 ALL = dict(commands(typer.main.get_command(app)))

@@ -1,0 +1,116 @@
+"""The flags that every command takes.
+
+`mtask --version` and a wrong command line come this far, so this module imports no client, and no model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+GLOBAL = "Everywhere"
+
+
+@dataclass(slots=True)
+class Flags:
+    """The flags that every command takes, before or after the command's name. None: the flag was not given."""
+
+    uri: str | None = None
+    database: str | None = None
+    json: bool | None = None
+    no_color: bool | None = None
+    quiet: bool | None = None
+    verbose: bool | None = None
+    debug: bool | None = None
+
+    def after(self, earlier: Flags) -> Flags:
+        """Return these flags. If a flag is not given here, take its value from `earlier`."""
+        mine = {flag.name: getattr(self, flag.name) for flag in fields(self)}
+        given = {name: value for name, value in mine.items() if value not in (None, False)}
+        return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
+
+
+_Uri = Annotated[
+    str | None,
+    typer.Option(
+        "--uri",
+        metavar="URI",
+        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else localhost:27017.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+_Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="NAME",
+        help="Database. Else MTASK_DATABASE, else the URI's, else 'mtask'.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+
+
+def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
+    return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
+
+
+_SHARED: Mapping[str, Any] = {
+    "uri": _Uri,
+    "database": _Database,
+    "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
+    "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
+    "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),
+    "verbose": _switch("--verbose", "-v", help="Print more remarks."),
+    "debug": _switch("--debug", help="Show the traceback of an error."),
+}
+assert set(_SHARED) == {flag.name for flag in fields(Flags)}
+
+
+def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword parameter of the signature that typer reads."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def shared_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each shared flag, named after it: `shared_uri`."""
+    return [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+
+
+def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Remove the values whose names begin with the prefix, and return them without it."""
+    names = [name for name in given if name.startswith(prefix)]
+    return {name.removeprefix(prefix): given.pop(name) for name in names}
+
+
+def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function `(context, …)` as the app's callback.
+
+    The callback takes the shared flags that stand before a command's name.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "context"]
+
+        def invoke(shared_context: typer.Context, **given: Any) -> None:
+            earlier = shared_context.find_object(Flags) or Flags()
+            shared_context.obj = Flags(**taken(given, "shared_")).after(earlier)
+            function(shared_context, **given)
+
+        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        describe(invoke, function, [context, *own, *shared_parameters()])
+        app.callback(**settings)(invoke)
+        return function
+
+    return register
+
+
+def describe(invoke: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Give the wrapper the function's name and docstring, and the signature that typer reads."""
+    invoke.__name__, invoke.__doc__ = function.__name__, function.__doc__
+    invoke.__signature__ = inspect.Signature(parameters)
+    invoke.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
