@@ -16,7 +16,7 @@ from mtask.errors import DatabaseTimeout, DuplicateKey, OperationFailed
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
-from mtask.store.layout.schema import FLOW_INDEX, HEAD_INDEX, UNENDED_INDEX
+from mtask.store.layout.schema import FLOW_INDEX, UNENDED_INDEX
 from mtask.store.statements import flows
 
 Document = dict[str, Any]
@@ -94,7 +94,8 @@ def revive(keys: Sequence[str]) -> Operation[None]:
     A worker may have died while it ended the flow. Then steps expire, although the first step has no end_time yet.
     """
     for key in keys:
-        head = yield tasks("find_one", {"flow.head": key}, {"flow.end_time": 1}, hint=HEAD_INDEX)
+        # Without a hint: a collection that is sharded by another field lacks the index on heads.
+        head = yield tasks("find_one", {"flow.head": key, "flow.key": key}, {"flow.end_time": 1})
         if head is None:
             yield from appoint_head(key)
             continue

@@ -22,7 +22,7 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import changing, deciding, finding, looking, operating, publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
-from mtask.store.layout.schema import FLOW_INDEX
+from mtask.store.layout.schema import FLOW_INDEX, HEAD_INDEX
 from mtask.store.statements import flows
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries, transactions
@@ -288,6 +288,18 @@ def test_a_step_that_is_opened_again_after_whoever_ended_its_flow_died_takes_the
     store.run(queries.run_again(_id("b"), everything=True))
     settle(store, "b")
     assert expiring(store) == set()
+
+
+def test_a_step_is_opened_again_where_the_index_of_heads_cannot_be_made(store: SyncStore) -> None:
+    store.tasks.drop_index(HEAD_INDEX)
+    publish(store, {"a": [], "b": ["a"]})
+    end(store, "a")
+    settle(store, "a")
+    end(store, "b")
+    assert store.run(retention.end_flows()) == 1
+    store.run(queries.run_again(_id("b"), everything=True))
+    settle(store, "b")
+    assert stores.stored(store, "f/a")["flow"]["end_time"] is None
 
 
 # --- what interleaves -----------------------------------------------------------------------------------------
