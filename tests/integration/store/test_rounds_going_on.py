@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from mtask.store.flows import children, settling
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from tests.clients import claim
+from tests.mongo import eventually
 
 Document = dict[str, Any]
 
@@ -48,6 +50,10 @@ def nexts(store: SyncStore, name: str = "store") -> dict[str, Any]:
     return {each["key"]: each["params"] for each in store.tasks.find({"name": name})}
 
 
+def is_past(client: Client, instant: datetime) -> bool:
+    return client.server_time() > instant
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -64,7 +70,10 @@ def test_each_round_goes_on_once(client: Client, store: SyncStore, more: Documen
         outcome = end(store, "work:k", Next("store", {"v": number}))
         assert store.run(claims.finish([outcome])) == {outcome.run_id}, "the reply was lost, and the finish is repeated"
         store.run(settling.settle_all(["work:k"]))
-        time.sleep(0.01)  # the window is over
+        ended = client.get("work", "k").task_state.finish_time
+        assert ended is not None
+        over = ended + timedelta(milliseconds=2)
+        eventually(partial(is_past, client, over), 20, "the window is over")
     assert nexts(store) == {
         "work:k/next-1": {"v": 1},
         "work:k/next-1-round-2": {"v": 2},
