@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     )
     from mtask.model.documents import Task
     from mtask.model.options import TaskOption
-    from mtask.model.schedules import Schedule
+    from mtask.model.scheduling.schedules import Schedule
+    from mtask.model.scheduling.triggers import Cron
     from mtask.model.status import RunStatus, TaskStatus
-    from mtask.model.triggers import Cron
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
     from mtask.store.tasks.publishing import Published
@@ -101,9 +101,9 @@ _MODULES = {
     ),
     "mtask.model.documents": ("Task",),
     "mtask.model.options": ("TaskOption",),
-    "mtask.model.schedules": ("Schedule",),
+    "mtask.model.scheduling.schedules": ("Schedule",),
     "mtask.model.status": ("RunStatus", "TaskStatus"),
-    "mtask.model.triggers": ("Cron",),
+    "mtask.model.scheduling.triggers": ("Cron",),
     "mtask.store.flows.operating": ("ChangedFlow",),
     "mtask.store.flows.publishing": ("PublishedFlow",),
     "mtask.store.tasks.publishing": ("Published",),

@@ -11,10 +11,10 @@ from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
-from mtask.model.handlers import HANDLER_ATTRIBUTE, Handler, NextNames, OnException, make_handler
-from mtask.model.lookup import Lookup
+from mtask.model.handling.handlers import HANDLER_ATTRIBUTE, Handler, NextNames, OnException, make_handler
 from mtask.model.options import TaskOptions
-from mtask.model.schedules import CatchUp, Overlap
+from mtask.model.publishing.lookup import Lookup
+from mtask.model.scheduling.schedules import CatchUp, Overlap
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

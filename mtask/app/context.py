@@ -12,10 +12,10 @@ from mtask.app.family import Adding, Child, Family, HandlerOperations, Results
 from mtask.client.asking.publication import TaskRef
 from mtask.errors import HandlerError, LeaseLost
 from mtask.model.documents import StoredTask, Task
-from mtask.model.identity import is_text
-from mtask.model.lookup import Lookup
-from mtask.model.middleware import name_of
+from mtask.model.handling.middleware import name_of
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.identity import is_text
+from mtask.model.publishing.lookup import Lookup
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import Published
 

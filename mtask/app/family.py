@@ -13,9 +13,9 @@ from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import copied
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, shown
 from mtask.model.documents import MAX_DEPTH, StoredTask
-from mtask.model.handlers import Handler, handler_of
-from mtask.model.lookup import Lookup
+from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.lookup import Lookup
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import children
 from mtask.store.statements.owing import OwedTask

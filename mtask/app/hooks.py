@@ -10,7 +10,7 @@ from typing import Any
 
 from mtask.errors import HandlerError, MtaskError
 from mtask.logs import fields
-from mtask.model.middleware import name_of
+from mtask.model.handling.middleware import name_of
 
 logger = logging.getLogger("mtask.app")
 

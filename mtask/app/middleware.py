@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mtask.client.asking.publication import TaskSpec
 from mtask.errors import HandlerError
 from mtask.model.documents import Task
-from mtask.model.middleware import Around, leave, name_of, tell_of_failure
+from mtask.model.handling.middleware import Around, leave, name_of, tell_of_failure
 from mtask.model.status import RunStatus
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Unpack
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.model.documents import MAX_DEPTH, StoredTask
-from mtask.model.handlers import handler_of
-from mtask.model.lookup import Lookup
+from mtask.model.handling.handlers import handler_of
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.lookup import Lookup
 from mtask.store.driver.encoding import is_readable
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import NewTask, milliseconds

@@ -12,8 +12,8 @@ from mtask.cli.context import Cli
 from mtask.cli.flags import Flags, describe, keyword, shared_parameters, taken
 from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
-from mtask.model.identity import split_task_id, task_id_of
 from mtask.model.options import OPTION_NAMES, check_option_names
+from mtask.model.publishing.identity import split_task_id, task_id_of
 
 _Command = Callable[..., int | None]
 

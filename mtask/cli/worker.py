@@ -16,7 +16,7 @@ import typer
 from mtask.app.app import App
 from mtask.app.loader import load_app
 from mtask.errors import InvalidInput, MtaskError
-from mtask.model.identity import check_text
+from mtask.model.publishing.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
 from mtask.store.driver import connect
 from mtask.store.driver.translate import scrubbed

@@ -28,9 +28,9 @@ from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
-from mtask.model.schedules import Schedule
+from mtask.model.publishing.lookup import Lookup
+from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.types import SyncSession
 from mtask.store.flows.operating import ChangedFlow

@@ -12,7 +12,7 @@ from typing import Any
 from mtask import Client, RunStatus, Task, TaskStatus
 from mtask.demo.app import count
 from mtask.demo.counting import Totals
-from mtask.model.handlers import handler_of
+from mtask.model.handling.handlers import handler_of
 from mtask.model.status import FINAL
 from mtask.store.tasks import survey
 

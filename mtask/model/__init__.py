@@ -1,1 +1,1 @@
-"""The model: documents, status, rules and backoff. This package uses no database driver, no event loop and no clock."""
+"""The model: documents, status, rules and backoff. No module here uses a driver, an event loop or a clock."""

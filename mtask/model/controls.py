@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.errors import InvalidInput
 from mtask.model.documents import Instant, Text
-from mtask.model.identity import check_name, check_text
 from mtask.model.options import WHOLE, PositiveCount
+from mtask.model.publishing.identity import check_name, check_text
 
 Kind = Literal["queue", "name"]
 #: The most runs or starts that one document of permits can count.

@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from mtask.model.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
-from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
+from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
+from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1

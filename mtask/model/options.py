@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mtask.errors import InvalidOption, UnknownOption, shown
-from mtask.model.identity import check_text
+from mtask.model.publishing.identity import check_text
 
 #: The longest duration of an option: ten years, in ms.
 MAX_DURATION_MS = 315_360_000_000

@@ -15,7 +15,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, GatherConflict, GatherFull, TaskError, TaskExists, WorkersTooOld
-from mtask.model.gathering import asked_time
+from mtask.model.publishing.gathering import asked_time
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x

@@ -17,7 +17,7 @@ from typing import Any
 
 from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
 from mtask.model.options import MAX_COUNT
-from mtask.model.schedules import Pending, Plan, Schedule
+from mtask.model.scheduling.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation, command, schedules, tasks
 from mtask.store.layout import setup

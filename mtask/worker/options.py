@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
-from mtask.model.identity import check_text
+from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
 from mtask.worker.leases.host import automatic_worker_id
 

@@ -9,7 +9,7 @@ _EVENTS = "mtask/store/streams/events.py"
 _OPERATION = "mtask/store/gathering.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
 _REQUESTS = "mtask/store/statements/requests.py"
-_RULES = "mtask/model/gathering.py"
+_RULES = "mtask/model/publishing/gathering.py"
 _SHORT = "mtask/store/statements/short.py"
 _TWINS = "mtask/store/statements/gathering.py"
 

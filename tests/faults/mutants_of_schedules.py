@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLIENT = "mtask/client/operating/scheduling.py"
-_MODEL = "mtask/model/schedules.py"
+_MODEL = "mtask/model/scheduling/schedules.py"
 _SCHEDULER = "mtask/worker/upkeep/scheduler.py"
 _STORE = "mtask/store/schedules.py"
 
 _SCHEDULES_TESTS = "tests/integration/worker/upkeep/test_schedules.py"
 _MANY_TESTS = "tests/integration/worker/upkeep/test_schedules_many.py"
-_UNIT_TESTS = "tests/unit/model/test_schedules.py"
+_UNIT_TESTS = "tests/unit/model/scheduling/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
     Mutation(
@@ -71,9 +71,9 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "left-out-hour-fires",
         "A time that the clocks leave out fires all the same, an hour later by the wall.",
-        (Edit("mtask/model/triggers.py",
+        (Edit("mtask/model/scheduling/triggers.py",
               "if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):", "if True:"),),
-        ("tests/unit/model/test_triggers.py::test_daylight_saving_both_ways",),
+        ("tests/unit/model/scheduling/test_triggers.py::test_daylight_saving_both_ways",),
     ),
     Mutation(
         "resumed-makes-up-for-its-pause",

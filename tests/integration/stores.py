@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.documents import Task
-from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
+from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model import backoff, gathering, rules
+from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
-from mtask.model.flows import Verdict, end_reason, fail_fast_reason
-from mtask.model.gathering import Call
 from mtask.model.options import TaskOption
+from mtask.model.publishing import gathering
+from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
+from mtask.model.publishing.gathering import Call
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome

@@ -10,8 +10,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model import gathering, rules
+from mtask.model import rules
 from mtask.model.options import TaskOption
+from mtask.model.publishing import gathering
 from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup

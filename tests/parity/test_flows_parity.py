@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model import flows as rules
-from mtask.model.flows import Awaited, Verdict
+from mtask.model.publishing import flows as rules
+from mtask.model.publishing.flows import Awaited, Verdict
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import looking

@@ -9,7 +9,7 @@ from typing import Any
 import bson
 from hypothesis import HealthCheck, given, settings
 
-from mtask.model import gathering as rules
+from mtask.model.publishing import gathering as rules
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import derive, gathering, pipelines
 from mtask.store.statements.gathering import SentCall

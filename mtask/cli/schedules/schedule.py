@@ -16,8 +16,8 @@ from mtask.cli.options import LookupFlag, callback, command
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.client.operating.scheduling import When
 from mtask.errors import InvalidInput, ScheduleNotFound
-from mtask.model.schedules import Schedule
-from mtask.model.triggers import Cron
+from mtask.model.scheduling.schedules import Schedule
+from mtask.model.scheduling.triggers import Cron
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"

@@ -18,7 +18,7 @@ from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
 from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
 from mtask.model.documents import Task
-from mtask.model.identity import task_id_of
+from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import TaskStatus
 
 PANEL = "Tasks"

@@ -8,7 +8,7 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import compact
-from mtask.model.identity import task_id_of
+from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"

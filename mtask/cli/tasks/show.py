@@ -27,8 +27,8 @@ from mtask.cli.tasks.timeline import timeline
 from mtask.client.diagnosis.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
 from mtask.model.documents import FlowStep, Gathering, Task
-from mtask.model.identity import task_id_of
 from mtask.model.options import DEFAULT_OPTION, TaskOption
+from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"

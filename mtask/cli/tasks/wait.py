@@ -10,7 +10,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import clean, compact, status_text, task_document
 from mtask.model.documents import Task
-from mtask.model.identity import task_id_of
+from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import TaskStatus
 
 PANEL = "Tasks"

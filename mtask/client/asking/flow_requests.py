@@ -10,7 +10,7 @@ from mtask.client.reading import flows as states
 from mtask.client.reading import views
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.errors import FlowWaitTimeout, InvalidInput
-from mtask.model.identity import check_key, is_text
+from mtask.model.publishing.identity import check_key, is_text
 from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import operating, reading

@@ -12,9 +12,9 @@ from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import PublishMiddleware, copied
 from mtask.errors import DocumentTooLarge, InvalidFlow, InvalidParams, MtaskError, NotStorable, OperationFailed, shown
 from mtask.model.documents import MAX_STEPS, OnFailed
-from mtask.model.identity import check_key, check_text
-from mtask.model.middleware import Begun, enter, leave
+from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.identity import check_key, check_text
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import publishing
 from mtask.store.flows.publishing import NewFlow, NewStep, PublishedFlow

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypedDict
 
 from mtask.errors import MAX_DELAY, InvalidInput, InvalidParams, shown
 from mtask.model.documents import MAX_CALL_ID
-from mtask.model.gathering import MAX_GATHERED_BYTES
 from mtask.model.options import TaskOption
+from mtask.model.publishing.gathering import MAX_GATHERED_BYTES
 from mtask.store.driver.encoding import stored_size
 from mtask.store.tasks.publishing import GatherPolicy, IfRunning, Policy, milliseconds
 

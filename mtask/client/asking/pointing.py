@@ -10,8 +10,8 @@ from mtask.client.asking.publication import TaskRef
 from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput, TaskError, shown
 from mtask.model.documents import Task
-from mtask.model.handlers import handler_of
-from mtask.model.identity import check_key, check_name, split_task_id, task_id_of
+from mtask.model.handling.handlers import handler_of
+from mtask.model.publishing.identity import check_key, check_name, split_task_id, task_id_of
 from mtask.store.tasks.publishing import Published
 
 #: A task: its id NAME:KEY, a pair of its handler (or name) and its key, or a result of `publish`, `publish_many`,

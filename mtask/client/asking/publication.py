@@ -18,10 +18,10 @@ from mtask.errors import (
     shown,
 )
 from mtask.model.documents import DEFAULT_QUEUE
-from mtask.model.handlers import Handler, handler_of
-from mtask.model.identity import check_key, check_name, check_text, fresh_key, task_id_of
-from mtask.model.lookup import Lookup, entries_of, values_by_name
+from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
+from mtask.model.publishing.identity import check_key, check_name, check_text, fresh_key, task_id_of
+from mtask.model.publishing.lookup import Lookup, entries_of, values_by_name
 from mtask.model.values import storable
 from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.store.tasks.publishing import IfExists, NewTask, Policy

@@ -33,7 +33,7 @@ from mtask.errors import (
     shown,
 )
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.identity import check_text
+from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
 from mtask.store import gathering, workers
 from mtask.store.driver.operation import Operation

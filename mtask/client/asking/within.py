@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.client.asking.publication import TaskSpec
-from mtask.model.middleware import Around, Begun, enter, leave
+from mtask.model.handling.middleware import Around, Begun, enter, leave
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import Published
 

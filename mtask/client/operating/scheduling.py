@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.errors import InvalidInput, SchemaMismatch, shown
-from mtask.model import triggers
 from mtask.model.documents import SCHEMA_VERSION, describe_validation
-from mtask.model.identity import check_text
-from mtask.model.lookup import Lookup
 from mtask.model.options import TaskOptions
-from mtask.model.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
-from mtask.model.triggers import Cron, Every, Once
+from mtask.model.publishing.identity import check_text
+from mtask.model.publishing.lookup import Lookup
+from mtask.model.scheduling import triggers
+from mtask.model.scheduling.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
+from mtask.model.scheduling.triggers import Cron, Every, Once
 from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import IfExists, NewTask

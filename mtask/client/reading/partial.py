@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from mtask.errors import InvalidInput, shown
 from mtask.model.documents import Task, TaskState
-from mtask.model.identity import is_text
 from mtask.model.options import OPTION_NAMES
+from mtask.model.publishing.identity import is_text
 from mtask.store.statements.views import ASKED, CREATED, DERIVED_FIELDS
 
 T = TypeVar("T")

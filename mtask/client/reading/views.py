@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
-from mtask.model.identity import is_text
-from mtask.model.lookup import Lookup, values_by_name
+from mtask.model.publishing.identity import is_text
+from mtask.model.publishing.lookup import Lookup, values_by_name
 from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import is_scalar
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from mtask.errors import OperationFailed
-from mtask.model import flows as rules
-from mtask.model.flows import Verdict
+from mtask.model.publishing import flows as rules
+from mtask.model.publishing.flows import Verdict
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import looking

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from bson.timestamp import Timestamp
 
 from mtask.errors import OperationFailed
-from mtask.model import flows as rules
 from mtask.model.documents import MAX_STEPS, OnFailed
-from mtask.model.flows import Awaited
+from mtask.model.publishing import flows as rules
+from mtask.model.publishing.flows import Awaited
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS

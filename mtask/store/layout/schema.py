@@ -11,10 +11,10 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
-from mtask.model.identity import MAX_KEY_BYTES
-from mtask.model.lookup import MAX_LOOKUP_TEXT
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
-from mtask.model.schedules import Schedule
+from mtask.model.publishing.identity import MAX_KEY_BYTES
+from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
+from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.operation import Collection
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import FIRST_TIME, LAST_TIME, Filter, undiscoverable

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mtask.model.identity import NAME_PATTERN
 from mtask.model.options import MAX_COUNT
+from mtask.model.publishing.identity import NAME_PATTERN
 from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules

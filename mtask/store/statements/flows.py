@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model.flows import Verdict, end_reason, fail_fast_reason
+from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FAILED, OPEN, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests

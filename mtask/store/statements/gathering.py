@@ -1,4 +1,4 @@
-"""Statements of publishing that gathers: the rules of `mtask.model.gathering` as server expressions.
+"""Statements of publishing that gathers: the rules of `mtask.model.publishing.gathering` as server expressions.
 
 `open_next` ends every general update. It begins the next round of a task in the same update that ended the last run. A
 task without a next round does not change.
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from mtask.model.documents import MAX_CALLS, MAX_FORMER_QUEUES, GatherKind
-from mtask.model.gathering import MAX_GATHERED_BYTES
+from mtask.model.publishing.gathering import MAX_GATHERED_BYTES
 from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
@@ -192,7 +192,7 @@ def moved_to(queue: x.Expression, now: x.Expression) -> dict[str, x.Expression]:
 def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     """Return the stages that add a call to a task. Stages that close lapsed runs and derive must come before."""
     is_over = {"$or": [_has_begun(), x.is_final()]}
-    # base_round in `mtask.model.gathering`
+    # base_round in `mtask.model.publishing.gathering`
     base = {"$cond": ["$$waits", {"$ifNull": [x.AGAIN, None]}, {"$cond": [is_over, None, _PRESENT]}]}
     is_in_place = {"$and": [{"$not": ["$$waits"]}, "$$base"]}
     gather = {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}

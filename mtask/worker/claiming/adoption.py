@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.model import rules
 from mtask.model.documents import StoredTask, runs_in
-from mtask.model.handlers import Handler
+from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.worker.admission.admission import Admission
 from mtask.worker.claiming.attempt import Attempt

@@ -12,7 +12,7 @@ from datetime import timedelta
 from time import monotonic
 
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
-from mtask.model.identity import fresh_token
+from mtask.model.publishing.identity import fresh_token
 from mtask.store.tasks import claims, sessions
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import Admitted

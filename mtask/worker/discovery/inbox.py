@@ -12,7 +12,7 @@ from typing import Any
 
 from mtask.model import rules
 from mtask.model.documents import Task
-from mtask.model.identity import is_name
+from mtask.model.publishing.identity import is_name
 from mtask.model.rules import HORIZON
 from mtask.model.status import TaskStatus
 from mtask.worker.admission.admission import Admission

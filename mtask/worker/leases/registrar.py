@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import MtaskError, WorkerIdInUse
-from mtask.model.identity import fresh_token
+from mtask.model.publishing.identity import fresh_token
 from mtask.store import workers
 from mtask.store.driver.stores import AsyncStore
 from mtask.version import __version__

@@ -26,7 +26,7 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
 )
-from mtask.model.middleware import Around, Begun, leave, watch
+from mtask.model.handling.middleware import Around, Begun, leave, watch
 from mtask.model.status import RunStatus
 from mtask.store.driver.translate import VALIDATION
 from mtask.store.statements.outcome import Outcome

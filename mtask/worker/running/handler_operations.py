@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtask.errors import DatabaseUnavailable
-from mtask.model.handlers import Handler
+from mtask.model.handling.handlers import Handler
 from mtask.store.driver.operation import Operation, T
 from mtask.worker.running.handler_stores import HandlerStores
 

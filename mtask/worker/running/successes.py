@@ -7,7 +7,7 @@ from typing import Any
 
 from mtask.app.family import with_handler
 from mtask.app.next import Next
-from mtask.model.handlers import Handler
+from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.store.driver.encoding import stored_size
 from mtask.store.statements.outcome import Outcome

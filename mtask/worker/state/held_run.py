@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.model.documents import Run, StoredTask
-from mtask.model.handlers import Handler
+from mtask.model.handling.handlers import Handler
 from mtask.model.options import ping_seconds
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.

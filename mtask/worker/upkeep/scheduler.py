@@ -22,8 +22,8 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
 from mtask.logs import fields
-from mtask.model import triggers
-from mtask.model.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
+from mtask.model.scheduling import triggers
+from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.schedules import Firing, PageEnd

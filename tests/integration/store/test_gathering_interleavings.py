@@ -15,9 +15,9 @@ import bson
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mtask.model import gathering as rules
 from mtask.model.documents import GatherKind
 from mtask.model.options import TaskOption
+from mtask.model.publishing import gathering as rules
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import derive, gathering, pipelines, requests, short

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from mtask.model.flows import Verdict
+from mtask.model.publishing.flows import Verdict
 from mtask.store.statements import flows
 from tests.faults import flow_load, publisher
 from tests.faults.checks.scenes import Legal, Scene, Scenes, release, run, told, verdict_on

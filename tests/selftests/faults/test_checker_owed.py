@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from mtask import Context
-from mtask.model.flows import Verdict
+from mtask.model.publishing.flows import Verdict
 from mtask.model.status import RunStatus
 from mtask.store.statements import flows
 from tests.faults import app, flow_load

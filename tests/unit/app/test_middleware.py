@@ -12,7 +12,7 @@ import pytest
 from mtask import App
 from mtask.errors import HandlerError
 from mtask.logs import FIELDS
-from mtask.model.middleware import enter, leave, watch
+from mtask.model.handling.middleware import enter, leave, watch
 
 Said = list[str]
 Middle = Generator[None, Any, None]

@@ -30,8 +30,8 @@ from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.events_sync import Events
-from mtask.model.lookup import LookupEntry
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.lookup import LookupEntry
 from mtask.store.streams.events import EventKind, TaskEvent
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")

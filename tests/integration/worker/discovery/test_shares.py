@@ -13,8 +13,8 @@ import pytest
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
 from mtask.model.buckets import BUCKET_CNT, bucket_of
-from mtask.model.identity import task_id_of
 from mtask.model.options import TaskOption
+from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import expressions as x

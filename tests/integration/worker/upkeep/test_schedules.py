@@ -14,7 +14,7 @@ from mtask import App, Client, Cron
 from mtask.client.operating import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
 from mtask.logs import FIELDS
-from mtask.model.schedules import GRACE, Pending, plan
+from mtask.model.scheduling.schedules import GRACE, Pending, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.schedules import Firing

@@ -15,7 +15,7 @@ import pytest
 from mtask import App, Client, Cron
 from mtask.client.operating import scheduling
 from mtask.logs import FIELDS
-from mtask.model.schedules import Pending, plan
+from mtask.model.scheduling.schedules import Pending, plan
 from mtask.store import schedules
 from mtask.store.driver.stores import SyncStore
 from mtask.store.schedules import Firing

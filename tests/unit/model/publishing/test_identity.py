@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtask.errors import InvalidInput, InvalidKey, InvalidName
-from mtask.model.identity import (
+from mtask.model.publishing.identity import (
     MAX_KEY_BYTES,
     check_key,
     check_name,

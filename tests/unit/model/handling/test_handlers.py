@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from mtask import App, Context
 from mtask.errors import HandlerError, InvalidInput, InvalidName, InvalidOption, InvalidParams, UnknownOption
-from mtask.model.handlers import Handler, handler_of, make_handler
+from mtask.model.handling.handlers import Handler, handler_of, make_handler
 
 if TYPE_CHECKING:
     from decimal import Decimal

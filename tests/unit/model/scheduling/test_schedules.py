@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mtask.model.options import DEFAULT_OPTION
-from mtask.model.schedules import GRACE, Plan, Schedule, plan
-from mtask.model.triggers import Cron, Every, Once
+from mtask.model.scheduling.schedules import GRACE, Plan, Schedule, plan
+from mtask.model.scheduling.triggers import Cron, Every, Once
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -17,9 +17,9 @@ from pydantic.errors import PydanticUserError
 
 from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
 from mtask.model.documents import DEFAULT_QUEUE, describe_validation
-from mtask.model.identity import check_name, check_text
-from mtask.model.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 from mtask.model.options import build_option
+from mtask.model.publishing.identity import check_name, check_text
+from mtask.model.publishing.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 
 HANDLER_ATTRIBUTE = "__mtask_handler__"
 #: The name of the attribute that marks a class as the type of a handler's context parameter.

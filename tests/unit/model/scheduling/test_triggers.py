@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mtask.model.triggers import Cron, Every, Once, firings, jittered, last_firings, next_firing
+from mtask.model.scheduling.triggers import Cron, Every, Once, firings, jittered, last_firings, next_firing
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)  # a Monday
 Trigger = Cron | Every | Once

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-from mtask.model import triggers
 from mtask.model.documents import Instant, Text
-from mtask.model.identity import NAME_PATTERN
-from mtask.model.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
-from mtask.model.triggers import Once, Trigger
+from mtask.model.publishing.identity import NAME_PATTERN
+from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
+from mtask.model.scheduling import triggers
+from mtask.model.scheduling.triggers import Once, Trigger
 
 #: The longest delay with which a firing is still on time. A firing with a longer delay is missed, and catch_up decides
 #: whether it is made nevertheless. With catch_up "none", a firing is also missed once the next firing is due.

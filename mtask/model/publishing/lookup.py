@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
 from mtask.errors import InvalidLookup
-from mtask.model.identity import is_text
+from mtask.model.publishing.identity import is_text
 from mtask.model.values import storable
 
 LOOKUP_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"

@@ -21,8 +21,8 @@ from typing import Any
 
 from mtask.model import rules
 from mtask.model.documents import MAX_CALLS, CallMark, Gathering, GatherKind, NextRound, Task
-from mtask.model.lookup import LookupEntry
 from mtask.model.options import TaskOption
+from mtask.model.publishing.lookup import LookupEntry
 from mtask.model.status import RunStatus, TaskStatus
 
 #: The largest BSON size of the params of a round that collects, in bytes.

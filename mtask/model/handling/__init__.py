@@ -1,0 +1,1 @@
+"""What an app declares: handlers and middleware."""

@@ -1,0 +1,1 @@
+"""Schedules: their documents, and the triggers that tell the next firing."""
