@@ -25,6 +25,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.queues.controls": ("pause", "resume", "limit", "keep", "controls"),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.cli.database.doctor": ("doctor",),
+    "mtask.cli.database.web": ("web",),
     "mtask.cli.flows.flow": ("flow",),
     "mtask.cli.schedules.schedule": ("schedule",),
     "mtask.cli.database.local": ("local",),

@@ -1,0 +1,103 @@
+"""`mtask web` and `mtask-web`: the REST API of a database, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtask.cli.context import CALL_TIMEOUT, SERVER_TIMEOUT, Cli
+from mtask.cli.options import command
+from mtask.client import AsyncClient
+from mtask.errors import InvalidInput
+
+PANEL = "Database"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "web", panel=PANEL)(web)
+
+
+def run() -> int:
+    """Run `mtask web` with the arguments of this process. This is the entry point of `mtask-web`."""
+    from mtask.cli import main  # it imports this module
+
+    return main.run(["web", *sys.argv[1:]])
+
+
+def web(
+    cli: Cli,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", help="Port; 0 = any free one.")] = DEFAULT_PORT,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help='The tokens: JSON like [{"name": "ci", "role": "read|publish|operate", "sha256": "..."}], and tenant.',
+        ),
+    ] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Ask for no token. Only on 127.0.0.1.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    allow_host: Annotated[
+        list[str],
+        typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
+    ] = [],  # noqa: B006 typer reads it
+) -> None:
+    """Serve the REST API of the database. SIGTERM or SIGINT ends it.
+
+    Without --token-file and --no-token, the command makes a token for this run and prints it. An address that other
+    machines reach needs --token-file.
+    """
+    if host == "":
+        raise InvalidInput("--host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
+    _check_extra()
+    from mtask.web import server
+    from mtask.web.access import Caller, Role
+    from mtask.web.settings import WebSettings
+    from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens
+
+    settings = WebSettings(host, port, is_read_only=read_only, is_open=no_token, allowed_hosts=tuple(allow_host))
+    tokens = Tokens() if token_file is None else read_tokens(Path(token_file))
+    settings.check(has_tokens=token_file is not None)
+    token = None
+    if token_file is None and not no_token:
+        token = fresh_token()
+        tokens = Tokens([Token(Caller("the token of this run", Role.OPERATE), digest_of(token))])
+    listening = server.listen(settings)
+
+    def ready(bound: int) -> None:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        lines = [f"serving {url}/v1 (OpenAPI: {url}/v1/openapi.json)"]
+        lines += [] if token is None else [f"Authorization: Bearer {token}"]
+        cli.answer({"url": url, "token": token}, *lines)
+        sys.stdout.flush()
+
+    async def serve() -> None:
+        client = AsyncClient(
+            cli.uri(),
+            database=cli.database(),
+            check=not read_only,
+            timeout=CALL_TIMEOUT,
+            server_timeout=SERVER_TIMEOUT,
+        )
+        await server.serve(client, settings, tokens, listening, ready)
+
+    with listening:
+        asyncio.run(serve())
+
+
+def _check_extra() -> None:
+    try:
+        import fastapi
+        import uvicorn
+    except ImportError as error:
+        raise InvalidInput(
+            f"mtask web needs the extra `web` ({error.name} is missing): pip install 'mtask[web]'.", field="web"
+        ) from None
+    del fastapi, uvicorn

@@ -1,0 +1,158 @@
+"""Builds the API: the routes, the answers to errors, and the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from mtask.client import AsyncClient
+from mtask.client.reading.views import StatRow
+from mtask.errors import DatabaseError, MtaskError
+from mtask.version import __version__
+from mtask.web.access import ANYBODY, Caller
+from mtask.web.gate import Gate
+from mtask.web.hub import Hub
+from mtask.web.paths import BY_QUERY
+from mtask.web.problems import (
+    BadRequest,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Refusal,
+    detail_of,
+    response_of,
+)
+from mtask.web.routes import events, flows, health, operating, tasks
+from mtask.web.settings import WebSettings
+from mtask.web.tokens import Tokens
+
+logger = logging.getLogger("mtask.web")
+_BY_PATH = "/v1/tasks/{name}/{key}"
+_DESCRIPTION = (
+    "The REST API of mtask, a task queue on MongoDB. Field names are those of the documents. Instants are ISO 8601 "
+    "text in UTC. Params and returns are MongoDB extended JSON; integers beyond 2^53 are `$numberLong`. Errors are "
+    "problem documents (RFC 9457)."
+)
+
+
+class Stats:
+    """The statistics of the database. They cost a read of every task, so all callers share one that is fresh enough."""
+
+    #: The longest time for which statistics are fresh, in seconds.
+    FRESH = 5.0
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._rows: Sequence[StatRow] = ()
+        self._read_at: float | None = None
+
+    async def get(self) -> Sequence[StatRow]:
+        """Return the statistics."""
+        async with self._lock:
+            if self._read_at is None or time.monotonic() - self._read_at > self.FRESH:
+                self._rows = await self._client.stats()
+                self._read_at = time.monotonic()
+            return self._rows
+
+
+class Api(FastAPI):
+    """The API, without the gate around it."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document. Each address of a task appears in both forms."""
+        if self.openapi_schema is None:
+            made = get_openapi(title="mtask", version=__version__, description=_DESCRIPTION, routes=self.routes)
+            settings: WebSettings = self.state.settings
+            if not settings.is_open:
+                made["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+                made["security"] = [{"bearer": []}]
+            for path in [path for path in made["paths"] if path.startswith(_BY_PATH)]:
+                made["paths"][BY_QUERY + path.removeprefix(_BY_PATH)] = _by_query(made["paths"][path])
+            self.openapi_schema = made
+        return self.openapi_schema
+
+
+def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
+    copied = copy.deepcopy(path_item)
+    for operation in copied.values():
+        operation["operationId"] += "_by_query"
+        for parameter in operation["parameters"]:
+            if parameter["in"] == "path":
+                parameter["in"] = "query"
+    return copied
+
+
+def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[Gate, Hub]:
+    """Return the API as an ASGI application, and its hub of events. The caller closes the client."""
+    settings.check(has_tokens=len(tokens) > 0)
+    hub = Hub(client, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await hub.aclose()
+
+    # There is no page with documentation: FastAPI's own loads scripts from another host.
+    api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
+    api.state.client, api.state.settings, api.state.hub, api.state.stats = client, settings, hub, Stats(client)
+    for routes in (tasks.routes, flows.routes, operating.routes, events.routes, health.routes):
+        api.include_router(routes)
+    for kind, handler in (
+        (MtaskError, _on_error),
+        (Refusal, _on_error),
+        (RequestValidationError, _on_invalid),
+        (HTTPException, _on_http),
+        (Exception, _on_mistake),
+    ):
+        api.add_exception_handler(kind, handler)
+    return Gate(api, settings, tokens), hub
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.scope.get("mtask.caller", ANYBODY)
+    return caller
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MtaskError | Refusal)
+    if isinstance(error, DatabaseError):
+        logger.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, detail_of(error))
+        logger.info("%s", error)
+    return response_of(error, _caller(request))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    """Answer for input that does not have the form that a route takes. The answer quotes no values."""
+    assert isinstance(error, RequestValidationError)
+    found = [
+        {"where": ".".join(str(part) for part in one["loc"]), "message": str(one["msg"]).removeprefix("Value error, ")}
+        for one in error.errors()[:20]
+    ]
+    detail = "; ".join(f"{one['where']}: {one['message']}" for one in found[:5])
+    return response_of(InvalidRequest(detail), _caller(request), {"errors": found})
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        headers = dict(error.headers or {})
+        return response_of(MethodNotAllowed("This address does not take this method."), headers=headers)
+    if error.status_code == 404:
+        return response_of(NotFound("There is no such address."))
+    return response_of(BadRequest("The request cannot be read."))
+
+
+async def _on_mistake(request: Request, error: Exception) -> Response:
+    return response_of(InternalError("This is a mistake of the server. Its log says more."))

@@ -1,0 +1,127 @@
+"""The bodies of requests: strict JSON with MongoDB's extended types, and nothing else.
+
+A body of another type is refused: a page of another site can send `text/plain` without asking the server first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from mtask.errors import InvalidInput
+from mtask.store.driver.extended_json import parse_strict
+from mtask.web.access import Caller, Role
+from mtask.web.problems import (
+    BodyTooLarge,
+    Forbidden,
+    InvalidRequest,
+    UnsupportedMediaType,
+)
+from mtask.web.settings import WebSettings
+
+#: What a route says about itself in the OpenAPI document: the role that it takes, whether its body may be large,
+#: whether it belongs to the whole database, and the beginning of the names of its query parameters that have any name.
+ROLE, IS_BATCH, OF_DATABASE, FREE_QUERY = "x-mtask-role", "x-mtask-batch", "x-mtask-database", "x-mtask-free-query"
+_READS = frozenset({"GET", "HEAD"})
+
+
+def about(
+    role: Role = Role.READ, *, batch: bool = False, of_database: bool = False, free_query: str = ""
+) -> dict[str, Any]:
+    """Return what a route says about itself. A route `of_database` is not for tenants."""
+    said: dict[str, Any] = {ROLE: role.value}
+    said |= {IS_BATCH: True} if batch else {}
+    said |= {OF_DATABASE: True} if of_database else {}
+    return said | ({FREE_QUERY: free_query} if free_query else {})
+
+
+class StrictRequest(Request):
+    """A request whose body was read and parsed before FastAPI looks at it."""
+
+    parsed: Any = None
+
+    async def json(self) -> Any:
+        """Return the parsed body."""
+        return self.parsed
+
+    async def prepare(self, largest: int) -> None:
+        """Read and parse the body."""
+        text = await self._read(largest)
+        if text:
+            _check_type(self)
+            self._body = text
+            try:
+                self.parsed = parse_strict(text.decode("utf-8"), "body")
+            except UnicodeDecodeError:
+                raise InvalidInput("body: this is not UTF-8.", field="body") from None
+
+    async def _read(self, largest: int) -> bytes:
+        told = self.headers.get("content-length", "0")
+        if told.isascii() and told.isdecimal() and int(told[:20]) > largest:
+            raise BodyTooLarge(f"The body may have at most {largest} bytes.")
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.stream():
+            size += len(part)
+            if size > largest:
+                raise BodyTooLarge(f"The body may have at most {largest} bytes.")
+            parts.append(part)
+        self._body = b"".join(parts)
+        return self._body
+
+
+def _check_type(request: Request) -> None:
+    given = request.headers.getlist("content-type")
+    message = Message()
+    message["content-type"] = given[0] if len(given) == 1 else ""
+    charset = message.get_content_charset("utf-8")
+    if not given or message.get_content_type() != "application/json" or charset != "utf-8":
+        raise UnsupportedMediaType("Send the body as JSON, with the header Content-Type: application/json.")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedMediaType("Send the body uncompressed.")
+
+
+class Route(APIRoute):
+    """A route of the API: it checks the caller's role and the query, and reads the body, before anything else."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request."""
+        answer = super().get_route_handler()
+        said = self.openapi_extra or {}
+        known = frozenset(field.alias for field in self.dependant.query_params)
+        role = Role(said[ROLE])
+
+        async def handle(request: Request) -> Response:
+            settings: WebSettings = request.app.state.settings
+            caller: Caller = request.scope["mtask.caller"]
+            _check_rights(caller, role, settings, said, is_change=request.method not in _READS)
+            _check_query(request, known, said.get(FREE_QUERY))
+            strict = StrictRequest(request.scope, request.receive)
+            await strict.prepare(settings.max_batch_body if said.get(IS_BATCH) else settings.max_body)
+            if strict.parsed is not None and self.body_field is None and strict.parsed != {}:
+                raise InvalidRequest("This request takes no body.")
+            if strict.parsed is None and self.body_field is not None and self.body_field.field_info.is_required():
+                raise InvalidRequest("This request takes a JSON object as its body.")
+            return await answer(strict)
+
+        return handle
+
+
+def _check_rights(caller: Caller, role: Role, settings: WebSettings, said: dict[str, Any], *, is_change: bool) -> None:
+    if settings.is_read_only and is_change:
+        raise Forbidden("This server is read-only.")
+    if not caller.may(role):
+        raise Forbidden(f"This takes a token with the role {role.value}; yours has the role {caller.role.value}.")
+    if said.get(OF_DATABASE) and caller.tenant is not None:
+        raise Forbidden("This concerns the tasks of all tenants. It takes a token without a tenant.")
+
+
+def _check_query(request: Request, known: frozenset[str], free: str | None) -> None:
+    for name, _ in request.query_params.multi_items():
+        is_free = free is not None and name.startswith(free)
+        if not is_free and name not in known:
+            raise InvalidRequest(f"There is no query parameter {name[:80]!r}.")

@@ -1,0 +1,335 @@
+"""The bodies of requests and answers, as the OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
+
+
+def _instant(value: object) -> object:
+    """Return an instant: ISO 8601 text with an offset, or extended JSON's `$date`."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        raise ValueError("write ISO 8601 with an offset: 2030-12-31T23:59:00Z")
+    if value.utcoffset() is None:
+        raise ValueError("it has no offset: add Z for UTC")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("it lies outside of the years 1 to 9999") from None
+
+
+Instant = Annotated[
+    datetime,
+    BeforeValidator(_instant),
+    Field(description="ISO 8601 with an offset.", examples=["2030-12-31T23:59:00Z"]),
+]
+Seconds = Annotated[float, Field(ge=0, le=315_360_000, allow_inf_nan=False, description="Seconds.")]
+Params = Annotated[Any, Field(description=f"What the handler gets. {_ANY_JSON}")]
+Options = Annotated[
+    dict[str, Any],
+    Field(description="Options by their document names; durations in ms.", examples=[{"priority": 5}]),
+]
+Lookup = Annotated[
+    dict[str, Any],
+    Field(description="Values by which lists find the task, by name.", examples=[{"user_id": 7, "tags": ["a", "b"]}]),
+]
+IfExists = Literal["keep", "update", "reject"]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TaskBody(_Body):
+    """A task without its name and key."""
+
+    params: Params = None
+    queue: str | None = None
+    start_time: Instant | None = None
+    delay: Seconds | None = None
+    lookup: Lookup | None = None
+    options: Options = Field(default_factory=dict)
+
+
+class Existing(_Body):
+    """What becomes of a task that exists already, and how calls under one key gather."""
+
+    if_exists: IfExists = "keep"
+    clean_failed: bool = False
+    clean_success: bool = False
+    not_update_running: bool = False
+    debounce: Seconds | None = None
+    max_wait: Seconds | None = None
+    collect: bool = False
+    if_running: Literal["keep", "again"] = "keep"
+    window: Seconds | None = None
+
+
+class PutTask(TaskBody, Existing):
+    """The body of `PUT /v1/tasks/{name}/{key}`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}}]}
+    )
+
+    call_id: str | None = None
+
+
+class PublishTask(PutTask):
+    """The body of `POST /v1/tasks`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "send_email", "key": "welcome/42", "params": {"to": "a@b.c"}, "delay": 60}]
+        }
+    )
+
+    name: str
+    key: str | None = None
+
+
+class BatchTask(TaskBody):
+    """One task of a batch."""
+
+    name: str
+    key: str | None = None
+
+
+class PublishBatch(Existing):
+    """The body of `POST /v1/tasks:batch`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"tasks": [{"name": "send_email", "key": "a"}, {"name": "send_email"}]}]}
+    )
+
+    tasks: Annotated[list[BatchTask], Field(min_length=1, max_length=1000)]
+
+
+class ChangeOptions(_Body):
+    """The body of `PATCH /v1/tasks/{name}/{key}`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"options": {"priority": 9}}]})
+
+    options: Options
+
+
+class FlowStepBody(TaskBody):
+    """One step of a flow."""
+
+    step: str
+    name: str
+    after: list[str] = Field(default_factory=list, description="The steps that must end before this one begins.")
+    on_failed: Literal["cancel", "run", "fail"] = "cancel"
+    lookup: None = Field(default=None, exclude=True)
+
+
+class PublishFlow(_Body):
+    """The body of `POST /v1/flows`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "key": "order-7",
+                    "steps": [
+                        {"step": "charge", "name": "charge_card", "params": {"order": 7}},
+                        {"step": "ship", "name": "ship", "after": ["charge"]},
+                    ],
+                }
+            ]
+        }
+    )
+
+    key: str
+    queue: str | None = None
+    fail_fast: bool = False
+    options: Options = Field(default_factory=dict)
+    steps: Annotated[list[FlowStepBody], Field(min_length=1, max_length=10_000)]
+
+
+class CancelFlow(_Body):
+    """The body of `POST /v1/flows/{key}:cancel`."""
+
+    everything: bool = Field(default=False, description='Cancel the steps with on_failed="run" as well.')
+
+
+class RateBody(_Body):
+    """The most starts in any window of time."""
+
+    starts: int
+    window: Seconds
+
+
+class LimitBody(_Body):
+    """The body of `PUT /v1/queues/{queue}/limit`. A limit that is not given is removed."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"concurrency": 10, "rate": {"starts": 100, "window": 1}}]}
+    )
+
+    concurrency: int | None = None
+    rate: RateBody | None = None
+    key_concurrency: int | None = None
+    key_rate: RateBody | None = None
+
+
+class KeepBody(_Body):
+    """The body of `PUT /v1/queues/{queue}/keep`. A number that is not given keeps all."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"success": 1000, "fail": 1000}]})
+
+    success: int | None = None
+    fail: int | None = None
+
+
+class WorkerBody(_Body):
+    """The body of `PATCH /v1/workers/{worker_id}`. null: the number with which the worker started."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 20}]})
+
+    concurrency: int | None
+
+
+class PutSchedule(_Body):
+    """The body of `PUT /v1/schedules/{schedule_id}`. Give one of cron, every and at."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "report", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}]}
+    )
+
+    name: str
+    params: Params = None
+    cron: str | None = None
+    every: Annotated[float, Field(ge=1, le=316_224_000, allow_inf_nan=False)] | None = None
+    at: Instant | None = None
+    timezone: str | None = None
+    start_time: Instant | None = None
+    end_time: Instant | None = None
+    jitter: Seconds | None = None
+    catch_up: Literal["none", "last", "all"] = "last"
+    catch_up_limit: int = 100
+    overlap: Literal["allow", "skip"] = "allow"
+    paused: bool | None = None
+    queue: str | None = None
+    lookup: Lookup | None = None
+    options: Options = Field(default_factory=dict)
+    if_exists: IfExists = "update"
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+class ProblemDocument(BaseModel):
+    """An error (RFC 9457). `type` names the kind of error; further members tell of its details."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "/v1/problems/task-not-found",
+                    "title": "No task has this name and key.",
+                    "status": 404,
+                    "detail": "there is no task send_email:welcome/42. Check name and key; a task may also have "
+                    "expired by its retention.",
+                    "task_id": "send_email:welcome/42",
+                }
+            ]
+        },
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class PublishedTask(BaseModel):
+    """The result of publishing a task."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "task_id": "send_email:welcome/42",
+                    "name": "send_email",
+                    "key": "welcome/42",
+                    "created": True,
+                    "updated": False,
+                }
+            ]
+        }
+    )
+
+    task_id: str
+    name: str
+    key: str
+    created: bool
+    updated: bool
+    #: Only of a task that existed before and was not changed: whether it has other params than this request.
+    params_differ: bool | None = None
+
+
+class BatchEntry(BaseModel):
+    """The result of one task of a batch: that of a publish, or a problem."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    name: str
+    key: str
+    created: bool = False
+    updated: bool = False
+    params_differ: bool | None = None
+    problem: ProblemDocument | None = None
+
+
+class PublishedBatch(BaseModel):
+    """The results of a batch, in the order of its tasks."""
+
+    tasks: list[BatchEntry]
+
+
+class TaskDocument(BaseModel):
+    """A task, with the field names of its document."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+    id: Annotated[str, Field(alias="_id")]
+    name: str
+    key: str
+    queue: str
+    params: Any
+    task_option: dict[str, Any]
+    lookup: dict[str, list[Any]] | None = None
+    task_state: dict[str, Any]
+
+
+class ListedTask(BaseModel):
+    """A task of a list, with the fields that were asked for."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    id: Annotated[str, Field(alias="_id")]
+    name: str
+    key: str
+    fields: dict[str, Any]
+
+
+class TaskList(BaseModel):
+    """A page of tasks, the newest first. next_cursor: pass it as `cursor` for the next page; null: there is none."""
+
+    tasks: list[ListedTask]
+    next_cursor: str | None
+
+
+class Removed(BaseModel):
+    """Whether something was removed."""
+
+    removed: bool

@@ -1,0 +1,81 @@
+"""Addresses: the server routes on the raw path, so that each key has an address.
+
+Each segment of a path is percent-decoded once. So `/` and `:` inside a name or a key travel as `%2F` and `%3A`, and a
+literal `:` begins an action. Browsers drop segments such as `..`, even as `%2e%2e`, so `/v1/task?name=..&key=..` serves
+the same purpose as `/v1/tasks/NAME/KEY`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
+
+from fastapi import Path
+from pydantic import BeforeValidator
+
+from mtask.web.problems import BadRequest, InvalidRequest, NotFound
+
+#: The path whose query names a task.
+BY_QUERY = "/v1/task"
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def routed_path(raw_path: bytes) -> str:
+    """Return the path on which the server routes: the raw one. Raises BadRequest."""
+    try:
+        path = raw_path.decode("ascii")
+        for segment in path.split("/"):
+            _decoded(segment)
+    except UnicodeDecodeError:
+        raise BadRequest("The path is not percent-encoded UTF-8.") from None
+    return path
+
+
+def check_query(query: bytes) -> None:
+    """Raise BadRequest unless the query is percent-encoded UTF-8."""
+    try:
+        _decoded(query.decode("ascii"))
+    except UnicodeDecodeError:
+        raise BadRequest("The query is not percent-encoded UTF-8.") from None
+
+
+def by_query(path: str, query: bytes) -> tuple[str, bytes]:
+    """Return the path and the query that mean the same as `/v1/task?name=..&key=..`; raise InvalidRequest."""
+    tail = path.removeprefix(BY_QUERY)
+    pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True)
+    given = {wanted: [value for name, value in pairs if name == wanted] for wanted in ("name", "key")}
+    if any(len(values) != 1 or not values[0] for values in given.values()):
+        raise InvalidRequest("Name the task: /v1/task?name=NAME&key=KEY, each once.")
+    name, key = (quote(given[wanted][0], safe="") for wanted in ("name", "key"))
+    others = urlencode([pair for pair in pairs if pair[0] not in given])
+    return f"/v1/tasks/{name}/{key}{tail}", others.encode("ascii")
+
+
+def is_by_query(path: str) -> bool:
+    """Whether the path is `/v1/task`, perhaps with an action or with more segments."""
+    return path == BY_QUERY or path.startswith((f"{BY_QUERY}:", f"{BY_QUERY}/"))
+
+
+def _decoded(segment: str) -> str:
+    if _BAD_ESCAPE.search(segment):
+        raise BadRequest("A '%' in the address begins no two hex digits: write '%25' for a percent sign.")
+    return unquote_to_bytes(segment).decode("utf-8")
+
+
+def _segment(segment: object) -> object:
+    """Return the text of a segment. A route without an action has no literal colon."""
+    if not isinstance(segment, str):
+        return segment
+    if ":" in segment:
+        raise NotFound("There is no such action. Write '%3A' for a colon inside a name or a key.")
+    return _decoded(segment)
+
+
+TaskName = Annotated[str, Path(description="Name of the task. It selects the handler."), BeforeValidator(_segment)]
+TaskKey = Annotated[
+    str,
+    Path(description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`."),
+    BeforeValidator(_segment),
+]
+Segment = Annotated[str, BeforeValidator(_segment)]

@@ -1,0 +1,1 @@
+"""The routes of the REST API, by subject."""

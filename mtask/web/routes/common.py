@@ -1,0 +1,81 @@
+"""What the routes share: the client, the caller, and the answers that the OpenAPI document lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from mtask.client import AsyncClient
+from mtask.model.options import check_option_names
+from mtask.web.access import Caller
+from mtask.web.bodies import Route
+from mtask.web.hub import Hub
+from mtask.web.models import ProblemDocument
+from mtask.web.problems import MEDIA_TYPE
+from mtask.web.settings import WebSettings
+
+
+def _client(request: Request) -> AsyncClient:
+    client: AsyncClient = request.app.state.client
+    return client
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.scope["mtask.caller"]
+    return caller
+
+
+def _hub(request: Request) -> Hub:
+    hub: Hub = request.app.state.hub
+    return hub
+
+
+def _settings(request: Request) -> WebSettings:
+    settings: WebSettings = request.app.state.settings
+    return settings
+
+
+TheClient = Annotated[AsyncClient, Depends(_client)]
+TheCaller = Annotated[Caller, Depends(_caller)]
+TheHub = Annotated[Hub, Depends(_hub)]
+TheSettings = Annotated[WebSettings, Depends(_settings)]
+
+_REFUSALS: Mapping[int, str] = {
+    400: "The address or the headers cannot be read.",
+    401: "The token is missing or unknown.",
+    403: "The token does not allow this.",
+    404: "It does not exist.",
+    405: "The address does not take this method.",
+    409: "Its state does not allow this.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    421: "The header Host does not name this server.",
+    422: "The input cannot be used.",
+    503: "The database cannot do this now, or the server is busy.",
+}
+
+
+def _problem(text: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/ProblemDocument"}
+    return {"description": text, "content": {MEDIA_TYPE: {"schema": schema}}}
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {status: _problem(text) for status, text in _REFUSALS.items()}
+UNCONFIRMED: dict[int | str, dict[str, Any]] = {
+    202: _problem("The change is stored and in force, but a live worker has not confirmed it in time.")
+}
+#: The model that all problems have. The OpenAPI document needs one route that names it.
+PROBLEM_MODEL = ProblemDocument
+
+
+def router(tag: str) -> APIRouter:
+    """Return a router for the routes of one subject."""
+    return APIRouter(route_class=Route, tags=[tag], responses=PROBLEMS, redirect_slashes=False)
+
+
+def checked_options(options: Mapping[str, Any]) -> Any:
+    """Return task options as keyword arguments; raise UnknownOption. So no option can be another argument."""
+    check_option_names(options)
+    return dict(options)

@@ -1,0 +1,213 @@
+"""The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Request
+
+from mtask.client.operating.scheduling import When
+from mtask.errors import InvalidInput, ScheduleNotFound
+from mtask.model.controls import Control
+from mtask.model.identity import check_name
+from mtask.web import views
+from mtask.web.access import Role
+from mtask.web.bodies import about
+from mtask.web.models import KeepBody, LimitBody, PutSchedule, RateBody, Removed, WorkerBody
+from mtask.web.paths import Segment
+from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, router
+
+routes = router("operating")
+
+_READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
+Timeout = Annotated[
+    float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
+]
+
+
+def _rate(rate: RateBody | None) -> tuple[int, float] | None:
+    return None if rate is None else (rate.starts, rate.window)
+
+
+def _control(control: Control) -> Any:
+    return views.answer(views.plain(control.model_dump(by_alias=True)))
+
+
+# --- queues and task names --------------------------------------------------------------------------------
+
+
+@routes.get("/v1/stats", openapi_extra=_READ)
+async def stats(request: Request) -> Any:
+    """Count tasks by queue, name and status. The counts may be a few seconds old."""
+    rows = await request.app.state.stats.get()
+    return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
+
+
+@routes.get("/v1/queues", openapi_extra=_READ)
+async def queues(request: Request, client: TheClient) -> Any:
+    """List queues with the numbers of their tasks by status and with their controls."""
+    rows = await request.app.state.stats.get()
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        queue = found.setdefault(row.queue, _queue(row.queue))
+        queue["counts"][row.status] = queue["counts"].get(row.status, 0) + row.count
+        oldest = views.plain(row.oldest_preempt_time)
+        if row.status == "INIT" and oldest is not None:
+            queue["oldest_preempt_time"] = min(queue["oldest_preempt_time"] or oldest, oldest)
+        if row.stuck is not None and row.stuck not in queue["stuck"]:
+            queue["stuck"].append(row.stuck)
+    for control in await client.controls():
+        if control.kind == "queue":
+            queue = found.setdefault(control.target, _queue(control.target))
+            queue["control"] = views.plain(control.model_dump(by_alias=True))
+    return views.answer({"queues": [found[name] for name in sorted(found)]})
+
+
+def _queue(name: str) -> dict[str, Any]:
+    return {"queue": name, "counts": {}, "oldest_preempt_time": None, "stuck": [], "control": None}
+
+
+@routes.get("/v1/controls", openapi_extra=_READ)
+async def controls(client: TheClient) -> Any:
+    """List the controls of queues and task names, including those that are no longer in force."""
+    found = await client.controls()
+    return views.answer({"controls": [views.plain(control.model_dump(by_alias=True)) for control in found]})
+
+
+@routes.post("/v1/queues/{queue}:pause", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def pause_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Stop workers from claiming tasks of a queue. Current runs continue."""
+    return _control(await client.pause(queue=queue, timeout=timeout))
+
+
+@routes.post("/v1/queues/{queue}:resume", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def resume_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Let workers claim tasks of a queue again."""
+    return _control(await client.resume(queue=queue, timeout=timeout))
+
+
+@routes.post("/v1/names/{name}:pause", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def pause_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Stop workers from claiming tasks of this name. Current runs continue."""
+    return _control(await client.pause(name=name, timeout=timeout))
+
+
+@routes.post("/v1/names/{name}:resume", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def resume_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Let workers claim tasks of this name again."""
+    return _control(await client.resume(name=name, timeout=timeout))
+
+
+@routes.put("/v1/queues/{queue}/limit", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def limit(queue: Segment, body: LimitBody, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Limit the runs of a queue's tasks, over all workers. The body replaces all limits; {} removes them."""
+    return _control(
+        await client.limit(
+            queue,
+            concurrency=body.concurrency,
+            rate=_rate(body.rate),
+            key_concurrency=body.key_concurrency,
+            key_rate=_rate(body.key_rate),
+            timeout=timeout,
+        )
+    )
+
+
+@routes.put("/v1/queues/{queue}/keep", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def keep(queue: Segment, body: KeepBody, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Keep only the newest finished tasks of a queue. The body replaces both numbers; {} keeps all."""
+    return _control(await client.keep(queue, success=body.success, fail=body.fail, timeout=timeout))
+
+
+# --- workers ----------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/workers", openapi_extra=_READ)
+async def workers(
+    client: TheClient,
+    gone: Annotated[Literal["true", "false"], Query(description="List also those that are gone.")] = "false",
+) -> Any:
+    """List the live workers."""
+    found = await client.workers(live_only=gone == "false")
+    now = await client.server_time()
+    return views.answer({"workers": [views.worker(one, now) for one in found]})
+
+
+@routes.post("/v1/workers/{worker_id}:stop", openapi_extra=_OPERATE)
+async def stop_worker(worker_id: Segment, client: TheClient) -> Any:
+    """Ask a worker to stop gracefully."""
+    return views.answer(views.worker(await client.stop_worker(worker_id), await client.server_time()))
+
+
+@routes.patch("/v1/workers/{worker_id}", openapi_extra=_OPERATE)
+async def set_worker(worker_id: Segment, body: WorkerBody, client: TheClient) -> Any:
+    """Change the number of handlers that a worker may run at once. 0 pauses it."""
+    found = await client.set_worker(worker_id, concurrency=body.concurrency)
+    return views.answer(views.worker(found, await client.server_time()))
+
+
+# --- schedules --------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/schedules", openapi_extra=_READ)
+async def schedules(client: TheClient) -> Any:
+    """List the schedules."""
+    return views.answer({"schedules": [views.schedule(one) for one in await client.schedules()]})
+
+
+@routes.get("/v1/schedules/{schedule_id}", openapi_extra=_READ)
+async def get_schedule(
+    schedule_id: Segment,
+    client: TheClient,
+    firings: Annotated[int, Query(ge=0, le=100, description="The number of next firings to add.")] = 0,
+) -> Any:
+    """Return a schedule."""
+    made = views.schedule(await client.get_schedule(schedule_id))
+    if firings:
+        made["next_firings"] = views.plain(await client.next_firings(schedule_id, firings))
+    return views.answer(made)
+
+
+@routes.put("/v1/schedules/{schedule_id}", openapi_extra=_OPERATE)
+async def put_schedule(schedule_id: Segment, body: PutSchedule, client: TheClient) -> Any:
+    """Add or change a schedule."""
+    taken = ("name", "params", "cron", "every", "at", "options", "if_exists")
+    given = {name: getattr(body, name) for name in type(body).model_fields if name not in taken}
+    made = await client.add_schedule(
+        schedule_id,
+        check_name(body.name),
+        _when(body),
+        body.params,
+        if_exists=body.if_exists,
+        **given,
+        **checked_options(body.options),
+    )
+    return views.answer(views.schedule(made))
+
+
+def _when(body: PutSchedule) -> When:
+    every = None if body.every is None else timedelta(seconds=body.every)
+    given: list[When] = [when for when in (body.cron, every, body.at) if when is not None]
+    if len(given) != 1:
+        raise InvalidInput("give one of cron, every and at.", field="cron")
+    return given[0]
+
+
+@routes.post("/v1/schedules/{schedule_id}:pause", openapi_extra=_OPERATE)
+async def pause_schedule(schedule_id: Segment, client: TheClient) -> Any:
+    """Stop firing a schedule until it is resumed."""
+    return views.answer(views.schedule(await client.pause_schedule(schedule_id)))
+
+
+@routes.post("/v1/schedules/{schedule_id}:resume", openapi_extra=_OPERATE)
+async def resume_schedule(schedule_id: Segment, client: TheClient) -> Any:
+    """Let a schedule fire again."""
+    return views.answer(views.schedule(await client.resume_schedule(schedule_id)))
+
+
+@routes.delete("/v1/schedules/{schedule_id}", response_model=Removed, openapi_extra=_OPERATE)
+async def remove_schedule(schedule_id: Segment, client: TheClient) -> Any:
+    """Remove a schedule. The tasks that it has published stay."""
+    if not await client.remove_schedule(schedule_id):
+        raise ScheduleNotFound(schedule_id)
+    return views.answer({"removed": True})

@@ -1,0 +1,87 @@
+"""Runs the API on uvicorn, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from mtask.client import AsyncClient
+from mtask.errors import InvalidInput
+from mtask.web.app import build
+from mtask.web.hub import Hub
+from mtask.web.settings import WebSettings
+from mtask.web.tokens import Tokens
+
+#: The time that requests have to end after a signal, in whole seconds.
+_GRACE = 1
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its event streams on the signal itself: uvicorn's own shutdown waits for open streams."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals within the block. Unlike uvicorn's own, this raises no signal again: the exit code is 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the streams, then the server. A second signal does not wait for requests."""
+        self._hub.close()
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def listen(settings: WebSettings) -> socket.socket:
+    """Return a socket on the address of the settings; raise InvalidInput."""
+    try:
+        host = settings.host or None
+        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        made = socket.socket(family, kind)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot listen on {settings.host}, port {settings.port}: {error.strerror or error}. Choose another "
+            "--host or --port.",
+            field="port",
+        ) from None
+    return made
+
+
+async def serve(
+    client: AsyncClient, settings: WebSettings, tokens: Tokens, listening: socket.socket, ready: Callable[[int], None]
+) -> None:
+    """Serve the API on the socket until a signal comes. `ready` is called with the port once the server is set up."""
+    app, hub = build(client, settings, tokens)
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE,
+        ws="none",
+    )
+    listening.listen(2048)
+    ready(listening.getsockname()[1])
+    async with client:
+        await _Server(config, hub).serve([listening])

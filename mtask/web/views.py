@@ -1,0 +1,226 @@
+"""The answers: tasks, flows, workers, controls and schedules in JSON types, as one caller may see them.
+
+Field names are those of the documents. Instants are ISO 8601 text in UTC. Params and returns are extended JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.responses import Response
+
+from mtask.client.diagnosis.position import Position
+from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.partial import TaskFields
+from mtask.errors import InvalidInput
+from mtask.model.documents import Task, WorkerDocument
+from mtask.model.schedules import Schedule
+from mtask.store.driver.extended_json import extended_exactly
+from mtask.store.streams.events import TaskEvent
+from mtask.web.access import Caller
+
+Json = dict[str, Any]
+#: The fields of a task that an answer leaves out: they are notes between workers.
+_INNER = frozenset({"owed_since", "owed_tasks", "quiet_time"})
+#: The fields of a task in a list, unless the caller asks for others.
+LISTED = (
+    "status",
+    "queue",
+    "task_state.create_time",
+    "task_state.start_time",
+    "task_state.next_preempt_time",
+    "task_state.finish_time",
+    "task_state.failed_cnt",
+    "fail_reason",
+)
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer in JSON."""
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    sent = {"Cache-Control": "no-store", **(headers or {})}
+    return Response(text, status, headers=sent, media_type="application/json")
+
+
+def plain(value: Any) -> Any:
+    """Return a value of mtask's own in JSON types."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    return extended_exactly(value)
+
+
+def task(found: Task, caller: Caller) -> Json:
+    """Return a task."""
+    made: Json = found.model_dump(by_alias=True, exclude_unset=True, exclude=set(_INNER))
+    made["params"] = None
+    for run in made["task_state"]["worker_states"]:
+        run.pop("session_id", None)
+        run.pop("returns", None)
+    if "again" in made:
+        del made["again"]["params"]
+    made = plain(made)
+    made["params"] = extended_exactly(found.params)
+    for shown, stored in zip(made["task_state"]["worker_states"], found.runs, strict=True):
+        if stored.returns is not None:
+            shown["returns"] = extended_exactly(stored.returns)
+    if found.again is not None:
+        made["again"]["params"] = extended_exactly(found.again.params)
+    if found.lookup:
+        made["lookup"] = {name: [extended_exactly(v) for v in values] for name, values in found.lookups.items()}
+    return _with_shown_ids(made, found, caller)
+
+
+def _with_shown_ids(made: Json, found: Task, caller: Caller) -> Json:
+    made["_id"], made["key"] = caller.shown_id(found.id), caller.shown_key(found.key)
+    if caller.tenant is None:
+        return made
+    state, flow, chain = made["task_state"], made.get("flow"), made.get("chain")
+    if state.get("next_id") is not None:
+        state["next_id"] = caller.shown_id(state["next_id"])
+    if state.get("unpublished"):
+        state["unpublished"] = [caller.shown_id(one) for one in state["unpublished"]]
+    if state.get("reason") is not None:
+        state["reason"] = caller.shown_text(state["reason"])
+    if flow is not None:
+        for field in ("key", "head"):
+            if flow.get(field) is not None:
+                flow[field] = caller.shown_key(flow[field])
+        for field in ("after", "ancestors"):
+            if field in flow:
+                flow[field] = [caller.shown_id(one) for one in flow[field]]
+        if flow.get("held_by") is not None:
+            flow["held_by"] = caller.shown_id(flow["held_by"])
+    if chain is not None:
+        for field in ("before", "first"):
+            chain[field] = caller.shown_id(chain[field])
+    return made
+
+
+def etag(found: Task) -> str:
+    """Return the ETag of a task: of all that a caller may want to change, and not of its pings."""
+    runs = found.runs
+    covered = {
+        "params": extended_exactly(found.params),
+        "options": plain(found.task_option.stored()),
+        "queue": found.queue,
+        "status": found.status.value,
+        "failed_cnt": found.task_state.failed_cnt,
+        "created": plain(found.task_state.create_time),
+        "run_id": runs[-1].run_id if runs else None,
+    }
+    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+    return f'"{digest[:32]}"'
+
+
+def same_params(given: Any, stored: Any) -> bool:
+    """Whether two values of params are equal. 1 and 1.0 and true are different; the order of members is nothing."""
+    first, second = (json.dumps(extended_exactly(value), sort_keys=True) for value in (given, stored))
+    return first == second
+
+
+def listed(found: TaskFields, caller: Caller) -> Json:
+    """Return a task of a list, with the fields that were asked for."""
+    return {
+        "_id": caller.shown_id(found.id),
+        "name": found.name,
+        "key": caller.shown_key(found.key),
+        "fields": {field: _field(value) for field, value in found.items()},
+    }
+
+
+def _field(value: Any) -> Any:
+    return plain(value) if isinstance(value, datetime) else extended_exactly(value)
+
+
+def cursor_of(found: TaskFields) -> str | None:
+    """Return the cursor of the page after this task."""
+    if found.create_time is None:
+        return None
+    place = json.dumps([round(found.create_time.timestamp() * 1000), found.id], ensure_ascii=False)
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def task_at(cursor: str | None) -> TaskFields | None:
+    """Return the task before the page that a cursor names; raise InvalidInput."""
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        text = base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
+        created, task_id = json.loads(text.decode("utf-8"))
+        if type(created) is not int or type(task_id) is not str:
+            raise ValueError(cursor)
+        task_id.encode("utf-8")
+        return TaskFields(task_id, datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=created), {})
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise InvalidInput("cursor: use the next_cursor of an earlier page.", field="cursor") from None
+
+
+def event(found: TaskEvent, caller: Caller) -> Json:
+    """Return an event."""
+    made: Json = asdict(found)
+    made["task_id"], made["key"] = caller.shown_id(found.task_id), caller.shown_key(found.key)
+    made["name"], made["kind"] = found.name, found.kind.value
+    made["task_status"] = None if found.task_status is None else found.task_status.value
+    if made["reason"] is not None:
+        made["reason"] = caller.shown_text(made["reason"])
+    return {name: value for name, value in plain(made).items() if value is not None}
+
+
+def position(found: Position, caller: Caller) -> Json:
+    """Return the position of a task."""
+    made: Json = plain(asdict(found))
+    made["task_id"], made["status"] = caller.shown_id(found.task_id), found.status.value
+    for reason in made["reasons"]:
+        reason["message"] = caller.shown_text(reason["message"])
+    return made
+
+
+def flow(found: FlowState, caller: Caller) -> Json:
+    """Return a flow with its steps."""
+    made: Json = plain(asdict(found))
+    made["key"] = caller.shown_key(found.key)
+    made["head"] = None if found.head is None else caller.shown_id(found.head)
+    for step in made["steps"]:
+        step["after"] = [caller.shown_id(one) for one in step["after"]]
+        for field in ("task_id", "parent", "held_by"):
+            step[field] = None if step[field] is None else caller.shown_id(step[field])
+        step["reason"] = None if step["reason"] is None else caller.shown_text(step["reason"])
+    made["progress"] = found.progress
+    return made
+
+
+def flow_row(found: FlowRow, caller: Caller) -> Json:
+    """Return a flow of a list."""
+    made: Json = plain(asdict(found))
+    made["key"], made["head"] = caller.shown_key(found.key), caller.shown_id(found.head)
+    return {**made, "is_ended": found.is_ended}
+
+
+def worker(found: WorkerDocument, now: datetime) -> Json:
+    """Return a worker."""
+    made: Json = plain(found.model_dump(by_alias=True, exclude={"controls_seen", "incarnation", "pid_scope"}))
+    return {**made, "is_live": found.is_live(now)}
+
+
+def schedule(found: Schedule) -> Json:
+    """Return a schedule."""
+    made: Json = plain(found.model_dump(by_alias=True, exclude={"params", "lookup"}))
+    made["params"] = extended_exactly(found.params)
+    return made
