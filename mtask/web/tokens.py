@@ -70,10 +70,12 @@ def read_tokens(path: Path) -> Tokens:
     """Return the tokens in a file. Raises InvalidInput if the file cannot be used, or if others can write it."""
     try:
         with path.open("rb") as file:
-            _check_owner(path, os.fstat(file.fileno()))
-            listed = json.loads(file.read().decode("utf-8"))
+            found, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
         raise _refused(path, f"it cannot be read: {error.strerror or error}") from None
+    _check_owner(path, found)
+    try:
+        listed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
         raise _refused(path, "it is no JSON") from None
     if not isinstance(listed, list) or not listed:

@@ -1,0 +1,163 @@
+"""Who gets past the gate: tokens, roles, hosts, origins, and bodies."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtask.web.settings import WebSettings
+from tests.integration.web.serving import Serving, with_server
+
+CHANGES = [
+    ("POST", "/v1/tasks", {"name": "echo", "key": "a"}, "publish"),
+    ("PUT", "/v1/tasks/echo/a", {}, "publish"),
+    ("POST", "/v1/tasks:batch", {"tasks": [{"name": "echo"}]}, "publish"),
+    ("PATCH", "/v1/tasks/echo/a", {"options": {"priority": 1}}, "publish"),
+    ("POST", "/v1/tasks/echo/a:cancel", None, "publish"),
+    ("POST", "/v1/tasks/echo/a:retry", None, "publish"),
+    ("POST", "/v1/tasks/echo/a:rerun", None, "publish"),
+    ("DELETE", "/v1/tasks/echo/a", None, "operate"),
+    ("POST", "/v1/flows", {"key": "f", "steps": [{"step": "a", "name": "echo"}]}, "publish"),
+    ("POST", "/v1/flows/f:cancel", None, "publish"),
+    ("POST", "/v1/flows/f:retry", None, "publish"),
+    ("POST", "/v1/queues/q:pause", None, "operate"),
+    ("POST", "/v1/queues/q:resume", None, "operate"),
+    ("POST", "/v1/names/n:pause", None, "operate"),
+    ("POST", "/v1/names/n:resume", None, "operate"),
+    ("PUT", "/v1/queues/q/limit", {"concurrency": 1}, "operate"),
+    ("PUT", "/v1/queues/q/keep", {"success": 1}, "operate"),
+    ("POST", "/v1/workers/w:stop", None, "operate"),
+    ("PATCH", "/v1/workers/w", {"concurrency": 1}, "operate"),
+    ("PUT", "/v1/schedules/s", {"name": "echo", "cron": "* * * * *"}, "operate"),
+    ("POST", "/v1/schedules/s:pause", None, "operate"),
+    ("POST", "/v1/schedules/s:resume", None, "operate"),
+    ("DELETE", "/v1/schedules/s", None, "operate"),
+]
+
+
+def test_each_change_takes_its_role_and_a_read_only_server_refuses_all(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        for method, path, body, role in CHANGES:
+            for token in ("read", "publish"):
+                answer = await server.ask(method, path, token=token, json=body)
+                is_refused = token == "read" or role == "operate"
+                assert (answer.status_code == 403) is is_refused, (method, path, token, answer.text)
+            assert (await server.ask(method, path, json=body)).status_code not in (401, 403, 405, 500), (method, path)
+        document = (await server.ask("GET", "/v1/openapi.json", token="read")).json()
+        listed = {
+            (method.upper(), path)
+            for path, item in document["paths"].items()
+            for method in item
+            if method != "get" and not path.startswith("/v1/task:") and path != "/v1/task"
+        }
+        assert len(listed) == len(CHANGES), "a change is missing above"
+
+    async def refusing(server: Serving) -> None:
+        for method, path, body, _ in CHANGES:
+            assert (await server.ask(method, path, json=body)).status_code == 403, (method, path)
+        assert (await server.ask("GET", "/v1/tasks")).json() == {"tasks": [], "next_cursor": None}
+
+    with_server(mongo_uri, f"{database_name}_ro", refusing, settings=WebSettings(port=0, is_read_only=True))
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_without_a_right_token_only_the_health_is_told(
+    mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: Serving) -> None:
+        for path in ("/v1/tasks", "/v1/events", "/v1/openapi.json", "/v1/nothing", "/v1/problems/not-found"):
+            for headers in ({}, {"Authorization": "Bearer hunter2"}, {"Authorization": "Basic cmVhZDo="}):
+                answer = await server.ask("GET", path, token=None, headers=headers)
+                assert answer.status_code == 401, (path, headers)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert "hunter2" not in answer.text
+        for path in ("/healthz", "/readyz"):
+            assert (await server.ask("GET", path, token=None)).status_code == 200
+        big = "x" * 3_000_000
+        refused = await server.ask("POST", "/v1/tasks", token=None, content=big)
+        assert refused.status_code == 401, "no body is read for a stranger"
+
+    for logger in ("mtask", "uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):  # those of the server
+        caplog.set_level("DEBUG", logger)
+    with_server(mongo_uri, database_name, scenario)
+    assert "hunter2" not in caplog.text
+    assert "Bearer" not in caplog.text
+
+
+def test_a_rebound_name_and_a_page_of_another_site_are_refused(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        for host in ("evil.example.org", f"evil.example.org:{server.port}", "127.0.0.1", f"127.0.0.1:{server.port}x"):
+            for path in ("/v1/tasks", "/healthz", "/readyz"):
+                assert (await server.raw(path, headers=[f"Host: {host}"])).status == 421, (host, path)
+        assert (await server.raw("/healthz", headers=[f"Host: localhost:{server.port}"])).status == 200
+        own = f"http://127.0.0.1:{server.port}"
+        for origin, status in (("https://evil.example.org", 403), ("null", 403), (own, 404)):
+            answer = await server.ask("POST", "/v1/tasks/echo/a:cancel", token=None, headers={"Origin": origin})
+            assert answer.status_code == status, origin
+        assert (await server.ask("GET", "/v1/tasks", headers={"Origin": "https://evil.example.org"})).status_code == 200
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
+
+
+def test_only_json_of_a_bounded_size_is_read(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        body = '{"name": "echo"}'
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "application/problem+json", "", "text/json"):
+            answer = await server.ask("POST", "/v1/tasks", content=body, headers={"Content-Type": kind})
+            assert answer.status_code == 415, kind
+        for kind in ("application/json", "Application/JSON; charset=utf-8"):
+            answer = await server.ask("POST", "/v1/tasks", content=body, headers={"Content-Type": kind})
+            assert answer.status_code == 201, answer.text
+        latin = {"Content-Type": "application/json; charset=latin-1"}
+        assert (await server.ask("POST", "/v1/tasks", content=body, headers=latin)).status_code == 415
+        gzip = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        assert (await server.ask("POST", "/v1/tasks", content=body, headers=gzip)).status_code == 415
+
+        large = {"name": "echo", "params": "x" * 2**20}
+        assert (await server.ask("POST", "/v1/tasks", json=large)).status_code == 413
+        assert (await server.ask("POST", "/v1/tasks:batch", json={"tasks": [large]})).status_code == 200
+
+        async def chunks() -> object:
+            for _ in range(20):
+                yield b" " * 100_000
+
+        json_type = {"Content-Type": "application/json"}
+        answer = await server.ask("POST", "/v1/tasks", content=chunks(), headers=json_type)
+        assert answer.status_code == 413
+
+        for wrong in ('{"name": "echo", "name": "b"}', '{"name": NaN}', "[]", "7", "null", '{"name": "echo", "x": 1}'):
+            answer = await server.ask("POST", "/v1/tasks", content=wrong, headers=json_type)
+            assert answer.status_code == 422, (wrong, answer.text)
+            assert answer.headers["content-type"] == "application/problem+json"
+        assert (await server.ask("POST", "/v1/tasks", content=b"\xff", headers=json_type)).status_code == 422
+        assert (await server.ask("POST", "/v1/tasks")).status_code == 422
+        assert (await server.ask("POST", "/v1/tasks/echo/a:cancel", json={"x": 1})).status_code == 422
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_errors_of_addresses_and_methods_are_problems(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        for method, path, status in (
+            ("GET", "/", 404),
+            ("GET", "/docs", 404),
+            ("GET", "/v1/tasks/", 404),
+            ("GET", "/v1/tasks//a", 404),
+            ("PUT", "/v1/tasks", 405),
+            ("GET", "/v1/tasks/echo/a:explode", 404),
+            ("GET", "/v1/tasks?bad=1", 422),
+            ("GET", "/v1/tasks?limit=0", 422),
+            ("GET", "/v1/tasks?cursor=zzz", 422),
+            ("GET", "/v1/tasks?status=DONE", 422),
+            ("GET", "/v1/tasks?fields=$where", 422),
+            ("GET", "/v1/tasks?name=%ff", 400),
+            ("GET", "/v1/events?after=zzz", 422),
+            ("GET", "/v1/problems/nothing", 404),
+        ):
+            answer = await server.raw(path, method=method)
+            assert answer.status == status, (method, path, answer.body)
+            document = answer.json()
+            assert document["status"] == status
+            told = await server.ask("GET", document["type"], token="read")
+            assert (told.status_code, told.json()["title"]) == (200, document["title"])
+
+    with_server(mongo_uri, database_name, scenario)

@@ -1,0 +1,43 @@
+"""Addresses: percent-decoding once, strict UTF-8, and the address by query."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtask.web.paths import by_query, check_query, is_by_query, routed_path
+from mtask.web.problems import BadRequest, InvalidRequest
+
+
+@pytest.mark.parametrize(
+    "path", [b"/v1/tasks/a/%", b"/v1/tasks/a/%zz", b"/v1/tasks/a/%ff", b"/v1/tasks/a/%c3", b"/v1/tasks/a/\xc3\xa9"]
+)
+def test_a_path_that_is_not_percent_encoded_utf8_is_refused(path: bytes) -> None:
+    with pytest.raises(BadRequest):
+        routed_path(path)
+
+
+def test_a_path_stays_encoded_until_a_route_has_taken_its_segments() -> None:
+    assert routed_path(b"/v1/tasks/a%2Fb/%252F%3A:cancel") == "/v1/tasks/a%2Fb/%252F%3A:cancel"
+
+
+@pytest.mark.parametrize("query", [b"a=%ff", b"a=%zz", b"a=\xff"])
+def test_a_query_that_is_not_percent_encoded_utf8_is_refused(query: bytes) -> None:
+    with pytest.raises(BadRequest):
+        check_query(query)
+
+
+def test_the_address_by_query_is_that_by_path() -> None:
+    assert by_query("/v1/task", b"name=a%2Fb&key=..&limit=3") == ("/v1/tasks/a%2Fb/..", b"limit=3")
+    assert by_query("/v1/task:cancel", b"name=a&key=x%3Ay+z") == ("/v1/tasks/a/x%3Ay%20z:cancel", b"")
+    assert by_query("/v1/task/position", b"key=%25&name=a") == ("/v1/tasks/a/%25/position", b"")
+
+
+@pytest.mark.parametrize("query", [b"", b"name=a", b"key=a", b"name=&key=a", b"name=a&key=", b"name=a&key=b&key=c"])
+def test_the_address_by_query_names_one_task(query: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        by_query("/v1/task", query)
+
+
+def test_other_addresses_are_not_by_query() -> None:
+    assert [is_by_query(path) for path in ("/v1/task", "/v1/task:retry", "/v1/task/position")] == [True] * 3
+    assert [is_by_query(path) for path in ("/v1/tasks", "/v1/tasks:batch", "/v1/taskx")] == [False] * 3
