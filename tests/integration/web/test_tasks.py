@@ -14,7 +14,7 @@ from mtask.web.settings import WebSettings
 from tests.clients import claim, fail, succeed
 from tests.integration.web.serving import Serving, with_server
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually_async, fail_command
+from tests.mongo import fail_command, until
 
 KEYS = [
     "a/b:cancel",
@@ -252,7 +252,7 @@ def test_prefer_wait_answers_when_the_task_has_ended(mongo_uri: str, database_na
         removed = asyncio.create_task(
             server.ask("GET", "/v1/tasks/echo/b", headers={"Prefer": "respond-async, wait=30"})
         )
-        await eventually_async(lambda: server.hub.viewer_cnt == 2, 20, "two requests wait")
+        await until(lambda: server.hub.viewer_cnt == 2, 20, "two requests wait")
         await server.client.remove("echo", "b")
         run_id = await asyncio.to_thread(claim, store, "echo:a")
         await asyncio.to_thread(succeed, store, "echo:a", run_id, {"n": 2**60})

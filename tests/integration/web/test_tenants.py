@@ -1,0 +1,157 @@
+"""Two tenants with one name and key: neither sees, changes or hears of the other's tasks, in any verb."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from mtask.store.driver.stores import SyncStore
+from tests.clients import claim, fail
+from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.test_events import following, take
+
+TASK = "/v1/tasks/echo/a"
+BOTH = ("acme", "umbra")
+
+
+def test_one_name_and_key_through_every_verb(mongo_uri: str, database_name: str, store: SyncStore) -> None:
+    async def scenario(server: Serving) -> None:
+        async def ask(tenant: str, method: str, path: str, **given: Any) -> Any:
+            answer = await server.ask(method, path, token=tenant, **given)
+            for other in BOTH:
+                assert other not in answer.text, (tenant, method, path, answer.text)
+            return answer
+
+        for method, path in (("GET", TASK), ("DELETE", TASK), ("POST", f"{TASK}:cancel"), ("GET", f"{TASK}/position")):
+            missing = await ask("acme", method, path)
+            assert (missing.status_code, missing.json()["task_id"]) == (404, "echo:a")
+
+        for number, tenant in enumerate(BOTH):
+            made = await ask(tenant, "PUT", TASK, json={"params": number})
+            assert (made.status_code, made.json()["task_id"]) == (201, "echo:a")
+            again = await ask(tenant, "POST", "/v1/tasks", json={"name": "echo", "key": "a", "params": number})
+            assert (again.status_code, again.json()["params_differ"]) == (200, False)
+            assert again.headers["location"] == TASK
+            header = {"Idempotency-Key": "i"}
+            implied = await ask(tenant, "POST", "/v1/tasks", json={"name": "echo", "params": number}, headers=header)
+            assert implied.status_code == 201
+            batch = await ask(tenant, "POST", "/v1/tasks:batch", json={"tasks": [{"name": "echo", "key": "b"}]})
+            assert batch.json()["tasks"][0]["created"]
+        assert {task.key for task in await server.client.find()} == {
+            f"{t}:{key}" for t in BOTH for key in ("a", "i", "b")
+        }
+
+        assert (await ask("acme", "GET", TASK)).json()["params"] == 0
+        assert (await ask("umbra", "GET", "/v1/task?name=echo&key=a")).json()["params"] == 1
+        listed = (await ask("acme", "GET", "/v1/tasks?name=echo&key=a&key=b&fields=params")).json()["tasks"]
+        assert sorted((row["key"], row["fields"]["params"] or 0) for row in listed) == [("a", 0), ("b", 0)]
+        # A tenant cannot name another tenant's key, whatever it writes.
+        for key in ("umbra:a", "umbra%3Aa", ":umbra:a", "..%2Fumbra%3Aa"):
+            assert (await server.ask("GET", f"/v1/tasks/echo/{key}", token="acme")).status_code == 404
+
+        canceled = await ask("acme", "POST", f"{TASK}:cancel")
+        assert canceled.json()["task_state"]["status"] == "CANCELED"
+        assert (await ask("umbra", "GET", TASK)).json()["task_state"]["status"] == "INIT"
+        await ask("acme", "POST", f"{TASK}:retry")
+        await ask("acme", "PATCH", TASK, json={"options": {"priority": 7}})
+        assert (await ask("umbra", "GET", TASK)).json()["task_option"]["priority"] == 0
+        run_id = await asyncio.to_thread(claim, store, "echo:acme:a")
+        await asyncio.to_thread(fail, store, "echo:acme:a", run_id, "no luck", final=True)
+        assert (await ask("acme", "GET", TASK)).json()["task_state"]["status"] == "FAIL"
+        assert (await ask("acme", "POST", f"{TASK}:rerun")).json()["task_state"]["status"] == "INIT"
+        assert (await ask("acme", "GET", f"{TASK}/position")).json()["task_id"] == "echo:a"
+        assert (await ask("acme", "DELETE", TASK)).status_code == 204
+        assert (await ask("umbra", "GET", TASK)).status_code == 200
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_flows_of_tenants_lie_apart(mongo_uri: str, database_name: str) -> None:
+    flow = {
+        "key": "f",
+        "steps": [{"step": "one", "name": "echo"}, {"step": "two", "name": "echo", "after": ["one"]}],
+    }
+
+    async def scenario(server: Serving) -> None:
+        for tenant in BOTH:
+            made = await server.ask("POST", "/v1/flows", token=tenant, json=flow)
+            assert (made.status_code, made.json()["task_ids"]) == (201, ["echo:f/one", "echo:f/two"])
+            assert (await server.ask("POST", "/v1/flows", token=tenant, json=flow)).status_code == 200
+        changed = await server.ask("POST", "/v1/flows/f:cancel", token="acme", json={"everything": True})
+        assert sorted(changed.json()["task_ids"]) == ["echo:f/one", "echo:f/two"]
+        for tenant, status in (("acme", "CANCELED"), ("umbra", "INIT")):
+            found = await server.ask("GET", "/v1/flows/f", token=tenant)
+            assert found.json()["steps"][0]["status"] == status
+            assert found.json()["steps"][1]["after"] == ["echo:f/one"]
+            step = await server.ask("GET", "/v1/tasks/echo/f%2Ftwo", token=tenant)
+            assert step.json()["flow"]["key"] == "f"
+            assert step.json()["flow"]["after"] == ["echo:f/one"]
+            listed = await server.ask("GET", "/v1/flows", token=tenant)
+            assert [row["key"] for row in listed.json()["flows"]] == ["f"]
+            for answer in (found, step, listed):
+                assert "acme" not in answer.text
+                assert "umbra" not in answer.text
+        assert (await server.ask("POST", "/v1/flows/f:retry", token="acme")).json()["counts"]["INIT"] == 1
+        assert (await server.ask("GET", "/v1/flows/g", token="acme")).status_code == 404
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_events_of_tenants_lie_apart_also_after_a_removal_and_a_resume(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        async with following(server, token="acme") as acme, following(server, token="umbra") as umbra:
+            for tenant in BOTH:
+                await server.ask("PUT", TASK, token=tenant, json={})
+            run_id = await asyncio.to_thread(claim, store, "echo:acme:a")
+            await asyncio.to_thread(fail, store, "echo:acme:a", run_id, "secret of the first tenant", final=True)
+            await server.ask("DELETE", TASK, token="acme")
+            await server.ask("PUT", TASK, token="acme", json={"queue": "other"})
+            await server.ask("POST", f"{TASK}:cancel", token="umbra")
+            first = await take(acme, 5)
+            other = await take(umbra, 2)
+        assert [event.kind for event in first] == ["published", "claimed", "failed", "removed", "published"]
+        assert [event.kind for event in other] == ["published", "canceled"]
+        async with following(server, token="umbra", after=other[0].id) as umbra:
+            resumed = await take(umbra, 1)
+        async with following(server, "?key=a", token="acme", after=first[0].id) as acme:
+            assert [event.kind for event in await take(acme, 4)] == [event.kind for event in first[1:]]
+        assert resumed == other[1:]
+        for tenant, events in (("acme", first), ("umbra", [*other, *resumed])):
+            assert {event.data["task_id"] for event in events} == {"echo:a"}, tenant
+            text = json.dumps([event.data for event in events])
+            assert not any(name in text for name in BOTH)
+        assert "secret" not in json.dumps([event.data for event in [*other, *resumed]])
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/tasks"),
+        ("GET", "/v1/tasks?name=echo"),
+        ("GET", "/v1/tasks?key=a"),
+        ("GET", "/v1/stats"),
+        ("GET", "/v1/queues"),
+        ("GET", "/v1/controls"),
+        ("GET", "/v1/workers"),
+        ("GET", "/v1/schedules"),
+        ("GET", "/v1/schedules/s"),
+        ("PUT", "/v1/schedules/s"),
+        ("POST", "/v1/queues/q:pause"),
+        ("PUT", "/v1/queues/q/keep"),
+        ("POST", "/v1/workers/w:stop"),
+    ],
+)
+def test_what_concerns_all_tenants_is_not_for_one(mongo_uri: str, database_name: str, method: str, path: str) -> None:
+    async def scenario(server: Serving) -> None:
+        answer = await server.ask(method, path, token="acme", json={} if method == "PUT" else None)
+        assert (answer.status_code, answer.json()["type"]) == (403, "/v1/problems/forbidden")
+
+    with_server(mongo_uri, database_name, scenario)
