@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from pymongo import AsyncMongoClient
 
 from mtask import AsyncClient
 from mtask.web.access import Caller, Role
@@ -77,11 +78,20 @@ class Raw:
 
 
 @asynccontextmanager
-async def serving(uri: str, database: str, settings: WebSettings | None = None, **given: Any) -> AsyncIterator[Serving]:
-    """Serve the API during the block."""
+async def serving(
+    uri: str,
+    database: str,
+    settings: WebSettings | None = None,
+    *,
+    tokens: Tokens | None = None,
+    appname: str | None = None,
+) -> AsyncIterator[Serving]:
+    """Serve the API during the block. `appname` is for fail points that only this server meets."""
     chosen = settings or WebSettings(port=0)
-    tokens = given.pop("tokens", Tokens() if chosen.is_open else TOKENS)
-    async with AsyncClient(uri, database=database, **given) as client:
+    source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(uri, appname=appname)
+    if tokens is None:
+        tokens = Tokens() if chosen.is_open else TOKENS
+    async with source, AsyncClient(source, database=database) as client:
         app, hub = build(client, chosen, tokens)
         listening = listen(chosen)
         listening.listen(100)

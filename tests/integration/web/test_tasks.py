@@ -182,7 +182,7 @@ def test_without_the_database_the_answer_holds_the_key_for_a_repeat(
 ) -> None:
     async def scenario(server: Serving) -> None:
         await server.client.init()
-        with fail_command(mongo, ["insert", "update", "findAndModify"], error_code=13, app_name="w18-broken"):
+        with fail_command(mongo, ["insert", "update", "findAndModify"], error_code=13, app_name=database_name):
             one = await server.ask("POST", "/v1/tasks", json={"name": "echo", "params": {"secret": "hunter2"}})
             many = await server.ask("POST", "/v1/tasks:batch", json={"tasks": [{"name": "echo"}]})
         for answer in (one, many):
@@ -192,8 +192,7 @@ def test_without_the_database_the_answer_holds_the_key_for_a_repeat(
         assert (await server.ask("PUT", f"/v1/tasks/echo/{one.json()['key']}", json={})).status_code == 201
         assert many.json()["tasks"][0]["key"]
 
-    uri = f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}appName=w18-broken"
-    with_server(uri, database_name, scenario)
+    with_server(mongo_uri, database_name, scenario, appname=database_name)
 
 
 def test_pages_follow_each_other_also_after_their_last_task_was_removed(mongo_uri: str, database_name: str) -> None:
