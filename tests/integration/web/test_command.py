@@ -50,7 +50,7 @@ def _json_in(path: Path) -> Any:
         return None
 
 
-def test_sigterm_ends_it_within_two_seconds_though_viewers_are_connected(
+def test_sigterm_ends_it_at_once_though_viewers_are_connected(
     mongo_uri: str, database_name: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def test_sigterm_ends_it_within_two_seconds_though_viewers_are_connected(
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5, "alone on the machine it takes 0.7 s; waiting for the viewers, for ever"
         assert all("event: closing" in list(lines) for lines in readers)
     assert printed["token"] not in (tmp_path / "err").read_text()
     assert (tmp_path / "err").read_text() == ""
