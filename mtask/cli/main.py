@@ -86,5 +86,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else failures.OK
 
 
+def run_web() -> int:
+    """Run `mtask web` with the arguments of this process. This is the entry point of `mtask-web`."""
+    return run(["web", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
     sys.exit(run())

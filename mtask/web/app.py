@@ -102,7 +102,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await hub.aclose()
+        await hub.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)

@@ -145,7 +145,7 @@ class Hub:
         for viewer in tuple(self._viewers):
             viewer.offer(CLOSING)
 
-    async def aclose(self) -> None:
+    async def end(self) -> None:
         """Close the hub, and its stream."""
         self.close()
         if self._reading is not None:

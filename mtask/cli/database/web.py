@@ -1,4 +1,4 @@
-"""`mtask web` and `mtask-web`: the REST API of a database, until a signal ends it."""
+"""`mtask web`: the REST API of a database, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
 def register(app: typer.Typer) -> None:
     """Add the command."""
     command(app, "web", panel=PANEL)(web)
-
-
-def run() -> int:
-    """Run `mtask web` with the arguments of this process. This is the entry point of `mtask-web`."""
-    from mtask.cli import main  # it imports this module
-
-    return main.run(["web", *sys.argv[1:]])
 
 
 def web(
