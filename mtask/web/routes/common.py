@@ -17,22 +17,23 @@ from mtask.web.problems import MEDIA_TYPE
 from mtask.web.settings import WebSettings
 
 
-def _client(request: Request) -> AsyncClient:
+# These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.
+async def _client(request: Request) -> AsyncClient:
     client: AsyncClient = request.app.state.client
     return client
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller: Caller = request.scope["mtask.caller"]
     return caller
 
 
-def _hub(request: Request) -> Hub:
+async def _hub(request: Request) -> Hub:
     hub: Hub = request.app.state.hub
     return hub
 
 
-def _settings(request: Request) -> WebSettings:
+async def _settings(request: Request) -> WebSettings:
     settings: WebSettings = request.app.state.settings
     return settings
 
