@@ -174,6 +174,9 @@ class Hub:
                             return
         finally:
             events, self._events = self._events, None
+            # After an unforeseen error, viewers are left. They connect again, and go on from their last event.
+            for viewer in tuple(self._viewers):
+                viewer.offer(BEHIND)
             if events is not None:
                 await events.close()
 

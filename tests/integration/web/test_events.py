@@ -205,6 +205,24 @@ def test_a_viewer_that_does_not_read_is_disconnected_and_others_go_on(mongo_uri:
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_behind=5))
 
 
+def test_viewers_are_disconnected_where_the_stream_ends_by_a_mistake_and_can_go_on(
+    mongo_uri: str, database_name: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        async with following(server) as sent:
+            await publish(server, "a")
+            (first,) = await take(sent, 1)
+            assert server.hub._reading is not None
+            server.hub._reading.cancel()
+            assert [event.kind async for event in sent] == ["behind"]
+        await publish(server, "b")
+        async with following(server, after=first.id) as sent:
+            assert (await take(sent, 1))[0].data["key"] == "b"
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [
