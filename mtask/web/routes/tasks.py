@@ -144,6 +144,8 @@ async def publish_batch(
 ) -> Any:
     """Publish up to 1,000 tasks. The answer tells of each one. With an Idempotency-Key, task i has the key HEADER/i."""
     checked = policy(**_existing(body))
+    if idempotency_key is not None:
+        check_key(idempotency_key)
     rows: list[dict[str, Any]] = []
     specs: dict[int, TaskSpec] = {}
     implied = {index for index, entry in enumerate(body.tasks) if entry.key is None and idempotency_key is not None}

@@ -171,6 +171,10 @@ def test_a_batch_answers_task_by_task(mongo_uri: str, database_name: str) -> Non
         rejected = await server.ask("POST", "/v1/tasks:batch", json={"tasks": tasks[:1], "if_exists": "reject"})
         assert rejected.json()["tasks"][0]["problem"]["status"] == 409
         assert await server.client.count() == 3
+        for one in ("/v1/tasks:batch", "/v1/tasks"):
+            body = {"tasks": [{"name": "echo"}]} if one.endswith("batch") else {"name": "echo"}
+            empty = await server.ask("POST", one, json=body, headers={"Idempotency-Key": ""})
+            assert (empty.status_code, empty.json()["type"]) == (422, "/v1/problems/invalid-key")
         for wrong in ([], [{"name": "echo"}] * 1001):
             assert (await server.ask("POST", "/v1/tasks:batch", json={"tasks": wrong})).status_code == 422
 
