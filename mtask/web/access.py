@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mtask.model.identity import check_key
+from mtask.model.publishing.identity import check_key
 
 
 class Role(StrEnum):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mtask.errors import InvalidInput, shown
-from mtask.model.identity import check_text
+from mtask.model.publishing.identity import check_text
 from mtask.web.access import Caller, Role
 
 _FIELDS = frozenset({"name", "role", "tenant", "sha256"})

@@ -20,7 +20,7 @@ from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput
 from mtask.model.documents import Task, WorkerDocument
-from mtask.model.schedules import Schedule
+from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.extended_json import extended_exactly
 from mtask.store.streams.events import TaskEvent
 from mtask.web.access import Caller

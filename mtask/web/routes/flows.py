@@ -7,7 +7,7 @@ from fastapi import Body, Query
 
 from mtask.client import Flow
 from mtask.errors import DatabaseError
-from mtask.model.identity import check_name
+from mtask.model.publishing.identity import check_name
 from mtask.store.flows.operating import ChangedFlow
 from mtask.web import views
 from mtask.web.access import Caller, Role

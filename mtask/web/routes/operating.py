@@ -9,7 +9,7 @@ from fastapi import Query, Request
 from mtask.client.operating.scheduling import When
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.model.controls import Control
-from mtask.model.identity import check_name
+from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about

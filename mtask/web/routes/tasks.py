@@ -13,7 +13,7 @@ from mtask.client import AsyncClient, TaskSpec
 from mtask.client.asking.publication import policy
 from mtask.errors import DatabaseError, InvalidInput, TaskError, TaskNotFound
 from mtask.model.documents import Task
-from mtask.model.identity import check_key, check_name, fresh_key, task_id_of
+from mtask.model.publishing.identity import check_key, check_name, fresh_key, task_id_of
 from mtask.store.driver.extended_json import parse_strict
 from mtask.store.tasks.publishing import Published
 from mtask.web import views
