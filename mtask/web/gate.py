@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mtask.errors import MtaskError
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.page.page import WebPage
 from mtask.web.problems import BadRequest, Forbidden, InternalError, Refusal, Unauthenticated, WrongHost, response_of
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
@@ -23,10 +24,14 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """An ASGI middleware around the whole API. It answers what it refuses itself."""
+    """An ASGI middleware around the API and the page. It answers what it refuses itself.
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, tokens: Tokens) -> None:
+    The API takes a token with each request, and no cookie. The page takes its session's cookie, and no token.
+    """
+
+    def __init__(self, app: ASGIApp, page: WebPage, settings: WebSettings, tokens: Tokens) -> None:
         self._app = app
+        self._page = page
         self._settings = settings
         self._tokens = tokens
 
@@ -46,7 +51,8 @@ class Gate:
 
         try:
             self._admit(scope)
-            await self._app(scope, receive, sending)
+            chosen: ASGIApp = self._page if self._page.owns(scope["path"]) else self._app
+            await chosen(scope, receive, sending)
         except (MtaskError, Refusal) as error:
             if is_begun:
                 raise
@@ -69,7 +75,8 @@ class Gate:
         _check_origin(headers, scope, host)
         paths.check_query(scope.get("query_string", b""))
         path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
-        scope["mtask.caller"] = ANYBODY if path in _WITHOUT_TOKEN else self._caller(headers)
+        is_without = path in _WITHOUT_TOKEN or self._page.owns(path)
+        scope["mtask.caller"] = ANYBODY if is_without else self._caller(headers)
         if paths.is_by_query(path):
             path, scope["query_string"] = paths.by_query(path, scope.get("query_string", b""))
         scope["path"] = path
