@@ -177,11 +177,12 @@ def length(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def clock(moment: datetime | None, *, day: bool = True) -> str:
-    """Return an instant as text, in UTC."""
+def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> str:
+    """Return an instant as text, in UTC; with `fine`, to the millisecond."""
     if moment is None:
         return _NOTHING
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S" if day else "%H:%M:%S")
+    text = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f" if day else "%H:%M:%S.%f")
+    return text[:-3] if fine else text[:-7]
 
 
 def ago(moment: datetime | None, now: datetime, missing: str = _NOTHING) -> Markup:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 
 from mtask.client.reading.flows import StepState, known_before, natural
 
 #: The most steps that a graph draws: more would be no picture.
 MOST_STEPS = 200
-BOX_WIDTH, BOX_HEIGHT, _GAP_X, _GAP_Y, _EDGE = 184, 46, 52, 14, 10
+BOX_WIDTH, BOX_HEIGHT, _GAP_X, _GAP_Y, _EDGE, _LANE = 184, 46, 52, 14, 10, 10
+
+#: What stands in a column: a step, by its id, or a lane on which the curves from a step pass, by its id and the depth.
+_Node = str | tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,50 +49,79 @@ def graph(steps: Sequence[StepState]) -> Graph | None:
         return None
     by_id = {step.task_id: step for step in steps}
     before = {step.task_id: known_before(step, by_id) for step in steps}
-    columns = _columns(steps, before)
-    places: dict[str, tuple[int, int]] = {}
-    tallest = max(len(column) for column in columns)
+    depths = _depths(steps, before)
+    columns = _columns(by_id, before, depths)
+    height = max(_height(column) for column in columns)
+    places: dict[_Node, tuple[int, int]] = {}
     for depth, column in enumerate(columns):
-        top = _EDGE + (tallest - len(column)) * (BOX_HEIGHT + _GAP_Y) // 2
-        for row, task_id in enumerate(column):
-            places[task_id] = _EDGE + depth * (BOX_WIDTH + _GAP_X), top + row * (BOX_HEIGHT + _GAP_Y)
-    curves = tuple(
-        Curve(_path(places[other], places[task_id]), by_id[other].status)
+        y = _EDGE + (height - _height(column)) // 2
+        for node in column:
+            size = BOX_HEIGHT if isinstance(node, str) else _LANE
+            places[node] = _EDGE + depth * (BOX_WIDTH + _GAP_X), y + size // 2
+            y += size + _GAP_Y
+    curves = [
+        Curve(_path([places[node] for node in _way(other, task_id, depths)]), by_id[other].status)
         for task_id, others in before.items()
         for other in others
-    )
+    ]
+    boxes = [Box(places[step.task_id][0], places[step.task_id][1] - BOX_HEIGHT // 2, step) for step in steps]
     width = 2 * _EDGE + len(columns) * (BOX_WIDTH + _GAP_X) - _GAP_X
-    height = 2 * _EDGE + tallest * (BOX_HEIGHT + _GAP_Y) - _GAP_Y
-    return Graph(tuple(Box(*places[step.task_id], step) for step in steps), curves, width, height)
+    return Graph(tuple(boxes), tuple(curves), width, height + 2 * _EDGE)
 
 
-def _columns(steps: Sequence[StepState], before: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the ids by depth. Within a column, a step stands near those on which it depends."""
+def _depths(steps: Sequence[StepState], before: Mapping[str, Sequence[str]]) -> dict[str, int]:
     depths: dict[str, int] = {}
-    columns: dict[int, list[StepState]] = defaultdict(list)
     for step in steps:
         depths[step.task_id] = 1 + max((depths.get(other, -1) for other in before[step.task_id]), default=-1)
-        columns[depths[step.task_id]].append(step)
-    rows: dict[str, float] = {}
-    made: list[list[str]] = []
-    for depth in sorted(columns):
-
-        ids = [step.task_id for step in sorted(columns[depth], key=partial(_near, rows=rows, before=before))]
-        middle = (len(ids) - 1) / 2
-        rows |= {task_id: row - middle for row, task_id in enumerate(ids)}
-        made.append(ids)
-    return made
+    return depths
 
 
-def _near(
-    step: StepState, rows: Mapping[str, float], before: Mapping[str, Sequence[str]]
-) -> tuple[float, list[tuple[int, int, str]]]:
-    others = [rows[other] for other in before[step.task_id] if other in rows]
-    return sum(others) / len(others) if others else 0.0, natural(step.step)
+def _way(start: str, end: str, depths: Mapping[str, int]) -> list[_Node]:
+    """Return the nodes over which a dependency leads: both steps, and a lane in each column between them."""
+    return [start, *((start, depth) for depth in range(depths[start] + 1, depths[end])), end]
 
 
-def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
-    x1, y1 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
-    x2, y2 = end[0], end[1] + BOX_HEIGHT // 2
-    bend = max(20, (x2 - x1) // 2)
-    return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2 - 2} {y2}"
+def _columns(
+    by_id: Mapping[str, StepState], before: Mapping[str, Sequence[str]], depths: Mapping[str, int]
+) -> list[list[_Node]]:
+    """Return the nodes by depth. Within a column, a node stands near those from which it comes."""
+    origins: dict[_Node, list[_Node]] = {task_id: [] for task_id in by_id}
+    for task_id, others in before.items():
+        for other in others:
+            way = _way(other, task_id, depths)
+            for origin, node in pairwise(way):
+                origins.setdefault(node, []).append(origin)
+    columns: list[list[_Node]] = [[] for _ in range(max(depths.values()) + 1)]
+    for node in origins:
+        columns[depths[node] if isinstance(node, str) else node[1]].append(node)
+    rows: dict[_Node, float] = {}
+    for column in columns:
+        near = {node: _middle([rows[origin] for origin in origins[node] if origin in rows]) for node in column}
+        column.sort(key=lambda node: (near[node], natural(by_id[_step_of(node)].step)))
+        rows |= {node: row - (len(column) - 1) / 2 for row, node in enumerate(column)}
+    return columns
+
+
+def _step_of(node: _Node) -> str:
+    return node if isinstance(node, str) else node[0]
+
+
+def _middle(rows: Sequence[float]) -> float:
+    return sum(rows) / len(rows) if rows else 0.0
+
+
+def _height(column: Sequence[_Node]) -> int:
+    return sum((BOX_HEIGHT if isinstance(node, str) else _LANE) + _GAP_Y for node in column) - _GAP_Y
+
+
+def _path(points: Sequence[tuple[int, int]]) -> str:
+    """Return a curve from the right edge of the first point's column to the left edge of the last point's."""
+    x, y = points[0][0] + BOX_WIDTH, points[0][1]
+    path = f"M{x} {y}"
+    for index, (left, row) in enumerate(points[1:], 2):
+        path += f"C{x + _GAP_X // 2} {y} {left - _GAP_X // 2} {row} {left} {row}"
+        x, y = left, row
+        if index < len(points):
+            x = left + BOX_WIDTH
+            path += f"H{x}"
+    return path

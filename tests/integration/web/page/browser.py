@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 import time
@@ -128,22 +129,24 @@ class Browser:
         taken = self.driver.execute_cdp_cmd(
             "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
         )
-        import base64
-
         path.write_bytes(base64.b64decode(taken["data"]))
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.driver.execute("getLog", {"type": kind})["value"]
+        return found
 
     def complaints(self) -> list[str]:
         """Return the errors of the console since the last call."""
         return [
             f"{entry['level']} {entry['message']}"
-            for entry in self.driver.get_log("browser")
+            for entry in self._log("browser")
             if entry["level"] in ("SEVERE", "WARNING")
         ]
 
     def hosts(self) -> set[str]:
         """Return the hosts that the pages have asked since the last call."""
         found = set()
-        for entry in self.driver.get_log("performance"):
+        for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 address = urlsplit(message["params"]["request"]["url"])

@@ -28,11 +28,16 @@ UNICODE = "größe/日本語/🚀:%2F..?a=b&c=d#e"
 class Gates:
     """The gates that the handlers of slow tasks wait at."""
 
-    opened: set[str] = field(default_factory=set)
+    loop: asyncio.AbstractEventLoop
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    def gate(self, key: str) -> asyncio.Event:
+        """Return the gate of this key."""
+        return self.gates.setdefault(key, asyncio.Event())
 
     def open(self, key: str) -> None:
         """Let the handler of this key end."""
-        self.opened.add(key)
+        self.loop.call_soon_threadsafe(lambda: self.gate(key).set())
 
 
 def app_with(gates: Gates) -> App:
@@ -55,9 +60,7 @@ def app_with(gates: Gates) -> App:
 
     @app.task(queue="video", worker_timeout_ms=4_000, ping_interval_ms=500)
     async def transcode(context: Context, file: str = "", size: int = 0) -> str:
-        context.report(0.42, "pass 1 of 2") if hasattr(context, "report") else None
-        while context.task.key not in gates.opened:
-            await asyncio.sleep(0.01)
+        await gates.gate(context.task.key).wait()
         return f"{file}.webm"
 
     return app
@@ -85,8 +88,8 @@ class Stage:
 @contextmanager
 def staged(uri: str, database: str, settings: WebSettings | None = None) -> Iterator[Stage]:
     """Serve the page in another thread during the block, with one worker of the queues default, mail and video."""
-    gates, ready, made = Gates(), threading.Event(), []
-    loop = asyncio.new_event_loop()
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    gates, made = Gates(loop), list[Serving]()
     ending = asyncio.Event()
     failure: list[BaseException] = []
 
@@ -162,7 +165,9 @@ def fill(stage: Stage) -> None:
     done.add("read", "send_email", {"subject": "read"})
     done.add("write", "send_email", {"subject": "write"}, after=["read"])
     client.publish_flow(done)
-    client.add_schedule("nightly-report", "send_email", "30 2 * * *", {"subject": "nightly"}, queue="mail", timezone="Europe/Berlin")
+    client.add_schedule(
+        "nightly-report", "send_email", "30 2 * * *", {"subject": "nightly"}, queue="mail", timezone="Europe/Berlin"
+    )
     client.add_schedule("poll", "send_email", timedelta(minutes=5), {"subject": "poll"}, queue="mail")
     client.add_schedule("paused-one", "send_email", "0 0 1 1 *", paused=True)
     client.wait_all([("charge_card", "order-7"), ("charge_card", MARKUP), ("send_email", LONG)], timeout=PATIENCE)
