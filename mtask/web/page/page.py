@@ -37,7 +37,7 @@ from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
 logger = logging.getLogger("mtask.web")
-_LOGIN, _LOGOUT, _STATIC = "/login", "/logout", "/static/"
+_LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
 _HEADS = frozenset({"GET", "HEAD"})
 
 
@@ -66,14 +66,14 @@ class WebPage:
         self._settings, self._tokens = settings, tokens
         self._sessions = Sessions()
         self._parts = Parts(client, settings, hub, Reads(client), {})
-        self._addresses = Addresses()
+        self.addresses = Addresses()
         for views in (overview, tasks, task, flows, queues, workers, schedules, live):
-            self._addresses |= views.addresses
-        self._paths = {path for _, path in self._addresses} | {_LOGIN, _LOGOUT}
+            self.addresses |= views.addresses
+        self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 
     def owns(self, path: str) -> bool:
         """Whether the page answers at this path, and not the API."""
-        return path in self._paths or path.startswith(_STATIC)
+        return path in self._paths or path == _ICON or path.startswith(_STATIC)
 
     async def end(self) -> None:
         """End all live pages."""
@@ -95,7 +95,7 @@ class WebPage:
         session, fresh = None, None
         try:
             path = request.scope["path"]
-            if path.startswith(_STATIC):
+            if path.startswith(_STATIC) or path == _ICON:
                 return _static(path)
             session = self._session(request)
             if path == _LOGIN:
@@ -131,7 +131,7 @@ class WebPage:
             left = see(_LOGIN)
             left.headers["Set-Cookie"] = set_cookie(request, "")
             return left
-        address = self._addresses.get((method, path))
+        address = self.addresses.get((method, path))
         if address is None:
             raise MethodNotAllowed("This address does not take this method.")
         visit = Visit(request, self._parts, session, query_of(request), form)
@@ -199,7 +199,7 @@ def _query(request: Request) -> str:
 
 
 def _static(path: str) -> Response:
-    found = rendering.static(path)
+    found = rendering.static("/static/icon.svg" if path == _ICON else path)
     if found is None:
         raise NotFound("There is no such file.")
     return found

@@ -59,7 +59,7 @@ async def tasks(visit: Visit) -> Response:
     more = None if after is None else url("/tasks", **_given(query), cursor=answers.cursor_of(after))
     return visit.html(
         "tasks.html",
-        code=422 if wrong and query.given() else 200,
+        code=422 if wrong and _given(query) else 200,
         rows=[row_of(row, visit.caller) for row in rows],
         now=now,
         fresh=0,

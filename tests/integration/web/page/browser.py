@@ -48,11 +48,14 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
+        self._token = ""
 
-    def sign_in(self, token: str) -> None:
-        """Begin a session, as the link does that `mtask web` prints."""
-        self.driver.delete_all_cookies()
-        self.driver.get(f"{self.url}/login?token={token}")
+    def sign_in(self, token: str, path: str = "/charts", *, anew: bool = False) -> None:
+        """Begin a session, as the link does that `mtask web` prints, unless this token has one."""
+        if anew or self._token != token or path != "/charts":
+            self.driver.delete_all_cookies()
+            self.driver.get(f"{self.url}/login?token={token}&next={path}")
+            self._token = token
 
     def open(self, path: str) -> None:
         """Load a page."""

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from mtask import TaskSpec
 from tests.integration.web.page.browser import CHROMIUM, DRIVER, Browser
 from tests.integration.web.page.stage import LONG, MARKUP, TURNED, UNICODE, Stage
 from tests.mongo import PATIENCE
@@ -44,6 +45,7 @@ VIEWS = {
     "workers": ("/workers", "web-1"),
     "schedules": ("/schedules", "nightly-report"),
 }
+ON_PHONE_IN_THE_DARK = ("overview", "tasks-filtered", "task-failed", "flow")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -55,7 +57,7 @@ def test_view_fits_wide_and_phone_and_dark_without_a_complaint(browser: Browser,
     for width in (WIDE, PHONE):
         browser.size(width)
         assert browser.is_too_wide() == "", width
-        for is_dark in (False, True):
+        for is_dark in (False, True) if width == WIDE or view in ON_PHONE_IN_THE_DARK else (False,):
             browser.dark(is_dark)
             ground = browser.js("return getComputedStyle(document.body).backgroundColor")
             assert ground == ("rgb(16, 21, 27)" if is_dark else "rgb(245, 246, 248)")
@@ -65,7 +67,8 @@ def test_view_fits_wide_and_phone_and_dark_without_a_complaint(browser: Browser,
 
 
 def test_login_takes_the_token_out_of_the_address_bar(browser: Browser, stage: Stage) -> None:
-    assert browser.driver.current_url == f"{stage.url}/"
+    browser.sign_in("operate", "/", anew=True)
+    browser.until(lambda: browser.driver.current_url == f"{stage.url}/", "the address without the token")
     cookie = browser.driver.get_cookies()[0]
     assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == (f"mtask-{stage.server.port}", True, "Strict")
     assert browser.js("return document.cookie") == ""
@@ -78,6 +81,7 @@ def test_login_takes_the_token_out_of_the_address_bar(browser: Browser, stage: S
     browser.press("form button")
     browser.shows("order-7")
     assert browser.driver.current_url == f"{stage.url}/tasks?status=FAIL"
+    browser.sign_in("operate", anew=True)
 
 
 FILTERS: dict[str, tuple[dict[str, str], set[str]]] = {
@@ -96,10 +100,13 @@ FILTERS: dict[str, tuple[dict[str, str], set[str]]] = {
 @pytest.mark.parametrize("kind", FILTERS)
 def test_filter_finds_the_tasks(browser: Browser, kind: str) -> None:
     fields, keys = FILTERS[kind]
-    browser.open("/tasks")
-    for name, text in fields.items():
-        browser.fill(f"#filter input[name={name}]", text)
-    browser.press("#filter button")
+    if len(fields) == 1 and kind != "lookup":
+        browser.open(f"/tasks?{urlencode(fields)}")
+    else:
+        browser.open("/tasks")
+        for name, text in fields.items():
+            browser.fill(f"#filter input[name={name}]", text)
+        browser.press("#filter button")
     browser.until(lambda: shown_keys(browser) == keys, f"{keys}")
     for name, text in fields.items():
         assert browser.one(f"#filter input[name={name}]").get_attribute("value") == text
@@ -133,6 +140,7 @@ def test_retry_with_edited_params(browser: Browser, stage: Stage) -> None:
     browser.press("#retry form button")
     browser.shows("params")
     browser.shows("Back")
+    assert "422" in browser.complaints()[0]
     assert stage.client.get("charge_card", "order-99").status == "FAIL", "what is no JSON changes nothing"
     browser.open(task("charge_card", "order-99"))
     browser.press("#retry summary")
@@ -237,7 +245,7 @@ def test_change_is_seen_within_a_second_of_its_event(
 ) -> None:
     """The bound is reported, and held with room: a test must not depend on the speed of the machine."""
     took = []
-    for index in range(5):
+    for index in range(3):
         key = f"seen-{index}"
         stage.client.publish("transcode", {"file": key}, key=key)
         browser.open(task("transcode", key))
@@ -292,8 +300,7 @@ def test_burst_of_events_costs_a_page_two_requests_a_second(browser: Browser, st
     browser.until(lambda: browser.one("#connection").get_attribute("data-state") == "live", "it is live")
     browser.js("performance.clearResourceTimings()")
     begun = time.monotonic()
-    for index in range(300):
-        stage.client.publish("send_email", None, key=f"burst/{index}", queue="mail")
+    stage.client.publish_many([TaskSpec("send_email", key=f"burst/{index}", queue="mail") for index in range(300)])
     stage.wait("send_email", "burst/299")
     took = time.monotonic() - begun
     asked = browser.js(
@@ -346,7 +353,7 @@ def test_reader_sees_no_buttons_that_change_something(browser: Browser) -> None:
 
 def test_tenant_sees_only_its_own(browser: Browser, stage: Stage) -> None:
     stage.client.publish("send_email", None, key="acme:mine", queue="mail")
-    browser.sign_in("acme")
+    browser.sign_in("acme", "/")
     browser.until(lambda: browser.driver.current_url.endswith("/tasks"), "its tasks")
     words = browser.text(".bar nav")
     assert [one in words for one in ("Tasks", "Flows", "Overview", "Queues")] == [True, True, False, False]
