@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
@@ -19,10 +19,11 @@ from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
-from mtask.client.reading import views
+from mtask.client.reading import pages, views
 from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.controls import Control
@@ -33,7 +34,8 @@ from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import queries
+from mtask.store.tasks import counting, queries
+from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
 
@@ -237,6 +239,85 @@ class AsyncClient(AsyncConnection):
             return await self._run(requests.find(criteria, limit, after))
         return await self._run(requests.find_fields(criteria, limit, fields, after))
 
+    @overload
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[Task]: ...
+
+    @overload
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str],
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[TaskFields]: ...
+
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Any:
+        """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
+
+        Without `status`, the newest task comes first. With final statuses only, the last finished task comes first.
+        With open statuses only (INIT, RUNNING), the task that is due first comes first. `since` and `until` bound the
+        instant by which the list is sorted. With `lookup`, the newest task comes first, whatever the status.
+        `key_prefix` is the beginning of the keys. `params` holds wanted values by their paths in the params. The other
+        criteria mean the same as in `find`.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined for a page. The page then may hold fewer
+        tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
+        on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
+
     async def count(
         self,
         *,
@@ -245,9 +326,39 @@ class AsyncClient(AsyncConnection):
         queue: str | Sequence[str] | None = None,
         lookup: Lookup | None = None,
     ) -> int:
-        """Return the number of tasks that match."""
+        """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
         return await self._run(queries.count(criteria))
+
+    async def count_up_to(
+        self,
+        *,
+        most: int = counting.MOST,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Count:
+        """Count the tasks that match, at most `most`, and say whether there may be more.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined. The criteria mean the same as in
+        `find_page`. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return await self._run(pages.count_up_to(criteria, most))
 
     async def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -401,9 +512,17 @@ class AsyncClient(AsyncConnection):
             await self._sleep(purging.pause(time.monotonic() - begun))
         return purging.removed
 
-    async def stats(self) -> list[views.StatRow]:
-        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks."""
-        return await self._run(backlog.stats())
+    async def stats(self, *, most: int | None = None) -> list[views.StatRow]:
+        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.
+
+        This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
+        a count is incomplete.
+        """
+        return await self._run(backlog.stats(None if most is None else pages.check_most(most)))
+
+    async def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
+        """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
+        return await self._run(counting.queues(pages.check_most(most)))
 
     async def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""

@@ -23,6 +23,7 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
+RECENT_INDEX = "mtask_recent"
 LOOKUP_INDEX = "mtask_lookup"
 FIRING_INDEX = "mtask_coming"
 PENDING_INDEX = "mtask_pending"
@@ -253,6 +254,8 @@ def task_indexes() -> list[IndexModel]:
       worker's query never examines tasks for other workers.
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
+    - `mtask_recent` serves lists of all tasks, the newest first.
+    - `mtask_finished` serves lists of finished tasks, the last finished first, and queues that keep only their newest.
     - `mtask_expiry` serves retention.
     - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
       fields let the server reject tasks by status, name and queue without a read of their documents.
@@ -286,6 +289,8 @@ def task_indexes() -> list[IndexModel]:
             ],
             name=STATUS_INDEX,
         ),
+        IndexModel([("task_state.create_time", DESCENDING), ("_id", DESCENDING)], name=RECENT_INDEX),
+        finished_index(),
         IndexModel(
             [("expire_time", ASCENDING)],
             name=EXPIRY_INDEX,
@@ -334,10 +339,7 @@ def head_index() -> IndexModel:
 
 
 def finished_index() -> IndexModel:
-    """Return the index of `tasks` that finds the newest finished tasks of a queue.
-
-    The index is made when a queue is first set to keep only its newest finished tasks.
-    """
+    """Return the index of `tasks` that finds the newest finished tasks of a queue."""
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
     keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
