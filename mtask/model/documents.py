@@ -31,7 +31,7 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 5
+SCHEMA_REVISION = 6
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
 DEFAULT_QUEUE = "default"
