@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mtask.client.asking.flows import Flow
     from mtask.client.asking.publication import TaskSpec
     from mtask.client.diagnosis.position import Position
+    from mtask.client.operating.actions import Action
     from mtask.client.reading.flows import FlowRow, FlowState, StepState
     from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mtask.version import __version__
 
 __all__ = [
+    "Action",
     "App",
     "AsyncClient",
     "ChangedFlow",
@@ -89,6 +91,7 @@ _MODULES = {
     "mtask.client.asking.flows": ("Flow",),
     "mtask.client.asking.publication": ("TaskSpec",),
     "mtask.client.diagnosis.position": ("Position",),
+    "mtask.client.operating.actions": ("Action",),
     "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
     "mtask.client.reading.pages": ("TaskPage",),
     "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
+from mtask.model.actions import ActionDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -33,6 +34,7 @@ OWED_INDEX = "mtask_owed"
 CHILDREN_INDEX = "mtask_children"
 HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
+TIME_INDEX = "mtask_time"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -246,6 +248,14 @@ def place_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(PermitPoolDocument, "places", {"": ["_id", "schema_version"]})}
 
 
+def action_validator() -> dict[str, Any]:
+    """Return the validator of `actions`."""
+    made = _model_schema(ActionDocument, "actions", {"": ["_id", "time", "expire_time", "schema_version"]})
+    made["properties"]["time"] = {"bsonType": "timestamp"}
+    begins = {"required": ["actor", "via", "intent", "target"]}
+    return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -322,9 +332,9 @@ def task_indexes() -> list[IndexModel]:
     ]
 
 
-def _index_where_set(name: str, field: str, *more: str) -> IndexModel:
+def _index_where_set(name: str, field: str, *more: str | tuple[str, int]) -> IndexModel:
     """Return an index that holds only the documents that have the field."""
-    keys = [(path, ASCENDING) for path in (field, *more)]
+    keys = [(path, ASCENDING) if isinstance(path, str) else path for path in (field, *more)]
     return IndexModel(keys, name=name, partialFilterExpression={field: {"$exists": True}})
 
 
@@ -381,6 +391,16 @@ def place_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def action_indexes() -> list[IndexModel]:
+    """Return the indexes of `actions`: the log by time, also that of one actor, intent or target; and its retention."""
+    newest = ("time", DESCENDING)
+    return [
+        IndexModel([newest], name=TIME_INDEX),
+        *(_index_where_set(f"mtask_{field}", field, newest) for field in ("actor", "intent", "target")),
+        IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -402,4 +422,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
+    "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
 }
