@@ -22,6 +22,7 @@ from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.gate import Gate
 from mtask.web.hub import Hub
+from mtask.web.page.page import WebPage
 from mtask.web.paths import BY_QUERY
 from mtask.web.problems import (
     BadRequest,
@@ -95,13 +96,15 @@ def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[Gate, Hub]:
-    """Return the API as an ASGI application, and its hub of events. The caller closes the client."""
+    """Return the API and the page as one ASGI application, and its hub of events. The caller closes the client."""
     settings.check(has_tokens=len(tokens) > 0)
     hub = Hub(client, settings)
+    page = WebPage(client, settings, tokens, hub)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await page.end()
         await hub.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
@@ -117,7 +120,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         (Exception, _on_mistake),
     ):
         api.add_exception_handler(kind, handler)
-    return Gate(api, settings, tokens), hub
+    return Gate(api, page, settings, tokens), hub
 
 
 def _caller(request: Request) -> Caller:

@@ -138,7 +138,7 @@ def test_only_json_of_a_bounded_size_is_read(mongo_uri: str, database_name: str)
 def test_errors_of_addresses_and_methods_are_problems(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         for method, path, status in (
-            ("GET", "/", 404),
+            ("GET", "/nothing", 404),
             ("GET", "/docs", 404),
             ("GET", "/v1/tasks/", 404),
             ("GET", "/v1/tasks//a", 404),
