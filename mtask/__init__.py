@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from mtask.client.asking.flows import Flow
     from mtask.client.asking.publication import TaskSpec
     from mtask.client.diagnosis.position import Position
+    from mtask.client.operating.actions import Action
     from mtask.client.reading.flows import FlowRow, FlowState, StepState
+    from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
     from mtask.client.sync import Client
     from mtask.errors import (
@@ -34,16 +36,19 @@ if TYPE_CHECKING:
     from mtask.model.status import RunStatus, TaskStatus
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
+    from mtask.store.tasks.counting import Count, QueueCounts
     from mtask.store.tasks.publishing import Published
     from mtask.version import __version__
 
 __all__ = [
+    "Action",
     "App",
     "AsyncClient",
     "ChangedFlow",
     "Child",
     "Client",
     "Context",
+    "Count",
     "Cron",
     "Fail",
     "Flow",
@@ -56,6 +61,7 @@ __all__ = [
     "Position",
     "Published",
     "PublishedFlow",
+    "QueueCounts",
     "Retry",
     "RunStatus",
     "Schedule",
@@ -67,6 +73,7 @@ __all__ = [
     "TaskFields",
     "TaskNotFound",
     "TaskOption",
+    "TaskPage",
     "TaskRunning",
     "TaskSpec",
     "TaskStatus",
@@ -84,7 +91,9 @@ _MODULES = {
     "mtask.client.asking.flows": ("Flow",),
     "mtask.client.asking.publication": ("TaskSpec",),
     "mtask.client.diagnosis.position": ("Position",),
+    "mtask.client.operating.actions": ("Action",),
     "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
+    "mtask.client.reading.pages": ("TaskPage",),
     "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),
     "mtask.client.sync": ("Client",),
     "mtask.errors": (
@@ -106,6 +115,7 @@ _MODULES = {
     "mtask.model.scheduling.triggers": ("Cron",),
     "mtask.store.flows.operating": ("ChangedFlow",),
     "mtask.store.flows.publishing": ("PublishedFlow",),
+    "mtask.store.tasks.counting": ("Count", "QueueCounts"),
     "mtask.store.tasks.publishing": ("Published",),
     "mtask.version": ("__version__",),
 }

@@ -29,6 +29,7 @@ class Settings(BaseSettings):
 
     uri: str = Field(default=DEFAULT_URI, repr=False, description="MongoDB URI, or 'local' for the embedded mongod")
     database: str | None = Field(default=None, description="database; else the URI's, else 'mtask'")
+    actor: str | None = Field(default=None, description="name in the action log; else the system's user")
     mongod: Path | None = Field(default=None, description="path of the mongod to embed")
     local_folder: Path | None = Field(default=None, description="data folder of the embedded mongod")
     app: str | None = Field(default=None, description="package.module:app")

@@ -63,8 +63,8 @@ PHRASES = {
         # A session of Motor has no type of the driver.
         ("session: Any = None", "session: SyncSession | None = None"),
         (
-            "from mtask.store import diagnosis\n",
-            "from mtask.store import diagnosis\nfrom mtask.store.driver.types import SyncSession\n",
+            "from mtask.store.driver.operation import Operation, T\n",
+            "from mtask.store.driver.operation import Operation, T\nfrom mtask.store.driver.types import SyncSession\n",
         ),
     ),
     "mtask/client/reading/completed_aio.py": (

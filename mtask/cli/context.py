@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
+from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
@@ -33,6 +35,7 @@ class Cli:
         self.out: Console = console(sys.stdout, no_color=bool(flags.no_color))
         self.err: Console = console(sys.stderr, no_color=bool(flags.no_color))
         self._clients: list[Client] = []
+        self._acting = ExitStack()
         self._settings: Settings | None = None
         self._logging: tuple[list[logging.Handler], bool, int] = ([], True, logging.NOTSET)
 
@@ -46,6 +49,7 @@ class Cli:
     def __exit__(self, *_: object) -> None:
         for client in self._clients:
             client.close()
+        self._acting.close()
         logger = logging.getLogger("mtask")
         logger.handlers, logger.propagate, level = self._logging
         logger.setLevel(level)
@@ -85,6 +89,8 @@ class Cli:
     def client(self, *, reads_only: bool = False) -> Client:
         """Return a new client. With `reads_only`, the client does not make missing collections."""
         database = self.flags.database if self.flags.database is not None else self.settings.database
+        if not self._clients:
+            self._acting.enter_context(acting_as(self._actor(), "command line"))
         client = Client(
             self.uri(),
             database=database,
@@ -94,6 +100,10 @@ class Cli:
         )
         self._clients.append(client)
         return client
+
+    def _actor(self) -> str:
+        given = self.flags.actor if self.flags.actor is not None else self.settings.actor
+        return system_user() if given is None else given
 
     def json(self, document: Any) -> None:
         """Print the answer as JSON, for scripts."""

@@ -21,6 +21,7 @@ class Flags:
 
     uri: str | None = None
     database: str | None = None
+    actor: str | None = None
     json: bool | None = None
     no_color: bool | None = None
     quiet: bool | None = None
@@ -54,6 +55,17 @@ _Database = Annotated[
 ]
 
 
+_Actor = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="Your name in the action log. Else MTASK_ACTOR, else the user of the system.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+
+
 def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
     return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
 
@@ -61,6 +73,7 @@ def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
 _SHARED: Mapping[str, Any] = {
     "uri": _Uri,
     "database": _Database,
+    "actor": _Actor,
     "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
     "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
     "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),

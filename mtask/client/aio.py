@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
@@ -14,26 +14,32 @@ from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain, position
 from mtask.client.diagnosis.position import Position
+from mtask.client.operating import actions as action_requests
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
+from mtask.client.operating.actions import Action
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
-from mtask.client.reading import views
+from mtask.client.reading import pages, views
 from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
-from mtask.errors import AccessDenied, DatabaseError, OperationFailed, TaskError, WaitTimeout
+from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
+from mtask.model.actions import DONE, Intent
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
+from mtask.store.driver.operation import Operation, T
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import queries
+from mtask.store.tasks import counting, queries
+from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
 
@@ -46,7 +52,8 @@ class AsyncClient(AsyncConnection):
     URI's database, or "mtask" if the URI names none. The first call makes missing collections. With `check=False`, it
     does not: use this for a client that only reads. `timeout` limits each round trip (default: 10 s). `server_timeout`
     limits the search for a server at the first call. `middleware` runs around each publish: give `app.around.publish`,
-    see `mtask.app.middleware`.
+    see `mtask.app.middleware`. `actor` names this client in the action log (default: the user of the operating system).
+    A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
     """
 
     async def publish(
@@ -237,6 +244,85 @@ class AsyncClient(AsyncConnection):
             return await self._run(requests.find(criteria, limit, after))
         return await self._run(requests.find_fields(criteria, limit, fields, after))
 
+    @overload
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[Task]: ...
+
+    @overload
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str],
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[TaskFields]: ...
+
+    async def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Any:
+        """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
+
+        Without `status`, the newest task comes first. With final statuses only, the last finished task comes first.
+        With open statuses only (INIT, RUNNING), the task that is due first comes first. `since` and `until` bound the
+        instant by which the list is sorted. With `lookup`, the newest task comes first, whatever the status.
+        `key_prefix` is the beginning of the keys. `params` holds wanted values by their paths in the params. The other
+        criteria mean the same as in `find`.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined for a page. The page then may hold fewer
+        tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
+        on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
+
     async def count(
         self,
         *,
@@ -245,9 +331,39 @@ class AsyncClient(AsyncConnection):
         queue: str | Sequence[str] | None = None,
         lookup: Lookup | None = None,
     ) -> int:
-        """Return the number of tasks that match."""
+        """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
         return await self._run(queries.count(criteria))
+
+    async def count_up_to(
+        self,
+        *,
+        most: int = counting.MOST,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Count:
+        """Count the tasks that match, at most `most`, and say whether there may be more.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined. The criteria mean the same as in
+        `find_page`. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return await self._run(pages.count_up_to(criteria, most))
 
     async def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -347,21 +463,24 @@ class AsyncClient(AsyncConnection):
 
         A finished task is not changed.
         """
-        return await self._run(requests.cancel(pointing.identify(task, key)))
+        task_id = pointing.identify(task, key)
+        return await self._act("cancel", f"task:{task_id}", requests.cancel(task_id))
 
     async def retry(self, task: TaskRef, key: str) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return await self._run(requests.run_again(pointing.identify(task, key), everything=False))
+        task_id = pointing.identify(task, key)
+        return await self._act("retry", f"task:{task_id}", requests.run_again(task_id, everything=False))
 
     async def rerun(self, task: TaskRef, key: str) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
         Raises TaskNotFound or TaskNotFinished.
         """
-        return await self._run(requests.run_again(pointing.identify(task, key), everything=True))
+        task_id = pointing.identify(task, key)
+        return await self._act("rerun", f"task:{task_id}", requests.run_again(task_id, everything=True))
 
     async def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
         """Change some of a task's options; return the task.
@@ -369,11 +488,14 @@ class AsyncClient(AsyncConnection):
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
         specific_worker_ids no longer admits the worker of a run, that run ends at once.
         """
-        return await self._run(requests.update_option(pointing.identify(task, key), dict(options)))
+        task_id, changes = pointing.identify(task, key), dict(options)
+        change = requests.update_option(task_id, changes)
+        return await self._act("update", f"task:{task_id}", change, action_requests.said(changes))
 
     async def remove(self, task: TaskRef, key: str) -> bool:
         """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
-        return await self._run(requests.remove(pointing.identify(task, key)))
+        task_id = pointing.identify(task, key)
+        return await self._act("remove", f"task:{task_id}", requests.remove(task_id))
 
     async def purge(
         self,
@@ -395,15 +517,30 @@ class AsyncClient(AsyncConnection):
         purging = purging_requests.prepare(status, name, queue, older_than, limit)
         if dry_run:
             return await self._run(purging.count())
-        while purging.has_more:
-            begun = time.monotonic()
-            await self._run(purging.batch())
-            await self._sleep(purging.pause(time.monotonic() - begun))
+        log = self._actions
+        action_id = await self._run(log.begin("purge", "tasks", purging.said))
+        try:
+            while purging.has_more:
+                begun = time.monotonic()
+                await self._run(purging.batch())
+                await self._sleep(purging.pause(time.monotonic() - begun))
+        except MtaskError as error:
+            await self._run(log.end(action_id, type(error).__name__, purging.removed))
+            raise
+        await self._run(log.end(action_id, DONE, purging.removed))
         return purging.removed
 
-    async def stats(self) -> list[views.StatRow]:
-        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks."""
-        return await self._run(backlog.stats())
+    async def stats(self, *, most: int | None = None) -> list[views.StatRow]:
+        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.
+
+        This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
+        a count is incomplete.
+        """
+        return await self._run(backlog.stats(None if most is None else pages.check_most(most)))
+
+    async def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
+        """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
+        return await self._run(counting.queues(pages.check_most(most)))
 
     async def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""
@@ -411,7 +548,8 @@ class AsyncClient(AsyncConnection):
 
     async def stop_worker(self, worker_id: str) -> WorkerDocument:
         """Ask a worker to stop gracefully; raise WorkerNotFound."""
-        return await self._run(requests.control_worker(worker_id, {"stop": True}))
+        order = requests.control_worker(worker_id, {"stop": True})
+        return await self._act("stop worker", f"worker:{worker_id}", order)
 
     async def set_worker(self, worker_id: str, *, concurrency: int | None) -> WorkerDocument:
         """Change the number of handlers that a worker may run at once.
@@ -419,7 +557,8 @@ class AsyncClient(AsyncConnection):
         0 pauses the worker. None restores the number with which the worker started. Raises WorkerNotFound or
         InvalidInput.
         """
-        return await self._run(requests.control_worker(worker_id, {"concurrency": concurrency}))
+        order = requests.control_worker(worker_id, {"concurrency": concurrency})
+        return await self._act("set worker", f"worker:{worker_id}", order, f"concurrency={concurrency}")
 
     # --- flows ----------------------------------------------------------------------------------------------
 
@@ -480,14 +619,15 @@ class AsyncClient(AsyncConnection):
         With `everything`, they are canceled, too. A retry of another step does not open a canceled step again;
         `retry_flow` does.
         """
-        return await self._run(flow_requests.cancel(key, everything=everything))
+        change = flow_requests.cancel(key, everything=everything)
+        return await self._act("cancel flow", f"flow:{key}", change, "everything" if everything else "")
 
     async def retry_flow(self, key: str) -> ChangedFlow:
         """Let all FAIL and CANCELED steps of a flow run again; raise FlowNotFound.
 
         Each of them waits for its dependencies as before. Steps that succeeded stay as they are.
         """
-        return await self._run(flow_requests.retry(key))
+        return await self._act("retry flow", f"flow:{key}", flow_requests.retry(key))
 
     # --- queues and task names ------------------------------------------------------------------------------
 
@@ -561,7 +701,8 @@ class AsyncClient(AsyncConnection):
 
     async def _put_control(self, asked: control_requests.Change) -> Control:
         begun = time.monotonic()
-        control = await self._run(asked.write())
+        # The entry says what was stored: whether all workers confirm it, is known up to a minute later.
+        control = await self._act(asked.intent, f"{asked.kind}:{asked.target}", asked.write(), asked.said)
         while unconfirmed := await self._run(asked.unconfirmed(control)):
             pause = asked.waiting.next_pause(time.monotonic() - begun)
             if pause is None:
@@ -596,7 +737,9 @@ class AsyncClient(AsyncConnection):
         Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """
         spec = ScheduleSpec(schedule_id, task, when, params, **given)
-        return await self._run(scheduling.put(spec.prepare(), if_exists))
+        definition = spec.prepare()
+        change = scheduling.put(definition, if_exists)
+        return await self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
 
     async def get_schedule(self, schedule_id: str) -> Schedule:
         """Return a schedule; raise ScheduleNotFound, or SchemaMismatch if it is malformed."""
@@ -608,15 +751,17 @@ class AsyncClient(AsyncConnection):
 
     async def pause_schedule(self, schedule_id: str) -> Schedule:
         """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""
-        return await self._run(scheduling.set_paused(schedule_id, paused=True))
+        change = scheduling.set_paused(schedule_id, paused=True)
+        return await self._act("pause schedule", f"schedule:{schedule_id}", change)
 
     async def resume_schedule(self, schedule_id: str) -> Schedule:
         """Let a schedule fire again; raise ScheduleNotFound. Firings missed during the pause are not made up."""
-        return await self._run(scheduling.set_paused(schedule_id, paused=False))
+        change = scheduling.set_paused(schedule_id, paused=False)
+        return await self._act("resume schedule", f"schedule:{schedule_id}", change)
 
     async def remove_schedule(self, schedule_id: str) -> bool:
         """Remove a schedule; return whether it existed. The tasks that the schedule has published stay."""
-        return await self._run(scheduling.remove(schedule_id))
+        return await self._act("remove schedule", f"schedule:{schedule_id}", scheduling.remove(schedule_id))
 
     async def next_firings(self, schedule_id: str, count: int = 5) -> list[datetime]:
         """Return the next firings of a schedule, in UTC; raise ScheduleNotFound.
@@ -626,6 +771,32 @@ class AsyncClient(AsyncConnection):
         scheduling.check_count(count)
         schedule = await self._run(scheduling.get(schedule_id))
         return await self._compute(scheduling.firings_of, schedule, count)
+
+    # --- the action log -------------------------------------------------------------------------------------
+
+    async def actions(
+        self,
+        *,
+        actor: str | Sequence[str] | None = None,
+        intent: str | Sequence[str] | None = None,
+        target: str | Sequence[str] | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        after: Action | str | None = None,
+    ) -> list[Action]:
+        """Return what was changed by whom, the newest first: at most `limit` actions, or all if it is 0.
+
+        Clients, the command line and the web server write down what they change, for 90 days; publishing and the work
+        of workers are not in this log. `target` is "task:NAME:KEY" or "queue:mail", for example. `since` is the instant
+        of the oldest action. `after` is the last action of the former page, or its id. Raises InvalidInput.
+        """
+        return await self._run(
+            action_requests.find(actor=actor, intent=intent, target=target, since=since, limit=limit, after=after)
+        )
+
+    async def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
+        """Run an operation, and write it down in the action log."""
+        return await self._run(self._actions.around(intent, target, operation, detail))
 
     async def server_time(self) -> datetime:
         """Return the current time of the server's clock."""

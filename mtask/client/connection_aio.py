@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
+from mtask.client.operating.actions import ActionLog
 from mtask.errors import InvalidInput
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
@@ -42,7 +43,10 @@ class AsyncConnection:
         timeout: timedelta | None = None,
         server_timeout: timedelta | None = None,
         middleware: PublishMiddleware = (),
+        actor: str | None = None,
+        log_actions: bool = True,
     ) -> None:
+        self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             settings = read_settings()
             source, database = settings.uri, database or settings.database

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mtask.client.operating.actions import acting_as
 from mtask.errors import MtaskError
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
@@ -51,8 +52,12 @@ class Gate:
 
         try:
             self._admit(scope)
-            chosen: ASGIApp = self._page if self._page.owns(scope["path"]) else self._app
-            await chosen(scope, receive, sending)
+            if self._page.owns(scope["path"]):
+                await self._page(scope, receive, sending)
+                return
+            # What the request changes goes into the action log under the name of its token.
+            with acting_as(scope["mtask.caller"].name, "web"):
+                await self._app(scope, receive, sending)
         except (MtaskError, Refusal) as error:
             if is_begun:
                 raise

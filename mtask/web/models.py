@@ -329,6 +329,27 @@ class TaskList(BaseModel):
     next_cursor: str | None
 
 
+class ActionEntry(BaseModel):
+    """One entry of the action log."""
+
+    id: str
+    time: str
+    actor: str
+    via: str
+    intent: str
+    target: str
+    detail: str
+    result: str | None
+    end_time: str | None
+
+
+class ActionList(BaseModel):
+    """A page of the action log, the newest first. next_cursor: as in a list of tasks."""
+
+    actions: list[ActionEntry]
+    next_cursor: str | None
+
+
 class Removed(BaseModel):
     """Whether something was removed."""
 

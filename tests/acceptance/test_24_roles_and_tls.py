@@ -13,11 +13,13 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
 from mtask import AsyncClient, Client, Flow, TaskSpec
 from mtask.client.diagnosis.findings import Level
@@ -55,7 +57,7 @@ def staged(server: ReplicaSet, users: Accounts, tmp_path: Path) -> Iterator[Stag
     """Set a stage on that database, as its publisher and operator, and its worker; empty it afterwards."""
     with open_stage(server.uri, SHOP, tmp_path, users) as stage:
         yield stage
-        for name in ("tasks", "workers", "schedules", "controls", "places", "effects"):
+        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "effects"):
             stage.mongo[SHOP][name].delete_many({})
 
 
@@ -132,6 +134,35 @@ def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users
         with own.start_session() as session, session.start_transaction():
             client.publish("noop", key="in/transaction", session=session)
         assert client.get("noop", "in/transaction").key == "in/transaction"
+
+
+def test_nobody_changes_the_action_log(staged: Stage, users: Accounts) -> None:
+    with as_role(users, "publisher") as publisher, as_role(users, "operator") as operator:
+        publisher.publish("noop", key="logged")
+        publisher.cancel("noop", "logged")
+        operator.pause(queue="logged")
+        operator.resume(queue="logged")
+        found = operator.actions()
+        assert [(action.intent, action.result) for action in found] == [
+            ("resume", "done"),
+            ("pause", "done"),
+            ("cancel", "done"),
+        ]
+        with pytest.raises(AccessDenied, match="operator"):
+            publisher.actions()
+    for role in ("publisher", "worker", "operator", "deployer"):
+        own: Mongo = MongoClient(users.of(role))
+        with own:
+            log = own[SHOP]["actions"]
+            changes: list[Callable[[], object]] = [
+                partial(log.update_one, {}, {"$set": {"actor": "another"}}),
+                partial(log.delete_many, {}),
+                log.drop,
+            ]
+            for change in changes:
+                with pytest.raises(OperationFailure, match="not authorized"):
+                    change()
+    assert len(staged.mongo[SHOP]["actions"].distinct("actor")) == 1
 
 
 def streams_on_tasks(stage: Stage, what: str) -> list[Document]:

@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from mtask.client.asking import requests
+from mtask.client.operating import actions
 from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
+from mtask.model.actions import Intent
 from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
 from mtask.store import workers
@@ -48,6 +50,8 @@ class Change:
     fields: Mapping[str, Any]
     done: str  #: the target's state after the change, in words
     waiting: requests.WaitPolicy
+    intent: Intent
+    said: str = ""  #: the change in words, for the action log
 
     def write(self) -> Operation[Control]:
         """Store the control. From then on, it is in force, and workers are informed of it."""
@@ -84,7 +88,8 @@ def pause(queue: str | None, name: str | None, *, paused: bool, timeout: timedel
     """Return the checked request to pause or resume; raise InvalidInput."""
     kind, target = check_target(queue, name)
     waiting = requests.wait_policy(f"{kind}:{target}", timeout)
-    return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting)
+    intent: Intent = "pause" if paused else "resume"
+    return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting, intent)
 
 
 def limit(
@@ -102,7 +107,9 @@ def limit(
         "key_limit": _limit("key_", key_concurrency, key_rate),
     }
     done = "limited" if any(fields.values()) else "no longer limited"
-    return Change(kind, target, fields, done, requests.wait_policy(f"{kind}:{target}", timeout))
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    given = {"concurrency": concurrency, "rate": rate, "key_concurrency": key_concurrency, "key_rate": key_rate}
+    return Change(kind, target, fields, done, waiting, "limit", actions.said(given) or "none")
 
 
 def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:
@@ -116,7 +123,9 @@ def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta |
             )
     fields = {"keep_success": success, "keep_fail": fail}
     done = "keeping all" if success is None and fail is None else "keeping only its newest"
-    return Change(kind, target, fields, done, requests.wait_policy(f"{kind}:{target}", timeout))
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    detail = actions.said({"success": success, "fail": fail}) or "all"
+    return Change(kind, target, fields, done, waiting, "keep", detail)
 
 
 def known() -> Operation[list[Control]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from mtask.client.operating.actions import said
 from mtask.client.reading import views
 from mtask.errors import InvalidInput, shown
 from mtask.model.status import FINAL, TaskStatus
@@ -27,6 +28,12 @@ class Purging:
     limit: int
     removed: int = 0
     has_more: bool = True
+
+    @property
+    def said(self) -> str:
+        """The tasks that it removes, for the action log."""
+        age = None if self.older_than_ms is None else f"{self.older_than_ms}ms"
+        return said({**self.criteria, "older_than": age, "limit": self.limit or None})
 
     def count(self) -> Operation[int]:
         """Return the number of tasks that a purge would remove now."""

@@ -174,6 +174,11 @@ class Definition:
     #: Whether the schedule is paused. None: an existing schedule stays as it is, and a new one is not paused.
     paused: bool | None = None
 
+    @property
+    def said(self) -> str:
+        """The task that it publishes, for the action log."""
+        return f"{self.fields['name']} in queue {self.fields['queue']}"
+
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the document to store. `former`: the stored document that it replaces, or None for a new schedule.
 

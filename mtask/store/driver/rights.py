@@ -27,6 +27,8 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "tasks": ("find", "insert", "update", "changeStream", "listIndexes"),
         # Publishing that gathers and publishing flows ask whether all live workers know them.
         "workers": ("find", "listIndexes"),
+        # Who may change tasks writes it down, and may not change what is written.
+        "actions": ("insert", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -35,6 +37,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "schedules": ("insert", "update", "listIndexes"),
         "places": ("insert", "update", "listIndexes"),
         "controls": ("listIndexes",),
+        "actions": ("insert", "listIndexes"),
     },
     "operator": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -43,6 +46,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "workers": ("update", "listIndexes"),
         "controls": ("insert", "update", "listIndexes"),
         "places": ("listIndexes",),
+        "actions": ("insert", "listIndexes"),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

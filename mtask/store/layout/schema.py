@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
+from mtask.model.actions import ActionDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -23,6 +24,7 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
+RECENT_INDEX = "mtask_recent"
 LOOKUP_INDEX = "mtask_lookup"
 FIRING_INDEX = "mtask_coming"
 PENDING_INDEX = "mtask_pending"
@@ -32,6 +34,7 @@ OWED_INDEX = "mtask_owed"
 CHILDREN_INDEX = "mtask_children"
 HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
+TIME_INDEX = "mtask_time"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -245,6 +248,14 @@ def place_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(PermitPoolDocument, "places", {"": ["_id", "schema_version"]})}
 
 
+def action_validator() -> dict[str, Any]:
+    """Return the validator of `actions`."""
+    made = _model_schema(ActionDocument, "actions", {"": ["_id", "time", "expire_time", "schema_version"]})
+    made["properties"]["time"] = {"bsonType": "timestamp"}
+    begins = {"required": ["actor", "via", "intent", "target"]}
+    return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -253,6 +264,8 @@ def task_indexes() -> list[IndexModel]:
       worker's query never examines tasks for other workers.
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
+    - `mtask_recent` serves lists of all tasks, the newest first.
+    - `mtask_finished` serves lists of finished tasks, the last finished first, and queues that keep only their newest.
     - `mtask_expiry` serves retention.
     - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
       fields let the server reject tasks by status, name and queue without a read of their documents.
@@ -286,6 +299,8 @@ def task_indexes() -> list[IndexModel]:
             ],
             name=STATUS_INDEX,
         ),
+        IndexModel([("task_state.create_time", DESCENDING), ("_id", DESCENDING)], name=RECENT_INDEX),
+        finished_index(),
         IndexModel(
             [("expire_time", ASCENDING)],
             name=EXPIRY_INDEX,
@@ -317,9 +332,9 @@ def task_indexes() -> list[IndexModel]:
     ]
 
 
-def _index_where_set(name: str, field: str, *more: str) -> IndexModel:
+def _index_where_set(name: str, field: str, *more: str | tuple[str, int]) -> IndexModel:
     """Return an index that holds only the documents that have the field."""
-    keys = [(path, ASCENDING) for path in (field, *more)]
+    keys = [(path, ASCENDING) if isinstance(path, str) else path for path in (field, *more)]
     return IndexModel(keys, name=name, partialFilterExpression={field: {"$exists": True}})
 
 
@@ -334,10 +349,7 @@ def head_index() -> IndexModel:
 
 
 def finished_index() -> IndexModel:
-    """Return the index of `tasks` that finds the newest finished tasks of a queue.
-
-    The index is made when a queue is first set to keep only its newest finished tasks.
-    """
+    """Return the index of `tasks` that finds the newest finished tasks of a queue."""
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
     keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
@@ -379,6 +391,16 @@ def place_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def action_indexes() -> list[IndexModel]:
+    """Return the indexes of `actions`: the log by time, also that of one actor, intent or target; and its retention."""
+    newest = ("time", DESCENDING)
+    return [
+        IndexModel([newest], name=TIME_INDEX),
+        *(_index_where_set(f"mtask_{field}", field, newest) for field in ("actor", "intent", "target")),
+        IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -400,4 +422,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
+    "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
 }

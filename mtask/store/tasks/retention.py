@@ -50,7 +50,7 @@ def remove_batch(matched: filters.Filter, limit: int) -> Operation[tuple[int, bo
 
 
 def prepare_keep() -> Operation[None]:
-    """Make the index that finds the newest finished tasks of a queue. Databases that keep all tasks do not need it."""
+    """Make the index that finds the newest finished tasks of a queue, if a database of an earlier mtask lacks it."""
     yield from setup.make_finished_index()
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mtask.client import AsyncClient
+from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.hub import Hub
@@ -136,7 +137,9 @@ class WebPage:
             raise MethodNotAllowed("This address does not take this method.")
         visit = Visit(request, self._parts, session, query_of(request), form)
         address.check(visit)
-        return await address.view(visit)
+        # What the visit changes goes into the action log under the name of the session's token.
+        with acting_as(session.caller.name, "web"):
+            return await address.view(visit)
 
     async def _checked_form(self, request: Request, session: Session) -> Form:
         """Return the form of a change. Its page must be one of this server, and of this session."""

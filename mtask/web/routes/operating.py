@@ -1,7 +1,7 @@
 """The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
 
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -13,13 +13,14 @@ from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models import KeepBody, LimitBody, PutSchedule, RateBody, Removed, WorkerBody
+from mtask.web.models import ActionList, KeepBody, LimitBody, PutSchedule, RateBody, Removed, WorkerBody
 from mtask.web.paths import Segment
 from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, router
 
 routes = router("operating")
 
 _READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
+Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 Timeout = Annotated[
     float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
 ]
@@ -117,6 +118,29 @@ async def limit(queue: Segment, body: LimitBody, client: TheClient, timeout: Tim
 async def keep(queue: Segment, body: KeepBody, client: TheClient, timeout: Timeout = 5) -> Any:
     """Keep only the newest finished tasks of a queue. The body replaces both numbers; {} keeps all."""
     return _control(await client.keep(queue, success=body.success, fail=body.fail, timeout=timeout))
+
+
+# --- the action log ---------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/actions", response_model=ActionList, openapi_extra=_READ)
+async def actions(
+    client: TheClient,
+    actor: Several = None,
+    intent: Several = None,
+    target: Several = None,
+    since: Annotated[datetime | None, Query(description="The instant of the oldest action, with a time zone.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(description="next_cursor of the page before.")] = None,
+) -> Any:
+    """List who changed what, the newest first: `task:NAME:KEY`, `queue:mail`, `worker:ID`, `schedule:ID`, `flow:KEY`.
+
+    The log keeps 90 days. `result` is `done`, or the name of the error that refused the action. It is null while the
+    action is under way, and if its process ended before it.
+    """
+    found = await client.actions(actor=actor, intent=intent, target=target, since=since, limit=limit, after=cursor)
+    next_cursor = found[-1].id if len(found) == limit else None
+    return views.answer({"actions": [views.plain(asdict(one)) for one in found], "next_cursor": next_cursor})
 
 
 # --- workers ----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ EXCEPTED = {
 #: Methods of a call that change no document.
 READS = frozenset({"find", "find_one", "rows", "count_documents", "estimated_document_count", "create_indexes"})
 STORE = Path(connect.__file__).parents[1]
-OURS = frozenset({"tasks", "workers", "schedules", "controls", "places"})
+OURS = frozenset({"tasks", "workers", "schedules", "controls", "places", "actions"})
 
 
 class Writes(CommandListener):

@@ -54,7 +54,7 @@ def test_callers_share_statistics_that_are_fresh(mongo_uri: str, database_name: 
             reads += 1
             return await stats()
 
-        server.client.stats = counted  # type: ignore[method-assign]
+        server.client.stats = counted  # type: ignore[method-assign, assignment]
         answers = await asyncio.gather(*(server.ask("GET", "/v1/stats") for _ in range(20)))
         assert {answer.status_code for answer in answers} == {200}
         assert reads == 1

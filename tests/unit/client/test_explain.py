@@ -253,7 +253,11 @@ def test_a_clock_that_is_off_is_worth_knowing(offset: float, level: Level) -> No
         (rights.privileges("shop", "worker"), ["publisher", "worker"], None),
         (rights.privileges("shop", "operator"), ["publisher", "operator"], None),
         (rights.privileges("shop", "deployer"), ["deployer"], None),
-        (rights.privileges("shop", "publisher")[:2], [], ["find on workers", "listIndexes on workers"]),
+        (
+            rights.privileges("shop", "publisher")[:2],
+            [],
+            ["find on workers", "listIndexes on workers", "insert on actions", "listIndexes on actions"],
+        ),
         (
             [{"resource": {"db": "", "collection": ""}, "actions": EVERYTHING}],
             ["publisher", "worker", "deployer"],
