@@ -19,7 +19,7 @@ from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.pulse import Pulse
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import flows, live, overview, queues, schedules, task, tasks, workers
+from mtask.web.page.routes import flows, live, log, overview, queues, schedules, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Visit, see, to_login
 from mtask.web.problems import (
@@ -68,7 +68,7 @@ class WebPage:
         self._sessions = Sessions()
         self._parts = Parts(client, settings, hub, Reads(client), {})
         self.addresses = Addresses()
-        for views in (overview, tasks, task, flows, queues, workers, schedules, live):
+        for views in (overview, tasks, task, flows, queues, workers, schedules, log, live):
             self.addresses |= views.addresses
         self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 

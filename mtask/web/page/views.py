@@ -27,6 +27,7 @@ NAVIGATION = (
     ("/queues", "Queues", "q", True),
     ("/workers", "Workers", "w", True),
     ("/schedules", "Schedules", "s", True),
+    ("/log", "Log", "l", True),
 )
 
 

@@ -44,6 +44,7 @@ VIEWS = {
     "queue": ("/queue?queue=mail", "Retention"),
     "workers": ("/workers", "web-1"),
     "schedules": ("/schedules", "nightly-report"),
+    "log": ("/log", "add schedule"),
 }
 ON_PHONE_IN_THE_DARK = ("overview", "tasks-filtered", "task-failed", "flow")
 
