@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
     shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
     scheduler: bool = Field(default=True, description="fire schedules")
+    web_token: str | None = Field(default=None, repr=False, description="a token for the web server, to operate")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

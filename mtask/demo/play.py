@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ from mtask.demo.counting import Totals, count_file, unreadable
 from mtask.demo.database import DemoDatabase, existing_database, kept_database, temporary_database
 from mtask.demo.files import SourceFile
 from mtask.demo.fleet import DemoFailed, Fleet
+from mtask.demo.page import served_page
 from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
 from mtask.demo.summary import Publication, Summary, summed_up
 from mtask.demo.watch import Watch, outcome_of
@@ -47,6 +48,8 @@ class Plan:
     uri: str | None = None
     database: str | None = None
     mongod: Path | None = None
+    web: bool = False  #: whether the web page shows the demo's database
+    stays: bool = False  #: whether workers and page stay after the work, until Ctrl-C
 
     def opened(self) -> AbstractContextManager[DemoDatabase]:
         """Return the context manager that opens the demo's database."""
@@ -72,11 +75,17 @@ class Play:
         scene.begin("starting MongoDB")
         self._notify()
         began = time.monotonic()
-        with plan.opened() as database, Client(database.uri, database=database.name, timeout=CALL_TIMEOUT) as client:
+        with (
+            plan.opened() as database,
+            Client(database.uri, database=database.name, timeout=CALL_TIMEOUT) as client,
+            ExitStack() as stack,
+        ):
             client.init()
             self._watch = Watch(client)
             version, seconds = self._watch.server_version(), time.monotonic() - began
             self._did(f"MongoDB {version} {database.words}, ready in {seconds:.1f} s")
+            if plan.web:
+                self._did(f"the web page: {stack.enter_context(served_page(database))}")
             with Fleet(database.uri, database.name, plan.concurrency) as self._fleet:
                 try:
                     self._fleet.start(plan.workers)
@@ -84,6 +93,8 @@ class Play:
                     self._await_workers()
                     publication = self._publish(client)
                     self._work(client)
+                    if plan.web and plan.stays:
+                        self._stay()
                 finally:
                     scene.begin("stopping the workers")
             self._show_workers()
@@ -179,6 +190,14 @@ class Play:
             self._pause()
         scene.work_ended = time.monotonic()
         self._observe()
+
+    def _stay(self) -> None:
+        """Leave the page and the workers as they are until Ctrl-C. A worker may be stopped on the page meanwhile."""
+        self._scene.begin("all tasks are done; the web page stays until you press Ctrl-C")
+        with suppress(KeyboardInterrupt):
+            while True:
+                self._notify()
+                time.sleep(_LOOK_INTERVAL)
 
     def _is_time_to_kill(self) -> bool:
         scene = self._scene

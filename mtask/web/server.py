@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,6 +33,9 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals within the block. Unlike uvicorn's own, this raises no signal again: the exit code is 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -67,9 +71,17 @@ def listen(settings: WebSettings) -> socket.socket:
 
 
 async def serve(
-    client: AsyncClient, settings: WebSettings, tokens: Tokens, listening: socket.socket, ready: Callable[[int], None]
+    client: AsyncClient,
+    settings: WebSettings,
+    tokens: Tokens,
+    listening: socket.socket,
+    ready: Callable[[int], None],
+    ending: asyncio.Event | None = None,
 ) -> None:
-    """Serve the API on the socket until a signal comes. `ready` is called with the port once the server is set up."""
+    """Serve the page and the API on the socket, until a signal comes or `ending` is set.
+
+    `ready` is called with the port once the server is set up.
+    """
     app, hub = build(client, settings, tokens)
     config = uvicorn.Config(
         app,
@@ -83,5 +95,43 @@ async def serve(
     )
     listening.listen(2048)
     ready(listening.getsockname()[1])
+    server = _Server(config, hub)
+
+    async def end() -> None:
+        assert ending is not None
+        await ending.wait()
+        server.handle_exit(signal.SIGTERM, None)
+
     async with client:
-        await _Server(config, hub).serve([listening])
+        waiting = None if ending is None else asyncio.create_task(end())
+        await server.serve([listening])
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+
+
+@contextmanager
+def served(make_client: Callable[[], AsyncClient], settings: WebSettings, tokens: Tokens) -> Iterator[int]:
+    """Serve in a thread of its own during the block; give the port. Raises InvalidInput if the port is taken."""
+    loop, ending = asyncio.new_event_loop(), asyncio.Event()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(serve(make_client(), settings, tokens, listening, lambda _: None, ending))
+        except BaseException as error:
+            failed.append(error)
+
+    with listen(settings) as listening:
+        port = listening.getsockname()[1]
+        listening.listen(2048)
+        thread = threading.Thread(target=run, name="mtask web", daemon=True)
+        thread.start()
+        try:
+            yield port
+        finally:
+            loop.call_soon_threadsafe(ending.set)
+            thread.join()
+            loop.close()
+    if failed:
+        raise failed[0]

@@ -44,8 +44,8 @@ class WebSettings:
             raise InvalidInput("give a token file or --no-token, not both.", field="no_token")
         if self.is_public and not has_tokens:
             raise InvalidInput(
-                f"{shown(self.host)} can be reached from other machines, so callers need tokens: give --token-file, or "
-                "listen on 127.0.0.1.",
+                f"{shown(self.host)} can be reached from other machines, so callers need tokens: give --token-file or "
+                "MTASK_WEB_TOKEN, or listen on 127.0.0.1.",
                 field="host",
             )
 

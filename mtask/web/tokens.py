@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,22 @@ from mtask.web.access import Caller, Role
 _FIELDS = frozenset({"name", "role", "tenant", "sha256"})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-#: The longest token that is looked at, in bytes.
-_LONGEST = 512
+#: The longest token that is looked at, and the shortest that is taken from the environment, in characters.
+_LONGEST, _SHORTEST = 512, 32
 
 
 def fresh_token() -> str:
     """Return a new token of 256 random bits."""
     return secrets.token_urlsafe(32)
+
+
+def check_fresh(token: str) -> None:
+    """Raise InvalidInput unless a token from the environment is as long as one that nobody guesses. Never quote it."""
+    if not _SHORTEST <= len(token) <= _LONGEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidInput(
+            f"MTASK_WEB_TOKEN: use {_SHORTEST} to {_LONGEST} ASCII characters, such as `openssl rand -hex 32` prints.",
+            field="MTASK_WEB_TOKEN",
+        )
 
 
 def digest_of(token: str) -> str:
@@ -55,6 +64,9 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def __iter__(self) -> Iterator[Token]:
+        return iter(self._tokens)
 
     def caller_of(self, token: str) -> Caller | None:
         """Return the caller with this token, or None. The time that this takes tells nothing about the tokens."""

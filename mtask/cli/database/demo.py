@@ -46,6 +46,10 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the documents, and print commands that show them.")
     ] = False,
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Show the demo's database in the web page. In a terminal, it stays until Ctrl-C."),
+    ] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines, not a live picture. Without a terminal this is so anyway.")
     ] = False,
@@ -75,6 +79,8 @@ def demo(
             uri=_uri(cli),
             database=cli.flags.database,
             mongod=cli.settings.mongod,
+            web=web,
+            stays=cli.out.is_terminal and not (cli.is_json or cli.flags.quiet),
         )
         try:
             return _show(cli, plan, interruption.check, plain=plain)

@@ -44,8 +44,8 @@ def web(
 ) -> None:
     """Serve the web page and the REST API of the database. SIGTERM or SIGINT ends it.
 
-    Without --token-file and --no-token, the command makes a token for this run, and prints it and a link with it. An
-    address that other machines reach needs --token-file.
+    Without --token-file, MTASK_WEB_TOKEN and --no-token, the command makes a token for this run, and prints it and a
+    link with it. An address that other machines reach needs --token-file or MTASK_WEB_TOKEN.
     """
     if host == "":
         raise InvalidInput("--host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
@@ -53,13 +53,17 @@ def web(
     from mtask.web import server
     from mtask.web.access import Caller, Role
     from mtask.web.settings import WebSettings
-    from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens
+    from mtask.web.tokens import Token, Tokens, check_fresh, digest_of, fresh_token, read_tokens
 
     settings = WebSettings(host, port, is_read_only=read_only, is_open=no_token, allowed_hosts=tuple(allow_host))
-    tokens = Tokens() if token_file is None else read_tokens(Path(token_file))
-    settings.check(has_tokens=token_file is not None)
+    known = [] if token_file is None else list(read_tokens(Path(token_file)))
+    if cli.settings.web_token is not None:
+        check_fresh(cli.settings.web_token)
+        known.append(Token(Caller("MTASK_WEB_TOKEN", Role.OPERATE), digest_of(cli.settings.web_token)))
+    tokens = Tokens(known)
+    settings.check(has_tokens=len(tokens) > 0)
     token = None
-    if token_file is None and not no_token:
+    if not known and not no_token:
         token = fresh_token()
         tokens = Tokens([Token(Caller("the token of this run", Role.OPERATE), digest_of(token))])
     listening = server.listen(settings)

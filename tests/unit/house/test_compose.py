@@ -7,7 +7,9 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import yaml
 
 from mtask import App
 from mtask.settings import Settings
+from mtask.web.settings import WebSettings
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,6 +95,36 @@ def test_worker_command_line_has_the_flags_that_compose_uses(
     flags = [part for part in services["worker"]["command"] if part.startswith("--")]
     assert flags
     assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", ran.stdout)] == []
+
+
+def test_web_page_takes_a_token_and_is_published_to_the_host_alone(
+    services: dict[str, Any], dockerfile: list[list[str]]
+) -> None:
+    web = services["web"]
+    assert web["profiles"] == ["web"], "it needs a token, so it starts only where it is asked for"
+    assert web["environment"] == {"MTASK_WEB_TOKEN": "${MTASK_WEB_TOKEN:-}"}
+    command = web["command"]
+    host, port = (command[command.index(flag) + 1] for flag in ("--host", "--port"))
+    assert web["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert is_public(host)
+    assert seconds(web["stop_grace_period"]) >= 5
+    [entry] = web["entrypoint"]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        module, _, function = tomllib.load(file)["project"]["scripts"][entry].partition(":")
+    assert any("[web]" in run for run in arguments_of(dockerfile, "RUN"))
+    ran = subprocess.run(
+        [sys.executable, "-c", f"from {module} import {function}; {function}()", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "MTASK_WEB_TOKEN": ""},
+    )
+    assert ran.returncode == 2, "without a token it refuses to start"
+    assert "MTASK_WEB_TOKEN" in ran.stderr
+
+
+def is_public(host: str) -> bool:
+    return WebSettings(host=host).is_public
 
 
 def test_image_holds_what_its_build_and_the_example_need(dockerfile: list[list[str]]) -> None:

@@ -145,6 +145,7 @@ def test_page_says_that_the_database_is_away_and_goes_on(single_set: ReplicaSet,
         assert http.get(printed["page"]).status_code == 200
         node = single_set.primary()
         single_set.kill(node)
+        eventually(lambda: http.get("/").status_code == 503, PATIENCE, "what was read a moment ago is no longer shown")
         for path in ("/", "/tasks", "/flows", "/task?name=a&key=b"):
             answer = http.get(path)
             assert answer.status_code == 503, path
