@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 _ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
 
-def _instant(value: object) -> object:
+def instant(value: object) -> datetime:
     """Return an instant: ISO 8601 text with an offset, or extended JSON's `$date`."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
@@ -26,7 +26,7 @@ def _instant(value: object) -> object:
 
 Instant = Annotated[
     datetime,
-    BeforeValidator(_instant),
+    BeforeValidator(instant),
     Field(description="ISO 8601 with an offset.", examples=["2030-12-31T23:59:00Z"]),
 ]
 Seconds = Annotated[float, Field(ge=0, le=315_360_000, allow_inf_nan=False, description="Seconds.")]
@@ -323,10 +323,23 @@ class ListedTask(BaseModel):
 
 
 class TaskList(BaseModel):
-    """A page of tasks, the newest first. next_cursor: pass it as `cursor` for the next page; null: there is none."""
+    """A page of tasks. next_cursor: pass it as `cursor` for the next page; null: there is none.
+
+    looked_to: the instant up to which the search has come, if it stopped before the page was full.
+    """
 
     tasks: list[ListedTask]
     next_cursor: str | None
+    looked_to: str | None = None
+
+
+class TaskCount(BaseModel):
+    """A number of tasks. is_more: the count stopped there, and there may be more."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"count": 10000, "is_more": True}]})
+
+    count: int
+    is_more: bool
 
 
 class Removed(BaseModel):

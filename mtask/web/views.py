@@ -5,7 +5,6 @@ Field names are those of the documents. Instants are ISO 8601 text in UTC. Param
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from starlette.responses import Response
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import TaskFields
-from mtask.errors import InvalidInput
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.extended_json import extended_exactly
@@ -146,30 +144,6 @@ def listed(found: TaskFields, caller: Caller) -> Json:
 
 def _field(value: Any) -> Any:
     return plain(value) if isinstance(value, datetime) else extended_exactly(value)
-
-
-def cursor_of(found: TaskFields) -> str | None:
-    """Return the cursor of the page after this task."""
-    if found.create_time is None:
-        return None
-    place = json.dumps([round(found.create_time.timestamp() * 1000), found.id], ensure_ascii=False)
-    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
-
-
-def task_at(cursor: str | None) -> TaskFields | None:
-    """Return the task before the page that a cursor names; raise InvalidInput."""
-    if cursor is None:
-        return None
-    try:
-        padded = cursor + "=" * (-len(cursor) % 4)
-        text = base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
-        created, task_id = json.loads(text.decode("utf-8"))
-        if type(created) is not int or type(task_id) is not str:
-            raise ValueError(cursor)
-        task_id.encode("utf-8")
-        return TaskFields(task_id, datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=created), {})
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidInput("cursor: use the next_cursor of an earlier page.", field="cursor") from None
 
 
 def event(found: TaskEvent, caller: Caller) -> Json:
