@@ -17,6 +17,7 @@ MtaskError
 │   ├── GatherFull               the task has collected as many calls as it can hold
 │   ├── GatherConflict           calls under one key gather in different ways
 │   ├── TaskNotFound             no task has this name and key
+│   ├── PreconditionFailed       the task has changed since the caller read it, and the caller gave `if_match`
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── DependencyFailed         a step cannot run again before a dependency that failed does
 │   ├── NotInFlow                a task of no flow cannot have children
@@ -263,6 +264,17 @@ class TaskNotFound(TaskError):
         super().__init__(
             task_id,
             f"there is no task {task_id}. Check name and key; a task may also have expired by its retention.",
+        )
+
+
+class PreconditionFailed(TaskError):
+    """The task has changed since the caller read it."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id, f"task {task_id} has changed since you read it, so nothing was done. Read it again, then decide."
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 from mtask.client.asking import flow_requests, pointing, publication, requests, several
 from mtask.client.asking.flows import Flow, FlowPublication
 from mtask.client.asking.pointing import TaskPointer
-from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.asking.publication import UNCHANGED, TaskRef, TaskSpec
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain, position
 from mtask.client.diagnosis.position import Position
@@ -20,7 +20,7 @@ from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
-from mtask.client.reading import pages, views
+from mtask.client.reading import pages, versions, views
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
 from mtask.client.reading.flows import FlowRow, FlowState
@@ -454,38 +454,55 @@ class Client(SyncConnection):
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
 
-    def cancel(self, task: TaskRef, key: str) -> Task:
+    @staticmethod
+    def etag(task: Task) -> str:
+        """Return the tag of the version of a task that was read: of its params, options, queue, status and last run.
+
+        A change with this tag as `if_match` is made only if the task still is of this version. Pings do not change it.
+        """
+        return versions.etag(task)
+
+    def cancel(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Cancel a task, or ask the worker that runs the task to stop; return the task.
 
-        A finished task is not changed.
+        A finished task is not changed. With `if_match`, the tag of a version (see `etag`), the call raises
+        PreconditionFailed if the task has changed since.
         """
-        return self._run(requests.cancel(pointing.identify(task, key)))
+        return self._run(requests.cancel(pointing.identify(task, key), if_match))
 
-    def retry(self, task: TaskRef, key: str) -> Task:
+    def retry(self, task: TaskRef, key: str, *, params: Any = UNCHANGED, if_match: str | None = None) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
-        Raises TaskNotFound or TaskNotFinished.
+        With `params`, it runs with these params. The task keeps its former params in `former_params`: the newest five,
+        of at most 1 MiB in all. Its lookups stay. `if_match` means the same as in `cancel`. Raises TaskNotFound,
+        TaskNotFinished, InvalidParams or PreconditionFailed.
         """
-        return self._run(requests.run_again(pointing.identify(task, key), everything=False))
+        return self._run(requests.run_again(task, key, everything=False, params=params, if_match=if_match))
 
-    def rerun(self, task: TaskRef, key: str) -> Task:
+    def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
-        Raises TaskNotFound or TaskNotFinished.
+        `if_match` means the same as in `cancel`. Raises TaskNotFound, TaskNotFinished or PreconditionFailed.
         """
-        return self._run(requests.run_again(pointing.identify(task, key), everything=True))
+        return self._run(requests.run_again(task, key, everything=True, if_match=if_match))
 
-    def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
+    def update_option(
+        self, task: TaskRef, key: str, *, if_match: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Task:
         """Change some of a task's options; return the task.
 
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
-        specific_worker_ids no longer admits the worker of a run, that run ends at once.
+        specific_worker_ids no longer admits the worker of a run, that run ends at once. `if_match` means the same as in
+        `cancel`.
         """
-        return self._run(requests.update_option(pointing.identify(task, key), dict(options)))
+        return self._run(requests.update_option(pointing.identify(task, key), dict(options), if_match))
 
-    def remove(self, task: TaskRef, key: str) -> bool:
-        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
-        return self._run(requests.remove(pointing.identify(task, key)))
+    def remove(self, task: TaskRef, key: str, *, if_match: str | None = None) -> bool:
+        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends.
+
+        `if_match` means the same as in `cancel`; with it, a task that does not exist raises TaskNotFound.
+        """
+        return self._run(requests.remove(pointing.identify(task, key), if_match))
 
     def purge(
         self,

@@ -119,6 +119,14 @@ class ChangeOptions(_Body):
     options: Options
 
 
+class RetryTask(_Body):
+    """The body of `POST /v1/tasks/{name}/{key}:retry`. Without `params`, the task keeps its params."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"params": {"to": "a@b.c"}}]})
+
+    params: Params = None
+
+
 class FlowStepBody(TaskBody):
     """One step of a flow."""
 

@@ -5,7 +5,6 @@ Field names are those of the documents. Instants are ISO 8601 text in UTC. Param
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from mtask.client import AsyncClient
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import TaskFields
@@ -72,6 +72,8 @@ def task(found: Task, caller: Caller) -> Json:
         run.pop("returns", None)
     if "again" in made:
         del made["again"]["params"]
+    for former in made.get("former_params", ()):
+        former["params"] = None
     made = plain(made)
     made["params"] = extended_exactly(found.params)
     for shown, stored in zip(made["task_state"]["worker_states"], found.runs, strict=True):
@@ -79,6 +81,8 @@ def task(found: Task, caller: Caller) -> Json:
             shown["returns"] = extended_exactly(stored.returns)
     if found.again is not None:
         made["again"]["params"] = extended_exactly(found.again.params)
+    for former, stored_one in zip(made.get("former_params", ()), found.former_params, strict=True):
+        former["params"] = extended_exactly(stored_one.params)
     if found.lookup:
         made["lookup"] = {name: [extended_exactly(v) for v in values] for name, values in found.lookups.items()}
     return _with_shown_ids(made, found, caller)
@@ -112,18 +116,7 @@ def _with_shown_ids(made: Json, found: Task, caller: Caller) -> Json:
 
 def etag(found: Task) -> str:
     """Return the ETag of a task: of all that a caller may want to change, and not of its pings."""
-    runs = found.runs
-    covered = {
-        "params": extended_exactly(found.params),
-        "options": plain(found.task_option.stored()),
-        "queue": found.queue,
-        "status": found.status.value,
-        "failed_cnt": found.task_state.failed_cnt,
-        "created": plain(found.task_state.create_time),
-        "run_id": runs[-1].run_id if runs else None,
-    }
-    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
-    return f'"{digest[:32]}"'
+    return f'"{AsyncClient.etag(found)}"'
 
 
 def same_params(given: Any, stored: Any) -> bool:

@@ -61,6 +61,7 @@ _INSTANTS = (
     *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
     "gather.consumed.asked_time",
     "again.start_time",
+    "former_params.until",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -138,6 +139,7 @@ def task_schema() -> dict[str, Any]:
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
             "chain": ["before", "first", "number"],
+            "former_params": ["until"],
             "gather.newest": ["asked_time", "call_id"],
             "gather.consumed": ["asked_time", "call_id"],
             # The end of a run makes the next round the present one, so it must be as complete.

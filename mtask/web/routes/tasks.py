@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Body, Header, Query, Request, Response
 
 from mtask.client import AsyncClient, TaskSpec
 from mtask.client.asking.publication import policy
@@ -28,6 +28,7 @@ from mtask.web.models import (
     PublishedTask,
     PublishTask,
     PutTask,
+    RetryTask,
     TaskBody,
     TaskCount,
     TaskDocument,
@@ -45,10 +46,11 @@ _MOST_LISTED = 1000
 _LOOKUP, _PARAMS = "lookup.", "params."
 _FREE = (_LOOKUP, _PARAMS)
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
+_ETAG = re.compile(r'"([!#-~]{1,100})"')
 IdempotencyKey = Annotated[
     str | None, Header(description="The key of a task that is published without one. Then a repeat publishes nothing.")
 ]
-IfMatch = Annotated[str | None, Header(description="Only `*` is supported: the task must exist.")]
+IfMatch = Annotated[str | None, Header(description="The ETag of the task that was read. If it has changed: 412.")]
 KeyPrefix = Annotated[str | None, Query(min_length=1, description="The beginning of the keys.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 
@@ -359,22 +361,20 @@ async def remove(
     name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller, if_match: IfMatch = None
 ) -> Response:
     """Remove a task, whatever its status. If it runs, its run ends."""
-    _check_match(if_match)
     stored = caller.stored_key(key)
-    if not await client.remove(name, stored):
+    if not await client.remove(name, stored, if_match=_tag(if_match)):
         raise TaskNotFound(task_id_of(name, stored))
     return Response(None, 204)
 
 
-Action = Literal["cancel", "retry", "rerun"]
+Action = Literal["cancel", "rerun"]
 
 
 async def _act(
     action: Action, name: str, key: str, client: AsyncClient, caller: Caller, if_match: str | None
 ) -> Response:
-    _check_match(if_match)
-    act = {"cancel": client.cancel, "retry": client.retry, "rerun": client.rerun}[action]
-    return _task(await act(name, caller.stored_key(key)), caller)
+    act = {"cancel": client.cancel, "rerun": client.rerun}[action]
+    return _task(await act(name, caller.stored_key(key), if_match=_tag(if_match)), caller)
 
 
 @routes.post("/v1/tasks/{name}/{key}:cancel", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
@@ -384,9 +384,20 @@ async def cancel(name: TaskName, key: TaskKey, client: TheClient, caller: TheCal
 
 
 @routes.post("/v1/tasks/{name}/{key}:retry", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
-async def retry(name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller, if_match: IfMatch = None) -> Any:
-    """Let a FAIL or CANCELED task run again. Its earlier failures no longer count."""
-    return await _act("retry", name, key, client, caller, if_match)
+async def retry(
+    name: TaskName,
+    key: TaskKey,
+    client: TheClient,
+    caller: TheCaller,
+    body: Annotated[RetryTask, Body()] = RetryTask(),  # noqa: B008 it is never changed
+    if_match: IfMatch = None,
+) -> Any:
+    """Let a FAIL or CANCELED task run again. Its earlier failures no longer count.
+
+    With `params`, it runs with these. Its former params stay in `former_params`: the newest five, 1 MiB in all.
+    """
+    given = {"params": body.params} if "params" in body.model_fields_set else {}
+    return _task(await client.retry(name, caller.stored_key(key), **given, if_match=_tag(if_match)), caller)
 
 
 @routes.post("/v1/tasks/{name}/{key}:rerun", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
@@ -405,9 +416,8 @@ async def change(
     if_match: IfMatch = None,
 ) -> Any:
     """Change some of a task's options."""
-    _check_match(if_match)
     options = checked_options(body.options)
-    return _task(await client.update_option(name, caller.stored_key(key), **options), caller)
+    return _task(await client.update_option(name, caller.stored_key(key), if_match=_tag(if_match), **options), caller)
 
 
 @routes.get("/v1/tasks/{name}/{key}/position", openapi_extra=about())
@@ -416,7 +426,11 @@ async def position(name: TaskName, key: TaskKey, client: TheClient, caller: TheC
     return views.answer(views.position(await client.position(name, caller.stored_key(key)), caller))
 
 
-def _check_match(if_match: str | None) -> None:
-    """Refuse a condition on the task's state: no change can test it in its own write yet."""
-    if if_match is not None and if_match.strip() != "*":
-        raise InvalidRequest("If-Match with an ETag is not supported yet. Send the request without it.")
+def _tag(if_match: str | None) -> str | None:
+    """Return the tag in a header If-Match; raise InvalidRequest. `*` is any version, so it needs no test."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    match = _ETAG.fullmatch(if_match.strip())
+    if match is None:
+        raise InvalidRequest('If-Match: send one ETag as the task had it, such as "1f0c…", or *.')
+    return match[1]
