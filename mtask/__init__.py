@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mtask.client.asking.flows import Flow
     from mtask.client.asking.publication import TaskSpec
     from mtask.client.diagnosis.position import Position
+    from mtask.client.operating.bulk import Bulk, BulkPlan
     from mtask.client.reading.flows import FlowRow, FlowState, StepState
     from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AsyncClient",
+    "Bulk",
+    "BulkPlan",
     "ChangedFlow",
     "Child",
     "Client",
@@ -89,6 +92,7 @@ _MODULES = {
     "mtask.client.asking.flows": ("Flow",),
     "mtask.client.asking.publication": ("TaskSpec",),
     "mtask.client.diagnosis.position": ("Position",),
+    "mtask.client.operating.bulk": ("Bulk", "BulkPlan"),
     "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
     "mtask.client.reading.pages": ("TaskPage",),
     "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),

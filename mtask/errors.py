@@ -45,6 +45,7 @@ MtaskError
 ├── ScheduleError                about a schedule
 │   ├── ScheduleExists           a schedule with this id exists
 │   └── ScheduleNotFound         no schedule has this id
+├── BulkNotFound                 no bulk change has this id
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
@@ -417,6 +418,16 @@ class ScheduleNotFound(ScheduleError):
 
     def __init__(self, schedule_id: str) -> None:
         super().__init__(schedule_id, f"there is no schedule {schedule_id!r}. `mtask schedule list` shows all.")
+
+
+class BulkNotFound(MtaskError):
+    """No bulk change has this id."""
+
+    exit_code = 4
+
+    def __init__(self, bulk_id: str) -> None:
+        super().__init__(f"there is no bulk change {shown(bulk_id)}. Their documents are kept for seven days.")
+        self.bulk_id = bulk_id
 
 
 # --- errors about the database ----------------------------------------------------------------------------

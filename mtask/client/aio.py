@@ -14,9 +14,11 @@ from mtask.client.asking.publication import UNCHANGED, TaskRef, TaskSpec
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain, position
 from mtask.client.diagnosis.position import Position
+from mtask.client.operating import bulk as bulk_requests
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
+from mtask.client.operating.bulk import Bulk, BulkPlan
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import pages, versions, views
@@ -528,6 +530,79 @@ class AsyncClient(AsyncConnection):
             await self._run(purging.batch())
             await self._sleep(purging.pause(time.monotonic() - begun))
         return purging.removed
+
+    async def plan_bulk(
+        self,
+        action: str,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        within: str | None = None,
+    ) -> BulkPlan:
+        """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
+
+        This changes nothing. The number is exact up to 10,000. The plan can be run for ten minutes. It takes the tasks
+        that ended before now, or that were created before now if their status is open. "retry" takes FAIL and CANCELED,
+        "cancel" takes open tasks. At least one criterion must be given. The criteria mean the same as in `find_page`.
+        `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
+        InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return await self._run(bulk_requests.plan(action, criteria, within))
+
+    async def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
+        """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
+
+        Raises InvalidInput, also if the plan is for another `action`.
+        """
+        return await self._run(bulk_requests.begin(plan, within, action))
+
+    async def carry_bulk(self, bulk_id: str) -> Bulk:
+        """Carry out a bulk change, and return it once all its tasks are changed.
+
+        If another process carries it out, wait for its end, and go on in its place if it dies. The change is made in
+        batches, with a pause after each, so that others can use the database. Raises BulkNotFound.
+        """
+        carrying = bulk_requests.Carrying(bulk_id)
+        while True:
+            begun = time.monotonic()
+            found = await self._run(carrying.step())
+            if found.is_over:
+                return found
+            await self._sleep(carrying.pause(time.monotonic() - begun))
+
+    async def run_bulk(self, plan: str, *, within: str | None = None) -> Bulk:
+        """Carry out the bulk change of a plan, and return it once all its tasks are changed.
+
+        It is `begin_bulk` and `carry_bulk`: a plan that is run twice is carried out once. Raises InvalidInput.
+        """
+        return await self.carry_bulk((await self.begin_bulk(plan, within=within)).bulk_id)
+
+    async def bulk(self, bulk_id: str) -> Bulk:
+        """Return a bulk change and how far it has come; raise BulkNotFound."""
+        return await self._run(bulk_requests.get(bulk_id))
+
+    async def bulks(self, *, limit: int = 100, within: str | None = None) -> list[Bulk]:
+        """Return the newest bulk changes, at most `limit`. They are kept for seven days.
+
+        With `within`, return only those that were restricted to keys with this beginning.
+        """
+        return await self._run(bulk_requests.every(views.check_limit(limit), within))
 
     async def stats(self, *, most: int | None = None) -> list[views.StatRow]:
         """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.

@@ -20,6 +20,7 @@ from mtask.errors import DatabaseError, MtaskError
 from mtask.store.tasks.counting import MOST
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.bulks import Bulks
 from mtask.web.gate import Gate
 from mtask.web.hub import Hub
 from mtask.web.paths import BY_QUERY
@@ -33,7 +34,7 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.routes import events, flows, health, operating, tasks
+from mtask.web.routes import bulk, events, flows, health, operating, tasks
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
@@ -100,19 +101,22 @@ def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
 def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[Gate, Hub]:
     """Return the API as an ASGI application, and its hub of events. The caller closes the client."""
     settings.check(has_tokens=len(tokens) > 0)
-    hub = Hub(client, settings)
+    hub, bulks = Hub(client, settings), Bulks(client, is_read_only=settings.is_read_only)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        bulks.begin()
         yield
+        await bulks.end()
         await hub.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
+    api.state.bulks = bulks
     api.state.stats = Shared(lambda: client.stats(most=MOST))
     api.state.queues = Shared(lambda: client.queues(most=MOST))
-    for routes in (tasks.routes, flows.routes, operating.routes, events.routes, health.routes):
+    for routes in (tasks.routes, bulk.routes, flows.routes, operating.routes, events.routes, health.routes):
         api.include_router(routes)
     for kind, handler in (
         (MtaskError, _on_error),

@@ -127,6 +127,36 @@ class RetryTask(_Body):
     params: Params = None
 
 
+Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
+class BulkFilter(_Body):
+    """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
+
+    status: Texts | None = None
+    name: Texts | None = None
+    queue: Texts | None = None
+    key: Texts | None = None
+    worker_id: Texts | None = None
+    key_prefix: str | None = None
+    lookup: Lookup | None = None
+    params: Annotated[dict[str, Any] | None, Field(description="Values by their paths in the params.")] = None
+
+
+class BulkBody(_Body):
+    """The body of `POST /v1/bulk/{action}`: a filter with dry_run, or the plan that this returned."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"filter": {"status": ["FAIL"], "name": ["send_email"]}, "dry_run": True}, {"plan": "WyI0Zj…"}]
+        }
+    )
+
+    filter: BulkFilter | None = None
+    dry_run: bool = False
+    plan: Annotated[str, Field(max_length=100_000)] | None = None
+
+
 class FlowStepBody(TaskBody):
     """One step of a flow."""
 
@@ -231,6 +261,52 @@ class PutSchedule(_Body):
 
 
 # --- answers ----------------------------------------------------------------------------------------------
+
+
+class BulkPlanned(BaseModel):
+    """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "action": "retry",
+                    "count": 42,
+                    "is_more": False,
+                    "plan": "WyI0Zj…",
+                    "cutoff": "2030-12-31T23:59:00.000Z",
+                    "expires": "2031-01-01T00:09:00.000Z",
+                }
+            ]
+        }
+    )
+
+    action: str
+    count: int
+    is_more: bool
+    plan: str
+    cutoff: str
+    expires: str
+
+
+class BulkState(BaseModel):
+    """A bulk change and how far it has come. left_cnt: tasks that were found and could not be changed."""
+
+    bulk_id: str
+    action: str
+    filter: dict[str, Any]
+    done_cnt: int
+    left_cnt: int
+    is_over: bool
+    cutoff: str
+    begin_time: str
+    end_time: str | None
+
+
+class BulkList(BaseModel):
+    """The newest bulk changes."""
+
+    bulks: list[BulkState]
 
 
 class ProblemDocument(BaseModel):

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places"]
+Collection = Literal["tasks", "workers", "schedules", "controls", "places", "bulks"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session"]
 Operation = Generator["Call", Any, T]
@@ -79,6 +79,11 @@ def controls(method: str, *args: Any, **kwargs: Any) -> Call:
 def places(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection `places`, which holds permits."""
     return Call("places", method, args, kwargs)
+
+
+def bulks(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection `bulks`, which holds bulk changes."""
+    return Call("bulks", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:

@@ -43,6 +43,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "workers": ("update", "listIndexes"),
         "controls": ("insert", "update", "listIndexes"),
         "places": ("listIndexes",),
+        "bulks": ("insert", "update", "listIndexes"),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
+from mtask.model.bulk import BulkDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -248,6 +249,11 @@ def place_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(PermitPoolDocument, "places", {"": ["_id", "schema_version"]})}
 
 
+def bulk_validator() -> dict[str, Any]:
+    """Return the validator of `bulks`. One of its documents holds only the secret by which plans are signed."""
+    return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -383,6 +389,11 @@ def place_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def bulk_indexes() -> list[IndexModel]:
+    """Return the indexes of `bulks`. With this index, the server removes the documents of old bulk changes."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -404,4 +415,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
+    "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
 }

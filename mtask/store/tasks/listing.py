@@ -44,6 +44,8 @@ class Asked:
     #: The list holds the tasks from `since` on and before `until`, by the instant of the order.
     since: datetime | None = None
     until: datetime | None = None
+    #: The order, if it is not the usual one of these criteria.
+    by: Order | None = None
 
     @property
     def statuses(self) -> list[TaskStatus]:
@@ -53,6 +55,8 @@ class Asked:
     @property
     def order(self) -> Order:
         """The order of the list."""
+        if self.by is not None:
+            return self.by
         return Order.CREATED if self.criteria.get("lookup") is not None else order_of(self.statuses)
 
     def several(self, name: str) -> list[str]:
