@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any, TypeAlias, Unpack
 
 from mtask.client.asking import gathering
@@ -170,6 +171,24 @@ def _start(start_time: datetime | None, delay: timedelta | float | None, named: 
         message = f"{named('delay')} {wait.total_seconds():g} s lies outside of 0 to 10 years."
         raise InvalidInput(message, field="delay")
     return wait
+
+
+class Unchanged(Enum):
+    """The params of a task that stay as they are. None is a value that params can have."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
+def checked_params(task: TaskRef, params: Any) -> Any:
+    """Return the params of a task as they are stored; raise InvalidParams. The handler checks them if it is at hand."""
+    handler = handler_of(task)
+    checked = _checked_params(handler.name if handler else check_name(task), params)
+    if handler:
+        handler.bind(checked)
+    return checked
 
 
 def _checked_params(name: str, params: Any) -> Any:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.actions import ActionDocument
+from mtask.model.bulk import BulkDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -63,6 +64,7 @@ _INSTANTS = (
     *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
     "gather.consumed.asked_time",
     "again.start_time",
+    "former_params.until",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -140,6 +142,7 @@ def task_schema() -> dict[str, Any]:
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
             "chain": ["before", "first", "number"],
+            "former_params": ["until"],
             "gather.newest": ["asked_time", "call_id"],
             "gather.consumed": ["asked_time", "call_id"],
             # The end of a run makes the next round the present one, so it must be as complete.
@@ -254,6 +257,11 @@ def action_validator() -> dict[str, Any]:
     made["properties"]["time"] = {"bsonType": "timestamp"}
     begins = {"required": ["actor", "via", "intent", "target"]}
     return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
+
+
+def bulk_validator() -> dict[str, Any]:
+    """Return the validator of `bulks`. One of its documents holds only the secret by which plans are signed."""
+    return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
 
 
 def task_indexes() -> list[IndexModel]:
@@ -401,6 +409,11 @@ def action_indexes() -> list[IndexModel]:
     ]
 
 
+def bulk_indexes() -> list[IndexModel]:
+    """Return the indexes of `bulks`. With this index, the server removes the documents of old bulk changes."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -423,4 +436,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
+    "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
 }
