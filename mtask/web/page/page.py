@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,15 +12,14 @@ from starlette.types import Receive, Scope, Send
 from mtask.client import AsyncClient
 from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
-from mtask.web.access import ANYBODY, Caller
+from mtask.web.access import ANYBODY
 from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
-from mtask.web.page.pulse import Pulse
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import flows, live, overview, queues, schedules, task, tasks, workers
+from mtask.web.page.routes import flows, live, log, overview, queues, schedules, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
-from mtask.web.page.views import Addresses, Visit, see, to_login
+from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
 from mtask.web.problems import (
     Forbidden,
     InternalError,
@@ -38,26 +36,8 @@ from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
 logger = logging.getLogger("mtask.web")
-_LOGIN, _LOGOUT, _STATIC = "/login", "/logout", "/static/"
+_LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
 _HEADS = frozenset({"GET", "HEAD"})
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the views work with."""
-
-    client: AsyncClient
-    settings: WebSettings
-    hub: Hub
-    reads: Reads
-    pulses: dict[str | None, Pulse]
-
-    def pulse(self, caller: Caller) -> Pulse:
-        """Return the pulse of the caller's tenant."""
-        if caller.tenant not in self.pulses:
-            # The key decides which events it counts: the role is nothing to it.
-            self.pulses[caller.tenant] = Pulse(self.hub, self.client, caller)
-        return self.pulses[caller.tenant]
 
 
 class WebPage:
@@ -67,14 +47,14 @@ class WebPage:
         self._settings, self._tokens = settings, tokens
         self._sessions = Sessions()
         self._parts = Parts(client, settings, hub, Reads(client), {})
-        self._addresses = Addresses()
-        for views in (overview, tasks, task, flows, queues, workers, schedules, live):
-            self._addresses |= views.addresses
-        self._paths = {path for _, path in self._addresses} | {_LOGIN, _LOGOUT}
+        self.addresses = Addresses()
+        for views in (overview, tasks, task, flows, queues, workers, schedules, log, live):
+            self.addresses |= views.addresses
+        self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 
     def owns(self, path: str) -> bool:
         """Whether the page answers at this path, and not the API."""
-        return path in self._paths or path.startswith(_STATIC)
+        return path in self._paths or path == _ICON or path.startswith(_STATIC)
 
     async def end(self) -> None:
         """End all live pages."""
@@ -96,7 +76,7 @@ class WebPage:
         session, fresh = None, None
         try:
             path = request.scope["path"]
-            if path.startswith(_STATIC):
+            if path.startswith(_STATIC) or path == _ICON:
                 return _static(path)
             session = self._session(request)
             if path == _LOGIN:
@@ -120,7 +100,7 @@ class WebPage:
 
     def _session(self, request: Request) -> Session | None:
         value = cookie_in(request)
-        return None if value is None else self._sessions.find(value)
+        return None if value is None else self._sessions.session_of(value)
 
     async def _view(self, request: Request, session: Session) -> Response:
         path, method = request.scope["path"], "GET" if request.method in _HEADS else request.method
@@ -132,7 +112,7 @@ class WebPage:
             left = see(_LOGIN)
             left.headers["Set-Cookie"] = set_cookie(request, "")
             return left
-        address = self._addresses.get((method, path))
+        address = self.addresses.get((method, path))
         if address is None:
             raise MethodNotAllowed("This address does not take this method.")
         visit = Visit(request, self._parts, session, query_of(request), form)
@@ -202,7 +182,7 @@ def _query(request: Request) -> str:
 
 
 def _static(path: str) -> Response:
-    found = rendering.static(path)
+    found = rendering.static("/static/icon.svg" if path == _ICON else path)
     if found is None:
         raise NotFound("There is no such file.")
     return found

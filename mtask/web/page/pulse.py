@@ -111,7 +111,7 @@ class Pulse:
         return {queue: count / length for queue, count in total.items()}
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Page]:
+    async def joined(self) -> AsyncIterator[Page]:
         """Give the block a live page."""
         page = Page()
         self._pages.add(page)

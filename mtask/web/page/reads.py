@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mtask.client import AsyncClient
 from mtask.client.diagnosis.explain import Inspected, limits_of
 from mtask.client.diagnosis.position import Position
+from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import TaskFields
 from mtask.client.reading.views import StatRow
 from mtask.errors import DatabaseUnavailable, TaskNotFound
@@ -19,18 +22,16 @@ from mtask.model.controls import Control
 from mtask.model.documents import WorkerDocument
 from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.model.status import TaskStatus, WorkerStatus
+from mtask.store.tasks.counting import MOST, QueueCounts
 from mtask.web.access import Caller
-from mtask.web.problems import Forbidden
 
 T = TypeVar("T")
 #: The longest time that a view waits for the database, in seconds.
 PATIENCE = 5.0
-#: The tasks of one page of the list, the tasks that one read asks for, and the most that one page looks at.
-PAGE, _CHUNK, MOST_LOOKED_AT = 50, 500, 2_000
-#: The most new tasks that a list counts.
-MOST_NEW = 50
-#: A text that sorts behind all ids.
-_BEHIND_ALL = "\U0010ffff"
+#: The tasks of one page of the list.
+PAGE = 50
+#: The most searches whose first page is kept for a moment.
+_MOST_KEPT = 64
 _LISTED = (
     "status",
     "queue",
@@ -79,16 +80,22 @@ class Queue:
 
     name: str
     counts: dict[str, int] = field(default_factory=dict)
+    more: set[str] = field(default_factory=set)  #: the statuses that have more tasks than were counted
     names: dict[str, dict[str, int]] = field(default_factory=dict)
+    names_more: set[str] = field(default_factory=set)  #: the same, of the counts by name
     oldest: datetime | None = None
     stuck: dict[str, str] = field(default_factory=dict)  #: reasons by task name
     control: Control | None = None
     limits: Sequence[str] = ()
 
-    @property
-    def waiting(self) -> int:
-        """The number of tasks that wait for a worker, a retry or other tasks."""
-        return self.counts.get("INIT", 0) + self.counts.get("WAITING", 0)
+    def shown(self, *statuses: str) -> str:
+        """Return the number of tasks with these statuses for readers: "10,000+" where the count has stopped."""
+        return _shown([self], statuses)
+
+    def shown_of(self, name: str, *statuses: str) -> str:
+        """Return the number of tasks with this name and these statuses for readers."""
+        total = sum(self.names[name].get(status, 0) for status in statuses)
+        return f"{total:,}{'+' * bool(self.names_more.intersection(statuses))}"
 
     @property
     def is_paused(self) -> bool:
@@ -119,9 +126,9 @@ class State:
         """The workers that neither stopped nor beat."""
         return [w for w in self.workers if not w.is_live(self.now) and w.status is not WorkerStatus.STOPPED]
 
-    def total(self, *statuses: str) -> int:
-        """Return the number of tasks with these statuses."""
-        return sum(queue.counts.get(status, 0) for queue in self.queues.values() for status in statuses)
+    def shown(self, *statuses: str) -> str:
+        """Return the number of tasks with these statuses for readers."""
+        return _shown(self.queues.values(), statuses)
 
     @property
     def oldest_due(self) -> datetime | None:
@@ -129,9 +136,20 @@ class State:
         return min((due for q in self.queues.values() if (due := q.oldest_due(self.now)) is not None), default=None)
 
 
+def _shown(queues: Iterable[Queue], statuses: Sequence[str]) -> str:
+    total, is_more = 0, False
+    for queue in queues:
+        total += sum(queue.counts.get(status, 0) for status in statuses)
+        is_more |= bool(queue.more.intersection(statuses))
+    return f"{total:,}{'+' * is_more}"
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a list of tasks shows. `params`: values by path below params. `since` and `until`: when they were made."""
+    """What a list of tasks shows. `params`: values by path below params.
+
+    `since` and `until` bound the instant by which the list is sorted.
+    """
 
     status: Sequence[str] = ()
     name: Sequence[str] = ()
@@ -146,13 +164,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One page of a list of tasks. `after`: the last task that was looked at, if there may be more behind it."""
+    """One page of a list of tasks."""
 
-    tasks: Sequence[TaskFields]
-    after: TaskFields | None
+    page: TaskPage[TaskFields]
     now: datetime
-    #: Whether the page is short only because it has looked at enough tasks.
-    is_cut: bool = False
 
 
 class Reads:
@@ -161,6 +176,7 @@ class Reads:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._state = Fresh(self._read_state)
+        self._firsts: OrderedDict[str, Fresh[Found]] = OrderedDict()
 
     async def within(self, reading: Awaitable[T]) -> T:
         """Wait for a read, but not for long: a page says soon that the database is away."""
@@ -185,49 +201,44 @@ class Reads:
     async def _read_state(self) -> State:
         now = await self._client.server_time()
         workers = await self._client.workers(live_only=False)
-        queues = queues_of(await self._client.stats(), await self._client.controls(), workers, now)
-        names = [control for control in await self._client.controls() if control.kind == "name"]
+        controls = await self._client.controls()
+        counts, rows = await self._client.queues(), await self._client.stats(most=MOST)
+        queues = queues_of(counts, rows, controls, workers, now)
+        names = [control for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
         return State(now, queues, workers, names)
 
-    async def tasks(self, wanted: Search, caller: Caller, after: TaskFields | None = None, most: int = PAGE) -> Found:
-        """Return a page of tasks, the newest first. It looks at a bounded number of tasks."""
-        check_tenant(wanted, caller)
-        return await self.within(self._search(wanted, caller, after, most))
+    async def tasks(self, wanted: Search, caller: Caller, cursor: str | None = None) -> Found:
+        """Return a page of tasks. At most 20,000 tasks are examined for it."""
+        return await self.within(self._search(wanted, caller, cursor))
 
-    async def _search(self, wanted: Search, caller: Caller, after: TaskFields | None, most: int) -> Found:
-        now = await self._client.server_time()
-        if after is None and wanted.until is not None:
-            after = TaskFields(_BEHIND_ALL, wanted.until, {})
-        fields = [*_LISTED, *(f"params.{path}" for path in wanted.params)]
-        chosen: list[TaskFields] = []
-        looked = 0
-        chunk = _CHUNK if wanted.params else most + 1
-        while True:
-            rows = await self._client.find(
-                status=list(wanted.status) or None,
-                name=list(wanted.name) or None,
-                queue=list(wanted.queue) or None,
-                key=[caller.stored_key(key) for key in wanted.key] or None,
-                worker_id=list(wanted.worker_id) or None,
-                lookup={name: list(values) for name, values in wanted.lookup.items()} or None,
-                fields=fields,
-                limit=chunk,
-                after=after,
-            )
-            for row in rows:
-                is_too_old = wanted.since is not None and row.create_time is not None and row.create_time < wanted.since
-                if is_too_old:
-                    return Found(chosen, None, now)
-                if len(chosen) == most:
-                    return Found(chosen, after, now)
-                after, looked = row, looked + 1
-                if all(_same(row[f"params.{path}"], value) for path, value in wanted.params.items()):
-                    chosen.append(row)
-            if len(rows) < chunk or after is None or after.create_time is None:
-                return Found(chosen, None, now)
-            if looked >= MOST_LOOKED_AT:
-                return Found(chosen, after, now, is_cut=True)
+    async def first(self, wanted: Search, caller: Caller) -> Found:
+        """Return the first page of a list, as it was a moment ago at the earliest."""
+        known = f"{caller.tenant!r} {wanted!r}"
+        if known not in self._firsts:
+            self._firsts[known] = Fresh(partial(self._search, wanted, caller, None))
+            if len(self._firsts) > _MOST_KEPT:
+                self._firsts.popitem(last=False)
+        self._firsts.move_to_end(known)
+        return await self.within(self._firsts[known].get())
+
+    async def _search(self, wanted: Search, caller: Caller, cursor: str | None) -> Found:
+        page = await self._client.find_page(
+            status=list(wanted.status) or None,
+            name=list(wanted.name) or None,
+            queue=list(wanted.queue) or None,
+            key=[caller.stored_key(key) for key in wanted.key] or None,
+            worker_id=list(wanted.worker_id) or None,
+            lookup={name: list(values) for name, values in wanted.lookup.items()} or None,
+            key_prefix=None if caller.tenant is None else f"{caller.tenant}:",
+            params=wanted.params or None,
+            since=wanted.since,
+            until=wanted.until,
+            fields=_LISTED,
+            limit=PAGE,
+            cursor=cursor,
+        )
+        return Found(page, await self._client.server_time())
 
     async def rows(self, task_ids: Sequence[str]) -> tuple[Mapping[str, TaskFields], datetime]:
         """Return the tasks of a list that is shown already, by id."""
@@ -254,22 +265,27 @@ class Reads:
         return await self.within(read())
 
 
-def check_tenant(wanted: Search, caller: Caller) -> None:
-    """Raise Forbidden if a tenant's list does not name its tasks: no index finds the keys of one tenant."""
-    if caller.tenant is not None and not (wanted.name and wanted.key):
-        raise Forbidden("A tenant's list names its tasks: give name and key.")
-
-
 def queues_of(
-    rows: Iterable[StatRow], controls: Iterable[Control], workers: Iterable[WorkerDocument], now: datetime
+    counts: Iterable[QueueCounts],
+    rows: Iterable[StatRow],
+    controls: Iterable[Control],
+    workers: Iterable[WorkerDocument],
+    now: datetime,
 ) -> dict[str, Queue]:
     """Return the queues that have tasks, a control, or a worker, by name."""
     found: dict[str, Queue] = {}
+    for counted in counts:
+        queue = found.setdefault(counted.queue, Queue(counted.queue))
+        queue.counts = {status.value: count.count for status, count in counted.counts.items()}
+        queue.more = {status.value for status, count in counted.counts.items() if count.is_more}
+        queue.oldest = counted.oldest_preempt_time
     for row in rows:
         queue = found.setdefault(row.queue, Queue(row.queue))
-        queue.counts[row.status] = queue.counts.get(row.status, 0) + row.count
         queue.names.setdefault(row.name, {})[row.status] = row.count
+        if row.is_more:
+            queue.names_more.add(row.status)
         if row.status == "INIT" and row.oldest_preempt_time is not None:
+            # The queue's own instant leaves out the tasks that only named workers may take.
             queue.oldest = min(queue.oldest or row.oldest_preempt_time, row.oldest_preempt_time)
         if row.stuck is not None:
             queue.stuck[row.name] = row.stuck
@@ -282,12 +298,3 @@ def queues_of(
         for name in worker.queues if worker.is_live(now) else ():
             found.setdefault(name, Queue(name))
     return dict(sorted(found.items()))
-
-
-def _same(stored: Any, wanted: Any) -> bool:
-    """Whether a stored value is the wanted one, or holds it. Text finds the numbers and words that it spells."""
-    if isinstance(stored, list):
-        return any(_same(one, wanted) for one in stored)
-    if isinstance(stored, bool) or isinstance(wanted, bool):
-        return stored is wanted
-    return bool(stored == wanted)

@@ -67,7 +67,7 @@ class Sessions:
             self._by_digest.popitem(last=False)
         return value, made
 
-    def find(self, value: str) -> Session | None:
+    def session_of(self, value: str) -> Session | None:
         """Return the session of a cookie, or None."""
         found = self._by_digest.get(_digest(value))
         if found is None or found.end <= time.monotonic():

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mtask.client import AsyncClient
 from mtask.web.access import Caller, Role
+from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form
+from mtask.web.page.pulse import Pulse
+from mtask.web.page.reads import Reads
 from mtask.web.page.sessions import Session
 from mtask.web.problems import Forbidden
-
-if TYPE_CHECKING:
-    from mtask.web.page.page import Parts
+from mtask.web.settings import WebSettings
 
 #: The views in the bar: address, title, the key that follows "g" on the keyboard, and whether tenants may not see it.
 NAVIGATION = (
@@ -27,7 +29,26 @@ NAVIGATION = (
     ("/queues", "Queues", "q", True),
     ("/workers", "Workers", "w", True),
     ("/schedules", "Schedules", "s", True),
+    ("/log", "Log", "l", True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the views work with."""
+
+    client: AsyncClient
+    settings: WebSettings
+    hub: Hub
+    reads: Reads
+    pulses: dict[str | None, Pulse]
+
+    def pulse(self, caller: Caller) -> Pulse:
+        """Return the pulse of the caller's tenant."""
+        if caller.tenant not in self.pulses:
+            # The key decides which events it counts: the role is nothing to it.
+            self.pulses[caller.tenant] = Pulse(self.hub, self.client, caller)
+        return self.pulses[caller.tenant]
 
 
 @dataclass(slots=True)

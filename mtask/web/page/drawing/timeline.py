@@ -83,14 +83,15 @@ def _of_task(
     """Yield the spans in which the task waited, and those in which it was held."""
     end = task.task_state.finish_time or now
     due = min(max(rules.due_time(task), begin), end)
-    spans = sorted((run.claim_time, _closed(run, task.runs, now)) for run in runs)
     at = begin
-    for start, stop in spans:
+    for run in sorted(runs, key=lambda run: run.claim_time):
+        start, stop = run.claim_time, _closed(run, task.runs, now)
         if start > at:
             yield from _waits(at, start, due)
         if stop > at:
             yield max(start, at), stop, "held", "held by a run"
             at = stop
+        due = max(due, run.retry_time or due)
     if at < end:
         yield from _waits(at, end, due)
 

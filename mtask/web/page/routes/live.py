@@ -25,7 +25,7 @@ async def live(visit: Visit) -> Response:
     if visit.parts.hub.is_closing or pulse.page_cnt >= visit.parts.settings.max_streams:
         raise Busy("The server has no room for more live pages. Reload the page in a moment.")
     stack = AsyncExitStack()
-    page = await stack.enter_async_context(pulse.watch())
+    page = await stack.enter_async_context(pulse.joined())
     return _Stream(_written(page), stack)
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any
 
 from starlette.responses import Response
 
 from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput
+from mtask.model.listing import Order, order_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import parse_strict
-from mtask.web import views as answers
 from mtask.web.access import Caller
 from mtask.web.page.forms import Form
-from mtask.web.page.reads import MOST_NEW, PAGE, Search
+from mtask.web.page.reads import PAGE, Search
 from mtask.web.page.rendering import url
 from mtask.web.page.views import Addresses, Visit
-from mtask.web.problems import Forbidden
 
 addresses = Addresses()
+#: The longest time that "within" goes back, in seconds: ten years.
+_LONGEST_AGO = 315_360_000.0
 _TEXTS = ("name", "queue", "key", "worker_id")
 _FIELDS = ("status", *_TEXTS, "lookup", "params", "since", "until", "last")
 
@@ -29,61 +32,77 @@ _FIELDS = ("status", *_TEXTS, "lookup", "params", "since", "until", "last")
 @addresses.get_at("/tasks")
 async def tasks(visit: Visit) -> Response:
     """Show a page of the list. A list that is shown already asks for the same tasks anew, so no row moves."""
-    query = visit.query
-    reads, wanted, wrong = visit.parts.reads, Search(), ""
-    rows: list[TaskFields] = []
-    after, now, is_cut = None, await reads.now(), False
+    query, caller, reads = visit.query, visit.caller, visit.parts.reads
+    now = await reads.now()
     try:
-        last = query.seconds("last")
-        wanted = search_of(query)
-        if last:
-            wanted = Search(**{**_members(wanted), "since": now - timedelta(seconds=last)})
-        shown = _ids(query.exact("shown"), visit.caller)
+        wanted = search_of(query, now)
+        shown = _ids(query.exact("shown"), caller)
         if visit.is_fragment and shown:
             by_id, now = await reads.rows(shown)
             rows = [by_id.get(task_id) or TaskFields(task_id, None, {}) for task_id in shown]
-            return visit.html(
-                "tasks.html",
-                rows=[row_of(row, visit.caller) for row in rows],
-                now=now,
-                fresh=await _fresh(visit, wanted, rows, by_id),
-                **_texts(query, visit),
-                more=None,
-                is_cut=False,
-                wrong="",
-            )
-        found = await reads.tasks(wanted, visit.caller, answers.task_at(query.text("cursor") or None))
-        rows, after, now, is_cut = list(found.tasks), found.after, found.now, found.is_cut
-    except (InvalidInput, Forbidden) as error:
-        wrong = str(error)
-    more = None if after is None else url("/tasks", **_given(query), cursor=answers.cursor_of(after))
+            fresh = 0 if query.text("cursor") else await _fresh(visit, wanted, shown)
+            return _list(visit, rows, now, fresh=fresh)
+        found = await reads.tasks(wanted, caller, query.text("cursor") or None)
+        page = found.page
+        more = None if page.next_cursor is None else url("/tasks", **_given(query), cursor=page.next_cursor)
+        return _list(visit, page.tasks, found.now, more=more, looked_to=page.looked_to)
+    except InvalidInput as error:
+        return _list(visit, (), now, wrong=caller.shown_text(str(error)))
+
+
+def _list(
+    visit: Visit,
+    rows: Sequence[TaskFields],
+    now: datetime,
+    *,
+    fresh: int = 0,
+    more: str | None = None,
+    looked_to: datetime | None = None,
+    wrong: str = "",
+) -> Response:
+    query = visit.query
+    given, chosen = _given(query), query.texts("status")
     return visit.html(
         "tasks.html",
-        code=422 if wrong and query.given() else 200,
+        code=422 if wrong else 200,
         rows=[row_of(row, visit.caller) for row in rows],
         now=now,
-        fresh=0,
-        **_texts(query, visit),
+        fresh=fresh,
         more=more,
-        is_cut=is_cut,
+        looked_to=looked_to,
         wrong=wrong,
+        given=given,
+        statuses=[status.value for status in TaskStatus],
+        chosen=chosen,
+        order=_order(chosen, given),
+        texts={name: query.exact(name) or "" for name in _FIELDS if name != "status"},
+        cursor=query.text("cursor"),
+        token=shown_token,
+        plain=url("/tasks", **given),
     )
 
 
-async def _fresh(visit: Visit, wanted: Search, rows: list[TaskFields], by_id: Any) -> int:
-    """Return the number of tasks that have come above the first row of the list, up to MOST_NEW."""
-    if visit.query.text("cursor") or wanted.params:
-        return 0
-    first = next((row for row in rows if row.id in by_id), None)
-    found = await visit.parts.reads.tasks(wanted, visit.caller, most=MOST_NEW)
-    shown = {row.id for row in rows}
-    fresh = 0
-    for row in found.tasks:
-        is_older = first is not None and (row.create_time, row.id) < (first.create_time, first.id)
-        if row.id in shown or is_older:
-            break
-        fresh += 1
-    return fresh
+_WORDS = {
+    Order.CREATED: "The newest first",
+    Order.FINISHED: "The last finished first",
+    Order.DUE: "The first due first",
+}
+
+
+def _order(chosen: Sequence[str], given: Mapping[str, Any]) -> str:
+    """Return in words how the list is sorted."""
+    known = [TaskStatus(status) for status in chosen if status in TaskStatus.__members__]
+    return _WORDS[Order.CREATED if "lookup" in given else order_of(known or None)]
+
+
+async def _fresh(visit: Visit, wanted: Search, shown: Sequence[str]) -> int:
+    """Return the number of tasks on the first page, as it is now, that the list does not show."""
+    found = await visit.parts.reads.first(wanted, visit.caller)
+    known = set(shown)
+    if wanted.status and order_of([TaskStatus(status) for status in wanted.status]) is Order.DUE:
+        return sum(row.id not in known for row in found.page.tasks)
+    # Where tasks are removed, older ones come up at the end of the first page: these are not new.
+    return sum(1 for _ in takewhile(lambda row: row.id not in known, found.page.tasks))
 
 
 def row_of(row: TaskFields, caller: Caller) -> dict[str, Any]:
@@ -104,8 +123,9 @@ def row_of(row: TaskFields, caller: Caller) -> dict[str, Any]:
     }
 
 
-def search_of(query: Form) -> Search:
+def search_of(query: Form, now: datetime) -> Search:
     """Return the search of a query; raise InvalidInput."""
+    last = query.seconds("last")
     statuses = query.texts("status")
     for status in statuses:
         if status not in TaskStatus.__members__:
@@ -122,13 +142,14 @@ def search_of(query: Form) -> Search:
             path.removeprefix("params."): values[0]
             for path, values in _pairs(query.text("params"), "params", ":", "user.id:7").items()
         },
-        since=query.instant("since"),
+        since=query.instant("since") if last is None else _whole(now) - timedelta(seconds=min(last, _LONGEST_AGO)),
         until=query.instant("until"),
     )
 
 
-def _members(wanted: Search) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in Search.__slots__}
+def _whole(now: datetime) -> datetime:
+    """Return a moment that is the same for all searches of some seconds: they share what they read."""
+    return now.replace(second=now.second // 5 * 5, microsecond=0)
 
 
 def _pairs(text: str, field: str, sign: str, example: str) -> dict[str, list[Any]]:
@@ -164,18 +185,3 @@ def shown_token(rows: list[dict[str, Any]]) -> str:
 
 def _given(query: Form) -> dict[str, Any]:
     return {name: values for name, values in query.given().items() if name in _FIELDS}
-
-
-def _texts(query: Form, visit: Visit) -> dict[str, Any]:
-    """Return what the filter shows."""
-    given = _given(query)
-    return {
-        "given": given,
-        "statuses": [status.value for status in TaskStatus],
-        "chosen": query.texts("status"),
-        "texts": {name: query.exact(name) or "" for name in _FIELDS if name != "status"},
-        "cursor": query.text("cursor"),
-        "token": shown_token,
-        "plain": url("/tasks", **given),
-        "is_tenant": visit.caller.tenant is not None,
-    }

@@ -9,6 +9,9 @@
   let paused = false, asked = 0, timer = 0, isAsking = false, isOwed = false, away = "", stream = null;
   const isLive = live && live.hasAttribute("hx-get");
 
+  const here = document.querySelector(".bar nav [aria-current]");
+  if (here) here.parentElement.scrollLeft = here.offsetLeft - (here.parentElement.clientWidth - here.offsetWidth) / 2;
+
   // --- state ---
   const show = (state, words) => {
     connection.dataset.state = state;

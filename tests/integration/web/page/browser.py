@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -47,11 +48,14 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
+        self._token = ""
 
-    def sign_in(self, token: str) -> None:
-        """Begin a session, as the link does that `mtask web` prints."""
-        self.driver.delete_all_cookies()
-        self.driver.get(f"{self.url}/login?token={token}")
+    def sign_in(self, token: str, path: str = "/charts", *, anew: bool = False) -> None:
+        """Begin a session, as the link does that `mtask web` prints, unless this token has one."""
+        if anew or self._token != token or path != "/charts":
+            self.driver.delete_all_cookies()
+            self.driver.get(f"{self.url}/login?token={token}&next={path}")
+            self._token = token
 
     def open(self, path: str) -> None:
         """Load a page."""
@@ -82,13 +86,34 @@ class Browser:
 
     def fill(self, css: str, text: str) -> None:
         """Write a text into a field in place of the one that it holds."""
-        field = self.one(css)
-        field.clear()
-        field.send_keys(text)
+
+        def write() -> bool:
+            field = self.one(css)
+            field.clear()
+            field.send_keys(text)
+            return True
+
+        self._until_it_stays(write)
 
     def press(self, css: str) -> None:
         """Click on an element."""
-        self.one(css).click()
+
+        def click() -> bool:
+            self.one(css).click()
+            return True
+
+        self._until_it_stays(click)
+
+    def _until_it_stays(self, act: Callable[[], bool]) -> None:
+        """Act on an element. The page may replace it by a newer one meanwhile: then act on that one."""
+
+        def try_it() -> bool:
+            try:
+                return act()
+            except StaleElementReferenceException:
+                return False
+
+        self.until(try_it, "an element that stays")
 
     def keys(self, *keys: str) -> None:
         """Type keys."""

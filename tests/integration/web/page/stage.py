@@ -39,6 +39,11 @@ class Gates:
         """Let the handler of this key end."""
         self.loop.call_soon_threadsafe(lambda: self.gate(key).set())
 
+    def open_all(self) -> None:
+        """Let all handlers end."""
+        for key in list(self.gates):
+            self.open(key)
+
 
 def app_with(gates: Gates) -> App:
     """Return an app whose handlers do what their params say."""
@@ -48,17 +53,17 @@ def app_with(gates: Gates) -> App:
     async def send_email(context: Context, to: str = "a@b.c", subject: str = "") -> dict[str, Any]:
         return {"to": to, "subject": subject, "message_id": context.run_id}
 
-    @app.task(max_unexpected_retries=0)
+    @app.task
     async def charge_card(context: Context, order: int = 0, fail: bool = False, reason: str = "") -> str:
         if fail:
             raise Fail(reason or f"order {order}: the card was declined by its bank (code 51, insufficient funds)")
         return f"charged {order}"
 
-    @app.task(max_unexpected_retries=2, unexpected_retry_delay_ms=60_000)
+    @app.task
     async def sync_stock(context: Context, warehouse: str = "") -> None:
         raise TimeoutError(f"warehouse {warehouse} did not answer within 30 s")
 
-    @app.task(queue="video", worker_timeout_ms=4_000, ping_interval_ms=500)
+    @app.task
     async def transcode(context: Context, file: str = "", size: int = 0) -> str:
         await gates.gate(context.task.key).wait()
         return f"{file}.webm"
@@ -140,14 +145,14 @@ def fill(stage: Stage) -> None:
     """Publish tasks of all kinds, and wait until those that can end have ended."""
     client = stage.client
     for index in range(30):
-        client.publish("send_email", {"to": f"user{index}@example.org", "subject": "Welcome"}, key=f"welcome/{index}", queue="mail",
-                       lookup={"user_id": index})  # fmt: skip
+        params = {"to": f"user{index}@example.org", "subject": "Welcome"}
+        client.publish("send_email", params, key=f"welcome/{index}", queue="mail", lookup={"user_id": index})
     client.publish("charge_card", {"order": 7, "fail": True}, key="order-7")
     client.publish("charge_card", {"order": 8, "fail": True, "reason": MARKUP * 3}, key=MARKUP)
     client.publish("charge_card", {"text": TURNED, "nested": {"a": [1, 2, {"b": None}]}}, key=TURNED)
     client.publish("send_email", {"to": UNICODE}, key=UNICODE, queue="mail")
     client.publish("send_email", {"subject": LONG * 5}, key=LONG, queue="mail")
-    client.publish("sync_stock", {"warehouse": "Hamburg-3"}, key="stock/hamburg")
+    client.publish("sync_stock", {"warehouse": "Hamburg-3"}, key="stock/hamburg", unexpected_retry_delay_ms=3_600_000)
     client.publish("transcode", {"file": "holiday.mov", "size": 48_113_223}, key="holiday")
     client.publish("report", {"month": "2026-10"}, key="report/2026-10", queue="reports")
     client.publish("send_email", {"to": "later@example.org"}, key="later", queue="mail", delay=timedelta(hours=3))
@@ -165,9 +170,7 @@ def fill(stage: Stage) -> None:
     done.add("read", "send_email", {"subject": "read"})
     done.add("write", "send_email", {"subject": "write"}, after=["read"])
     client.publish_flow(done)
-    client.add_schedule(
-        "nightly-report", "send_email", "30 2 * * *", {"subject": "nightly"}, queue="mail", timezone="Europe/Berlin"
-    )
+    client.add_schedule("nightly-report", "send_email", "30 2 * * *", {"subject": "nightly"}, timezone="Europe/Berlin")
     client.add_schedule("poll", "send_email", timedelta(minutes=5), {"subject": "poll"}, queue="mail")
     client.add_schedule("paused-one", "send_email", "0 0 1 1 *", paused=True)
     client.wait_all([("charge_card", "order-7"), ("charge_card", MARKUP), ("send_email", LONG)], timeout=PATIENCE)
