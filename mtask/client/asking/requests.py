@@ -35,7 +35,7 @@ from mtask.errors import (
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
-from mtask.store import gathering, workers
+from mtask.store import callbacks, gathering, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import retention, settling
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -195,6 +195,9 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
         if document.get("owed_since") is not None:
             with suppress(DatabaseError):  # any worker does the rest within seconds
                 yield from settling.settle_all([task_id])
+        if document.get("callback_owed") is not None:
+            with suppress(DatabaseError):  # the same
+                yield from callbacks.settle_all([task_id])
         return views.task_of(document)
     except (OperationFailed, KeyError, TypeError):
         views.task_of((yield from queries.get(task_id)))
@@ -213,7 +216,7 @@ def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task. A step of a flow is canceled first, and its dependents are told."""
+    """Remove a task. A step of a flow is canceled first, and its dependents are told. So are receivers of callbacks."""
     if (yield from queries.remove(task_id)):
         return True
     try:
@@ -221,6 +224,7 @@ def remove(task_id: str) -> Operation[bool]:
     except TaskNotFound:
         return False
     yield from settling.settle_all([task_id])
+    yield from callbacks.settle_all([task_id])
     if (yield from queries.remove_step(task_id)):
         if canceled.flow is not None and canceled.flow.head is not None:
             yield from retention.appoint_head(canceled.flow.key)
