@@ -39,6 +39,10 @@ class Settings(BaseSettings):
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
     shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
     scheduler: bool = Field(default=True, description="fire schedules")
+    callbacks: str | None = Field(default=None, description="hosts to tell the ends of tasks, comma-separated")
+    callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
+    callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
+    callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

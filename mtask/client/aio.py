@@ -31,6 +31,7 @@ from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.actions import DONE, Intent
+from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
@@ -68,6 +69,7 @@ class AsyncClient(AsyncConnection):
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
         lookup: Lookup | None = None,
+        callback: CallbackRef | None = None,
         if_exists: IfExists = "keep",
         clean_failed: bool = False,
         clean_success: bool = False,
@@ -91,6 +93,10 @@ class AsyncClient(AsyncConnection):
         `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
         is raised while a live run holds the task.
 
+        `callback` tells an address of the task's end: {"url": "https://...", "on": ["SUCCESS", "FAIL"], "secret":
+        NAME}. Without `on`, it tells each end, also a CANCELED. A worker with --callbacks sends the message, until it
+        is taken (docs/callbacks.md). With if_exists="update", the callback is replaced, too.
+
         Calls under one key can gather (docs/gathering.md). `debounce` (a timedelta or seconds) lets the task start that
         long after the newest call, but at most `max_wait` after the first. The params of the newest call win, and the
         task runs again if it has ended. With `collect`, the handler gets the params of all calls as the list `calls`.
@@ -106,7 +112,15 @@ class AsyncClient(AsyncConnection):
         WorkersTooOld.
         """
         spec = TaskSpec(
-            task, params, key=key, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options
+            task,
+            params,
+            key=key,
+            queue=queue,
+            start_time=start_time,
+            delay=delay,
+            lookup=lookup,
+            callback=callback,
+            **options,
         )
         policy = publication.policy(
             if_exists,

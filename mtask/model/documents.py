@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from mtask.model.callbacks.callback import MAX_OWED, Callback, OwedCallback
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
@@ -270,6 +271,11 @@ class Task(BaseModel):
     again: NextRound | None = None
     #: The params before retries with other params, the newest first. A task that had none has no such field.
     former_params: Annotated[list[FormerParams], Field(max_length=MAX_FORMER_PARAMS)] = Field(default_factory=list)
+    #: Whom the ends of the task are told to. A task without a callback has none of these three fields.
+    callback: Callback | None = None
+    callback_cnt: Count = 0  #: the number of ends that were to be told
+    #: The ends that are still to be told. A worker publishes a task for each, and crosses it off.
+    callback_owed: Annotated[list[OwedCallback], Field(max_length=MAX_OWED)] = Field(default_factory=list)
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
     #: changes.

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from mtask.model.callbacks.callback import MAX_URL, Told
+
 _ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
 
@@ -46,6 +48,16 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class CallbackBody(_Body):
+    """Whom the end of a task is told to."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
+
+    url: Annotated[str, Field(max_length=MAX_URL, description="An address that begins with https://.")]
+    on: list[Told] | None = Field(default=None, description="The ends to tell; null: each.")
+    secret: str | None = Field(default=None, description="The name of the secret that signs; null: `default`.")
+
+
 class TaskBody(_Body):
     """A task without its name and key."""
 
@@ -54,6 +66,7 @@ class TaskBody(_Body):
     start_time: Instant | None = None
     delay: Seconds | None = None
     lookup: Lookup | None = None
+    callback: CallbackBody | None = None
     options: Options = Field(default_factory=dict)
 
 

@@ -25,7 +25,7 @@ from mtask.web.access import Caller
 
 Json = dict[str, Any]
 #: The fields of a task that an answer leaves out: they are notes between workers.
-_INNER = frozenset({"owed_since", "owed_tasks", "quiet_time"})
+_INNER = frozenset({"owed_since", "owed_tasks", "quiet_time", "callback_owed"})
 #: The fields of a task in a list, unless the caller asks for others.
 LISTED = (
     "status",

@@ -45,7 +45,7 @@ from mtask.errors import (
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
-from mtask.store import gathering, workers
+from mtask.store import callbacks, gathering, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import retention, settling
 from mtask.store.statements import filters
@@ -237,6 +237,9 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
         if document.get("owed_since") is not None:
             with suppress(DatabaseError):  # any worker does the rest within seconds
                 yield from settling.settle_all([task_id])
+        if document.get("callback_owed") is not None:
+            with suppress(DatabaseError):  # the same
+                yield from callbacks.settle_all([task_id])
         return views.task_of(document)
     except (OperationFailed, KeyError, TypeError):
         views.task_of((yield from queries.get(task_id)))
@@ -267,7 +270,7 @@ def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task
 
 
 def remove(task_id: str, if_match: str | None = None) -> Operation[bool]:
-    """Remove a task. A step of a flow is canceled first, and its dependents are told."""
+    """Remove a task. A step of a flow is canceled first, and its dependents are told. So are receivers of callbacks."""
     if if_match is None:
         return _removed(task_id, None)
     return matching(task_id, if_match, partial(_removed, task_id))
@@ -283,6 +286,7 @@ def _removed(task_id: str, also: filters.Filter | None) -> Operation[bool]:
             raise
         return False
     yield from settling.settle_all([task_id])
+    yield from callbacks.settle_all([task_id])
     if (yield from queries.remove_step(task_id)):
         if canceled.flow is not None and canceled.flow.head is not None:
             yield from retention.appoint_head(canceled.flow.key)

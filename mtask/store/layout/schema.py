@@ -36,6 +36,7 @@ CHILDREN_INDEX = "mtask_children"
 HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
 TIME_INDEX = "mtask_time"
+CALLBACKS_INDEX = "mtask_callbacks"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -58,6 +59,7 @@ _RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", 
 _INSTANTS = (
     "expire_time",
     "quiet_time",
+    "callback_owed.time",
     "owed_since",
     "flow.release_time",
     "flow.end_time",
@@ -150,6 +152,8 @@ def task_schema() -> dict[str, Any]:
             "again.task_option": list(STORED_OPTIONS),
             "again.gather": ["kind", "newest"],
             "again.gather.newest": ["asked_time", "call_id"],
+            "callback": ["url", "on"],
+            "callback_owed": ["number", "status", "time", "url"],
         },
     )
 
@@ -282,8 +286,9 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_owed` finds the changes of which other tasks of a flow have not been told yet.
     - `mtask_children` finds the descendants of a task in a flow.
     - `mtask_unended` finds the first steps of flows that have not ended. These have the end_time null.
+    - `mtask_callbacks` finds the tasks with ends that are still to be told.
 
-    A task of no flow is in none of the last five.
+    A task of no flow is in none of the five before the last.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -332,6 +337,11 @@ def task_indexes() -> list[IndexModel]:
         _index_where_set(HELD_INDEX, "flow.held_by", "task_state.status"),
         _index_where_set(OWED_INDEX, "owed_since"),
         _index_where_set(CHILDREN_INDEX, "flow.ancestors", "task_state.status"),
+        IndexModel(
+            [("callback_owed.time", ASCENDING)],
+            name=CALLBACKS_INDEX,
+            partialFilterExpression={"callback_owed": {"$exists": True}},
+        ),
         IndexModel(
             [("flow.end_time", ASCENDING)],
             name=UNENDED_INDEX,

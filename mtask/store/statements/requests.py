@@ -65,13 +65,17 @@ def republish(
     runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
+    optional = ("lookup", "callback")
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(
             {
                 "$set": {
-                    **{name: x.literal(value) for name, value in replacement.items() if name != "lookup"},
-                    "lookup": "$$REMOVE" if (lookup := replacement.get("lookup")) is None else x.literal(lookup),
+                    **{name: x.literal(value) for name, value in replacement.items() if name not in optional},
+                    **{
+                        name: "$$REMOVE" if (value := replacement.get(name)) is None else x.literal(value)
+                        for name in optional
+                    },
                     "task_state.start_time": "$$REMOVE" if start is None else start,
                     **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
                     # The calls that the task has gathered are replaced, too.

@@ -178,13 +178,16 @@ def _changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> TaskOpti
 
 
 def remove(task_id: str) -> Operation[bool]:
-    """Remove a task of no flow, unless it is still to publish its next task. Return whether it was removed.
+    """Remove a task of no flow, unless it is still to publish its next task, or its end is still to be told.
+
+    Return whether it was removed.
 
     First request the end of a live run, so that the run ends at once.
     """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    result = yield tasks("delete_one", {"_id": task_id, "flow": None, "owed_since": None})
+    needed_by_none = {"flow": None, "owed_since": None, "callback_owed": None}
+    result = yield tasks("delete_one", {"_id": task_id, **needed_by_none})
     return bool(result.deleted_count)
 
 
@@ -197,10 +200,10 @@ def remove_unchanged(task_id: str, also: filters.Filter) -> Operation[bool]:
 def remove_step(task_id: str) -> Operation[bool]:
     """Remove a task of a flow that has ended; return whether it was removed.
 
-    The task stays while other tasks of the flow must still be told of its end.
+    The task stays while its end must still be told: to other tasks of the flow, or by a callback.
     """
-    ended = {"task_state.status": {"$in": FINAL}}
-    result = yield tasks("delete_one", {"_id": task_id, **ended, "owed_since": None, "owed_tasks": {"$in": [None, []]}})
+    told: Document = {"owed_since": None, "owed_tasks": {"$in": [None, []]}, "callback_owed": None}
+    result = yield tasks("delete_one", {"_id": task_id, "task_state.status": {"$in": FINAL}, **told})
     return bool(result.deleted_count)
 
 

@@ -37,7 +37,7 @@ from mtask.web.models import (
 )
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import IdempotencyKeyReused, InvalidRequest, document_of, response_of
-from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_options, router
+from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_callback, checked_options, router
 
 routes = router("tasks")
 
@@ -97,6 +97,7 @@ async def _publish(
             start_time=spec.start_time,
             delay=spec.delay,
             lookup=spec.lookup,
+            callback=spec.callback,
             **_existing(body),
             call_id=body.call_id,
             **spec.options,
@@ -126,6 +127,7 @@ def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
         start_time=body.start_time,
         delay=body.delay,
         lookup=body.lookup,
+        callback=checked_callback(body.callback, caller),
         **options,
     )
 
