@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mtask.client.asking.publication import TaskSpec
     from mtask.client.diagnosis.position import Position
     from mtask.client.operating.actions import Action
+    from mtask.client.operating.bulk import Bulk, BulkPlan
     from mtask.client.reading.flows import FlowRow, FlowState, StepState
     from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
@@ -44,6 +45,8 @@ __all__ = [
     "Action",
     "App",
     "AsyncClient",
+    "Bulk",
+    "BulkPlan",
     "ChangedFlow",
     "Child",
     "Client",
@@ -92,6 +95,7 @@ _MODULES = {
     "mtask.client.asking.publication": ("TaskSpec",),
     "mtask.client.diagnosis.position": ("Position",),
     "mtask.client.operating.actions": ("Action",),
+    "mtask.client.operating.bulk": ("Bulk", "BulkPlan"),
     "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
     "mtask.client.reading.pages": ("TaskPage",),
     "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),

@@ -40,6 +40,10 @@ class Settings(BaseSettings):
     shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
     scheduler: bool = Field(default=True, description="fire schedules")
     web_token: str | None = Field(default=None, repr=False, description="a token for the web server, to operate")
+    callbacks: str | None = Field(default=None, description="hosts to tell the ends of tasks, comma-separated")
+    callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
+    callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
+    callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

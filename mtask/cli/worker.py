@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,6 +22,7 @@ from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
 from mtask.store.driver import connect
 from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
+from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.log import FieldFormatter
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
@@ -75,6 +77,24 @@ def main(
     scheduler: Annotated[
         bool | None, typer.Option("--scheduler/--no-scheduler", help="Whether this worker fires schedules. [yes]")
     ] = None,
+    callbacks: Annotated[
+        str | None,
+        typer.Option(
+            help="Deliver callbacks to these hosts, comma-separated: hooks.example.com, *.example.com:8443, "
+            "http://10.0.0.5:8080, or * for all with https. [no callbacks]"
+        ),
+    ] = None,
+    callback_networks: Annotated[
+        str | None,
+        typer.Option(help="Networks that callbacks may reach although they are not public: 10.0.0.0/8. [none]"),
+    ] = None,
+    callback_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help='File with the secrets that sign callbacks: {"default": "whsec_..."}. Else '
+            "MTASK_CALLBACK_SECRETS holds them."
+        ),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
@@ -92,6 +112,9 @@ def main(
         "processes": processes,
         "shutdown_timeout": shutdown_timeout,
         "scheduler": scheduler,
+        "callbacks": callbacks,
+        "callback_networks": callback_networks,
+        "callback_secret_file": callback_secret_file,
         "log_level": log_level,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -133,6 +156,15 @@ def _options(settings: Settings) -> WorkerOptions:
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=_exit_now,
+        callbacks=_callbacks(settings),
+    )
+
+
+def _callbacks(settings: Settings) -> CallbackOptions | None:
+    if settings.callbacks is None:
+        return None
+    return read_options(
+        settings.callbacks, settings.callback_networks, settings.callback_secrets, settings.callback_secret_file
     )
 
 
@@ -154,6 +186,12 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
         "--scheduler" if options.scheduler else "--no-scheduler",
     ]
+    flags = {
+        "callbacks": settings.callbacks,
+        "callback-networks": settings.callback_networks,
+        "callback-secret-file": settings.callback_secret_file,
+    }
+    shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     if options.queues is not None:
         shared += ["--queues", ",".join(options.queues)]
     own = [

@@ -11,18 +11,20 @@ from typing import Any, Unpack, overload
 from mtask.client.asking import flow_requests, pointing, publication, requests, several
 from mtask.client.asking.flows import Flow, FlowPublication
 from mtask.client.asking.pointing import TaskPointer
-from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.asking.publication import UNCHANGED, TaskRef, TaskSpec
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain, position
 from mtask.client.diagnosis.position import Position
 from mtask.client.operating import actions as action_requests
+from mtask.client.operating import bulk as bulk_requests
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.actions import Action
+from mtask.client.operating.bulk import Bulk, BulkPlan
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
-from mtask.client.reading import pages, views
+from mtask.client.reading import pages, versions, views
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
 from mtask.client.reading.flows import FlowRow, FlowState
@@ -30,6 +32,7 @@ from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.actions import DONE, Intent
+from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
@@ -68,6 +71,7 @@ class Client(SyncConnection):
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
         lookup: Lookup | None = None,
+        callback: CallbackRef | None = None,
         if_exists: IfExists = "keep",
         clean_failed: bool = False,
         clean_success: bool = False,
@@ -91,6 +95,10 @@ class Client(SyncConnection):
         `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
         is raised while a live run holds the task.
 
+        `callback` tells an address of the task's end: {"url": "https://...", "on": ["SUCCESS", "FAIL"], "secret":
+        NAME}. Without `on`, it tells each end, also a CANCELED. A worker with --callbacks sends the message, until it
+        is taken (docs/callbacks.md). With if_exists="update", the callback is replaced, too.
+
         Calls under one key can gather (docs/gathering.md). `debounce` (a timedelta or seconds) lets the task start that
         long after the newest call, but at most `max_wait` after the first. The params of the newest call win, and the
         task runs again if it has ended. With `collect`, the handler gets the params of all calls as the list `calls`.
@@ -105,7 +113,15 @@ class Client(SyncConnection):
         WorkersTooOld.
         """
         spec = TaskSpec(
-            task, params, key=key, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options
+            task,
+            params,
+            key=key,
+            queue=queue,
+            start_time=start_time,
+            delay=delay,
+            lookup=lookup,
+            callback=callback,
+            **options,
         )
         policy = publication.policy(
             if_exists,
@@ -459,44 +475,63 @@ class Client(SyncConnection):
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
 
-    def cancel(self, task: TaskRef, key: str) -> Task:
+    @staticmethod
+    def etag(task: Task) -> str:
+        """Return the tag of the version of a task that was read: of its params, options, queue, status and last run.
+
+        A change with this tag as `if_match` is made only if the task still is of this version. Pings do not change it.
+        """
+        return versions.etag(task)
+
+    def cancel(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Cancel a task, or ask the worker that runs the task to stop; return the task.
 
-        A finished task is not changed.
+        A finished task is not changed. With `if_match`, the tag of a version (see `etag`), the call raises
+        PreconditionFailed if the task has changed since.
         """
         task_id = pointing.identify(task, key)
-        return self._act("cancel", f"task:{task_id}", requests.cancel(task_id))
+        return self._act("cancel", f"task:{task_id}", requests.cancel(task_id, if_match))
 
-    def retry(self, task: TaskRef, key: str) -> Task:
+    def retry(self, task: TaskRef, key: str, *, params: Any = UNCHANGED, if_match: str | None = None) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
-        Raises TaskNotFound or TaskNotFinished.
+        With `params`, it runs with these params. The task keeps its former params in `former_params`: the newest five,
+        of at most 1 MiB in all. Its lookups stay. `if_match` means the same as in `cancel`. Raises TaskNotFound,
+        TaskNotFinished, InvalidParams or PreconditionFailed.
         """
         task_id = pointing.identify(task, key)
-        return self._act("retry", f"task:{task_id}", requests.run_again(task_id, everything=False))
+        again = requests.run_again(task, key, everything=False, params=params, if_match=if_match)
+        return self._act("retry", f"task:{task_id}", again)
 
-    def rerun(self, task: TaskRef, key: str) -> Task:
+    def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
-        Raises TaskNotFound or TaskNotFinished.
+        `if_match` means the same as in `cancel`. Raises TaskNotFound, TaskNotFinished or PreconditionFailed.
         """
         task_id = pointing.identify(task, key)
-        return self._act("rerun", f"task:{task_id}", requests.run_again(task_id, everything=True))
+        again = requests.run_again(task, key, everything=True, if_match=if_match)
+        return self._act("rerun", f"task:{task_id}", again)
 
-    def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
+    def update_option(
+        self, task: TaskRef, key: str, *, if_match: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Task:
         """Change some of a task's options; return the task.
 
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
-        specific_worker_ids no longer admits the worker of a run, that run ends at once.
+        specific_worker_ids no longer admits the worker of a run, that run ends at once. `if_match` means the same as in
+        `cancel`.
         """
         task_id, changes = pointing.identify(task, key), dict(options)
-        change = requests.update_option(task_id, changes)
+        change = requests.update_option(task_id, changes, if_match)
         return self._act("update", f"task:{task_id}", change, action_requests.said(changes))
 
-    def remove(self, task: TaskRef, key: str) -> bool:
-        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
+    def remove(self, task: TaskRef, key: str, *, if_match: str | None = None) -> bool:
+        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends.
+
+        `if_match` means the same as in `cancel`; with it, a task that does not exist raises TaskNotFound.
+        """
         task_id = pointing.identify(task, key)
-        return self._act("remove", f"task:{task_id}", requests.remove(task_id))
+        return self._act("remove", f"task:{task_id}", requests.remove(task_id, if_match))
 
     def purge(
         self,
@@ -530,6 +565,79 @@ class Client(SyncConnection):
             raise
         self._run(log.end(action_id, DONE, purging.removed))
         return purging.removed
+
+    def plan_bulk(
+        self,
+        action: str,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        within: str | None = None,
+    ) -> BulkPlan:
+        """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
+
+        This changes nothing. The number is exact up to 10,000. The plan can be run for ten minutes. It takes the tasks
+        that ended before now, or that were created before now if their status is open. "retry" takes FAIL and CANCELED,
+        "cancel" takes open tasks. At least one criterion must be given. The criteria mean the same as in `find_page`.
+        `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
+        InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return self._run(bulk_requests.plan(action, criteria, within))
+
+    def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
+        """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
+
+        Raises InvalidInput, also if the plan is for another `action`.
+        """
+        return self._run(bulk_requests.begin(plan, within, action))
+
+    def carry_bulk(self, bulk_id: str) -> Bulk:
+        """Carry out a bulk change, and return it once all its tasks are changed.
+
+        If another process carries it out, wait for its end, and go on in its place if it dies. The change is made in
+        batches, with a pause after each, so that others can use the database. Raises BulkNotFound.
+        """
+        carrying = bulk_requests.Carrying(bulk_id)
+        while True:
+            begun = time.monotonic()
+            found = self._run(carrying.step())
+            if found.is_over:
+                return found
+            self._sleep(carrying.pause(time.monotonic() - begun))
+
+    def run_bulk(self, plan: str, *, within: str | None = None) -> Bulk:
+        """Carry out the bulk change of a plan, and return it once all its tasks are changed.
+
+        It is `begin_bulk` and `carry_bulk`: a plan that is run twice is carried out once. Raises InvalidInput.
+        """
+        return self.carry_bulk((self.begin_bulk(plan, within=within)).bulk_id)
+
+    def bulk(self, bulk_id: str) -> Bulk:
+        """Return a bulk change and how far it has come; raise BulkNotFound."""
+        return self._run(bulk_requests.get(bulk_id))
+
+    def bulks(self, *, limit: int = 100, within: str | None = None) -> list[Bulk]:
+        """Return the newest bulk changes, at most `limit`. They are kept for seven days.
+
+        With `within`, return only those that were restricted to keys with this beginning.
+        """
+        return self._run(bulk_requests.every(views.check_limit(limit), within))
 
     def stats(self, *, most: int | None = None) -> list[views.StatRow]:
         """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.

@@ -9,10 +9,13 @@ test a database of its own:
         bench.run()
         assert bench.client.get("report", "2030-01").returns == "sales reported"
 
+`CallbackReceiver` receives callbacks, and checks their signatures: see there.
+
 Without pytest: `with bench(app) as made: ...`. MTASK_TEST_URI names the server for the tests. Without MTASK_TEST_URI,
 the embedded mongod of the extra `local` is started, once for the process.
 """
 
 from mtask.testing.bench import Bench, Stuck, bench
+from mtask.testing.callbacks import CallbackReceiver, NotGenuine, ReceivedCallback, verify
 
-__all__ = ["Bench", "Stuck", "bench"]
+__all__ = ["Bench", "CallbackReceiver", "NotGenuine", "ReceivedCallback", "Stuck", "bench", "verify"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import os
 import threading
 import time
@@ -19,12 +20,15 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.client.sync import Client
 from mtask.errors import MtaskError
+from mtask.model.callbacks.callback import DEFAULT_SECRET
 from mtask.model.documents import Task
 from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import publishing, workbench
 from mtask.store.tasks.publishing import Policy
+from mtask.testing.callbacks import CallbackReceiver
+from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 
@@ -64,23 +68,35 @@ class Bench:
             store.run(workbench.drop())
         self.client.close()
 
-    def run(self, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100) -> list[Task]:
+    def run(
+        self,
+        *,
+        timeout: timedelta | float = _PATIENCE,
+        concurrency: int = 100,
+        callbacks: CallbackReceiver | None = None,
+    ) -> list[Task]:
         """Run all tasks that are due or become due meanwhile. Return the tasks that finished, sorted by finish time.
 
         Handlers run as in a worker process: async handlers on a loop in a thread of its own, sync handlers in threads.
-        Tasks that wait for their start_time or for a retry do not run: see `advance`. Raises Stuck after `timeout`.
+        Tasks that wait for their start_time or for a retry do not run: see `advance`. With `callbacks`, the worker
+        tells the ends of tasks to this receiver. Raises Stuck after `timeout`.
         """
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         begun = self.client.server_time()
         options = WorkerOptions(
-            self.uri, self.database, worker_id=f"bench-{uuid.uuid4().hex[:8]}", concurrency=concurrency, scheduler=False
+            self.uri,
+            self.database,
+            worker_id=f"bench-{uuid.uuid4().hex[:8]}",
+            concurrency=concurrency,
+            scheduler=False,
+            callbacks=None if callbacks is None else _deliveries_to(callbacks),
         )
         with _working(Worker(self.app, options)) as life, self._store() as store:
             end = time.monotonic() + limit.total_seconds()
-            while not store.run(workbench.is_idle()):
+            while not store.run(workbench.is_idle(with_callbacks=callbacks is not None)):
                 life.check()
                 if time.monotonic() > end:
-                    raise Stuck(limit, self._reasons(store))
+                    raise Stuck(limit, self._reasons(store, with_callbacks=callbacks is not None))
                 time.sleep(_POLL)
         return self._finished_since(begun)
 
@@ -114,12 +130,18 @@ class Bench:
         found = [(task.task_state.finish_time, task) for task in self.client.find(status=final, limit=0)]
         return [task for when, task in sorted(found, key=lambda f: str(f[0])) if when is not None and when >= begun]
 
-    def _reasons(self, store: SyncStore) -> dict[str, list[Reason]]:
-        return {task_id: self.client.inspect(task_id).reasons for task_id in store.run(workbench.due())}
+    def _reasons(self, store: SyncStore, *, with_callbacks: bool) -> dict[str, list[Reason]]:
+        found = store.run(workbench.due(with_callbacks=with_callbacks))
+        return {task_id: self.client.inspect(task_id).reasons for task_id in found}
 
     @contextmanager
     def _store(self) -> Iterator[SyncStore]:
         yield self.client._store
+
+
+def _deliveries_to(receiver: CallbackReceiver) -> CallbackOptions:
+    secrets = {DEFAULT_SECRET: receiver.secret}
+    return read_options(receiver.host, "127.0.0.0/8", json.dumps(secrets))
 
 
 def _firing(schedule_id: str, declared: Mapping[str, Definition], fired: datetime | None) -> Operation[datetime]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
+from mtask.store import callbacks
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.worker.admission.admission import Admission
@@ -21,6 +22,7 @@ from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.callback_janitor import CallbackJanitor
 from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
@@ -92,6 +94,7 @@ class Parts:
     limits: Limits
     quarantine: Quarantine
     settler: Settler
+    teller: Settler
     finisher: Finisher
     runner: Runner
     queue: PreemptionQueue
@@ -131,7 +134,8 @@ class Assembly:
         quarantine = Quarantine(scope.store, scope.worker_id)
         admission = Admission(controls, limits, quarantine)
         settler = Settler(scope.store)
-        finisher = Finisher(scope, pinger, limits, settler, around.finish)
+        teller = Settler(scope.store, callbacks.settle_all)
+        finisher = Finisher(scope, pinger, limits, settler, teller, around.finish)
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
@@ -143,7 +147,9 @@ class Assembly:
         inbox = Inbox(scope, queue, admission, questions, ranks)
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = Janitor(scope, quarantine, questions, inbox)
-        scans = Scans(scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope))
+        scans = Scans(
+            scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
+        )
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans)
         pace = Pace()
         slots = Slots(scope, runner, pace)
@@ -161,6 +167,7 @@ class Assembly:
             limits,
             quarantine,
             settler,
+            teller,
             finisher,
             runner,
             queue,

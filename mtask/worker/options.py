@@ -8,8 +8,10 @@ from datetime import timedelta
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
+from mtask.model.callbacks.callback import DELIVERY_QUEUE
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
+from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.leases.host import automatic_worker_id
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
@@ -33,11 +35,15 @@ class WorkerOptions:
     hard_exit: Callable[[int], None] | None = None
     heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
+    #: What this worker may call to tell the ends of tasks. None: it delivers no callbacks.
+    callbacks: CallbackOptions | None = None
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:
         """Return the queues to serve; raise InvalidInput if there is none, or if a name is invalid."""
         given = list(app.queues if self.queues is None else self.queues)
+        if self.callbacks is not None:
+            given.append(DELIVERY_QUEUE)
         found = list(dict.fromkeys(check_text("queue", queue) for queue in given))
         if not found:
             raise InvalidInput("name at least one queue to serve.", field="queues")

@@ -14,6 +14,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.assembly import Assembly, Parts, connections, ping_store
+from mtask.worker.callbacks.deliverer import with_deliveries
 from mtask.worker.leases.registrar import Registrar, heartbeat, registration
 from mtask.worker.log import fields, logger
 from mtask.worker.options import CONCURRENCIES, WorkerOptions
@@ -40,6 +41,8 @@ class Worker:
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
         """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
+        if options.callbacks is not None:
+            app = with_deliveries(app, options.callbacks)
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
@@ -229,6 +232,7 @@ class Worker:
             async with asyncio.timeout(_LAST_WRITES):
                 await parts.finisher.drain()
                 await parts.settler.drain()
+                await parts.teller.drain()
         except TimeoutError:
             logger.error("some outcomes were not written: their leases will lapse")
 

@@ -158,6 +158,20 @@ def flow(random: Random) -> Document:
     return drawn | {name: value for name, value in optional.items() if random.random() < 0.5}
 
 
+def callback(random: Random) -> Document:
+    """Make a callback, with ends that are still to be told in some cases."""
+    on = random.sample(["SUCCESS", "FAIL", "CANCELED"], random.randint(1, 3))
+    drawn: Document = {"callback": {"url": "https://$host/$$NOW", "on": on}}
+    if random.random() < 0.5:
+        drawn["callback"] |= {"secret": "shop/a", "tenant": "shop"}
+    if random.random() < 0.5:
+        drawn["callback_cnt"] = random.randint(0, 3)
+    if random.random() < 0.5:
+        owed = {"status": "FAIL", "time": earlier(random), "url": "https://former"}
+        drawn["callback_owed"] = [{"number": 1 + place, **owed} for place in range(random.choice([1, 2, 99, 100]))]
+    return drawn
+
+
 def mark(random: Random) -> Document:
     """Make the place of a call in the order of calls. Many are equal, or differ in one part only."""
     return {"asked_time": instant(random), "call_id": random.choice(["a", "b", "$c", "d"])}
@@ -252,6 +266,8 @@ def task(random: Random, max_runs: int = 6) -> Document:
         state["next_id"] = "task:$next"
     if random.random() < 0.2:
         flow_fields["chain"] = {"before": "task:$before", "first": "task:$k", "number": 2}
+    if random.random() < 0.3:
+        flow_fields |= callback(random)
     drawn = {
         "_id": f"task:{key}",
         **flow_fields,

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model import backoff, rules
+from mtask.model.callbacks import callback as callbacks
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.options import TaskOption
 from mtask.model.publishing import flows, gathering
@@ -74,6 +75,7 @@ def derive(document: Document, now: datetime) -> None:
     state["status"] = status.value
     state["cancel_requested"] = state["cancel_requested"] and not status.is_final
     finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
+    tell(document, was_final=finish_time is not None, now=now)
     expire_time = document.pop("expire_time", None)
     flow, owed_since = document.get("flow"), document.get("owed_since")
     has_news = flow is not None and status.is_final is not bool(finish_time)
@@ -90,11 +92,22 @@ def derive(document: Document, now: datetime) -> None:
         if expire_time and finish_time:
             document["expire_time"] = expire_time
         return
-    if document.get("owed_since") is not None:
+    if document.get("owed_since") is not None or "callback_owed" in document:
         return
     retain = option["retain_success_ms" if status is TaskStatus.SUCCESS else "retain_fail_ms"]
     if retain is not None:
         document["expire_time"] = state["finish_time"] + timedelta(milliseconds=retain)
+
+
+def tell(document: Document, *, was_final: bool, now: datetime) -> None:
+    """Owe a callback, if the task has one and just became final."""
+    wanted, status = document.get("callback"), document["task_state"]["status"]
+    if wanted is None or not callbacks.is_told(wanted["on"], status, was_final=was_final):
+        return
+    number = document["callback_cnt"] = document.get("callback_cnt", 0) + 1
+    lasting = {name: wanted[name] for name in ("url", "secret", "tenant") if name in wanted}
+    owed = [*document.get("callback_owed", []), {"number": number, "status": status, "time": now, **lasting}]
+    document["callback_owed"] = owed[-callbacks.MAX_OWED :]
 
 
 def open_next(document: Document, now: datetime) -> None:
@@ -378,6 +391,7 @@ def republish(
             if replacement["queue"] != document["queue"]:
                 move(document, now)
             document.pop("lookup", None)
+            document.pop("callback", None)
             document.pop("again", None)
             document.update(replacement)
             for field in ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full"):

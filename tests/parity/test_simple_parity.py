@@ -24,6 +24,7 @@ from tests.parity.cases import (
     SCALE,
     WORKERS,
     Document,
+    callback,
     earlier,
     flow,
     following,
@@ -67,6 +68,7 @@ _SPOILED = (
     "finished",
     "owes",
     "published again",
+    "tells its end",
 )
 
 
@@ -80,7 +82,7 @@ def nearly_simple(
     state |= {"status": "RUNNING" if is_held else "INIT", "failed_cnt": 0, "cancel_requested": False}
     state |= {"next_preempt_time": NOW - timedelta(seconds=1), "start_time": None}
     state.pop("finish_time", None)
-    for field in ("flow", "owed_since", "owed_tasks", "expire_time", "again"):
+    for field in ("flow", "owed_since", "owed_tasks", "expire_time", "again", "callback", "callback_owed"):
         document.pop(field, None)
     state.pop("reason", None)
     if random.random() < 0.5 if is_step is None else is_step:
@@ -111,6 +113,7 @@ def nearly_simple(
         "finished": lambda: state.update(finish_time=NOW),
         "owes": lambda: document.update(owed_tasks=[{"_id": "task:more"}]),
         "published again": lambda: document.update(again=following(random)),
+        "tells its end": lambda: document.update(callback(random)),
     }
     assert tuple(spoil) == _SPOILED
     spoil[spoiled or random.choice(["nothing", "nothing", *_SPOILED])]()
@@ -238,5 +241,5 @@ def is_simple(document: Document, held: Document | None, *, has_steps: bool) -> 
         is_sound = is_sound and (held is None or (has_steps and "owed_tasks" not in document))
     else:
         is_sound = held is None or "owed_since" not in document
-    is_sound = is_sound and "again" not in document
+    is_sound = is_sound and "again" not in document and (held is None or "callback" not in document)
     return is_sound and is_due and is_as_is and wants_one and has_lease and is_calm

@@ -11,6 +11,7 @@ from mtask.cli.context import Cli
 from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
+from mtask.cli.tasks.find import separated
 from mtask.client.asking.publication import TaskSpec, policy
 from mtask.errors import InvalidInput
 
@@ -47,6 +48,19 @@ def publish(
         typer.Option("--start-time", metavar="INSTANT", help="Earliest start, ISO 8601: 2030-01-31T08:00:00Z."),
     ] = None,
     lookup: LookupFlag = [],  # noqa: B006 typer reads it
+    callback_url: Annotated[
+        str | None,
+        typer.Option(
+            "--callback-url", metavar="URL", help="Tell this address when the task ends. See docs/callbacks.md."
+        ),
+    ] = None,
+    callback_on: Annotated[
+        str | None,
+        typer.Option("--callback-on", metavar="STATUS,...", help="Tell only these ends: SUCCESS, FAIL, CANCELED."),
+    ] = None,
+    callback_secret: Annotated[
+        str | None, typer.Option("--callback-secret", metavar="NAME", help="Secret that signs. Else 'default'.")
+    ] = None,
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -55,8 +69,8 @@ def publish(
         typer.Option(
             "--many",
             metavar="FILE",
-            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup and "
-            "task_option. A field that a line omits comes from the flags. '-' is stdin.",
+            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup, "
+            "callback and task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
     if_exists: Annotated[
@@ -129,6 +143,9 @@ def publish(
         existing["call_id"] = call_id
     checked = policy(if_exists, named=values.flag_of_argument, **existing)  # type: ignore[arg-type]
     defaults: dict[str, Any] = {"queue": queue, "lookup": values.lookup_from_pairs(lookup)}
+    told = _callback(callback_url, callback_on, callback_secret)
+    if told is not None:
+        defaults["callback"] = told
     if delay is not None:
         defaults["delay"] = values.duration(delay, "delay")
     if start_time is not None:
@@ -159,3 +176,12 @@ def publish(
     }
     cli.answer(document, f"{publish_many.word(result)}  {clean(result.task_id)}")
     return None
+
+
+def _callback(url: str | None, on: str | None, secret: str | None) -> dict[str, Any] | None:
+    if url is None:
+        if on is not None or secret is not None:
+            raise InvalidInput("--callback-on and --callback-secret need --callback-url.", field="callback")
+        return None
+    given = {"url": url, "on": None if on is None else separated([on.upper()]), "secret": secret}
+    return {name: value for name, value in given.items() if value is not None}

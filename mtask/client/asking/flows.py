@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack, get_args
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import PublishMiddleware, copied
 from mtask.errors import DocumentTooLarge, InvalidFlow, InvalidParams, MtaskError, NotStorable, OperationFailed, shown
+from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
@@ -72,6 +73,7 @@ class Flow:
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
+        callback: CallbackRef | None = None,
         **options: Unpack[TaskOptions],
     ) -> Step:
         """Add a task; return its step. `step` is its name in the flow, without a slash.
@@ -97,6 +99,7 @@ class Flow:
             queue=queue if queue is not None else self.queue,
             start_time=start_time,
             delay=delay,
+            callback=callback,
             **merged,
         )
         names = [self._name_of(step, dependency) for dependency in after]

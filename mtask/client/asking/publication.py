@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any, TypeAlias, Unpack
 
 from mtask.client.asking import gathering
@@ -17,6 +18,7 @@ from mtask.errors import (
     NotStorable,
     shown,
 )
+from mtask.model.callbacks.callback import DELIVERY, CallbackRef, stored_callback
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
@@ -37,7 +39,7 @@ _REJECT = 'if_exists="reject"'
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = ("delay", "key", "lookup", "options", "params", "queue", "start_time", "task")
+    __slots__ = ("callback", "delay", "key", "lookup", "options", "params", "queue", "start_time", "task")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class TaskSpec:
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
         lookup: Lookup | None = None,
+        callback: CallbackRef | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.task = task
@@ -58,6 +61,7 @@ class TaskSpec:
         self.start_time = start_time
         self.delay = delay
         self.lookup = lookup
+        self.callback = callback
         self.options = options
 
     def __repr__(self) -> str:
@@ -67,6 +71,8 @@ class TaskSpec:
         """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`."""
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
+        if name == DELIVERY:
+            raise InvalidInput(f"{DELIVERY} is a task of mtask's own: publish a task with a callback.", field="name")
         params = _checked_params(name, self.params)
         collects = policy.gather is not None and policy.gather.kind == "calls"
         if collects:
@@ -86,6 +92,7 @@ class TaskSpec:
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
+            callback=stored_callback(self.callback),
         )
 
 
@@ -170,6 +177,24 @@ def _start(start_time: datetime | None, delay: timedelta | float | None, named: 
         message = f"{named('delay')} {wait.total_seconds():g} s lies outside of 0 to 10 years."
         raise InvalidInput(message, field="delay")
     return wait
+
+
+class Unchanged(Enum):
+    """The params of a task that stay as they are. None is a value that params can have."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
+def checked_params(task: TaskRef, params: Any) -> Any:
+    """Return the params of a task as they are stored; raise InvalidParams. The handler checks them if it is at hand."""
+    handler = handler_of(task)
+    checked = _checked_params(handler.name if handler else check_name(task), params)
+    if handler:
+        handler.bind(checked)
+    return checked
 
 
 def _checked_params(name: str, params: Any) -> Any:

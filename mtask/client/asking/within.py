@@ -57,5 +57,6 @@ def copied(spec: TaskSpec) -> TaskSpec:
     own = copy.copy(spec)
     if isinstance(own, TaskSpec):
         own.options = own.options.copy()
+        own.callback = dict(own.callback) if isinstance(own.callback, Mapping) else own.callback
         own.lookup = dict(own.lookup) if isinstance(own.lookup, Mapping) else own.lookup
     return own

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.actions import ActionDocument
+from mtask.model.bulk import BulkDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -35,6 +36,7 @@ CHILDREN_INDEX = "mtask_children"
 HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
 TIME_INDEX = "mtask_time"
+CALLBACKS_INDEX = "mtask_callbacks"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -57,12 +59,14 @@ _RUN_INSTANTS = ("claim_time", "ping_expire_time", "success_time", "fail_time", 
 _INSTANTS = (
     "expire_time",
     "quiet_time",
+    "callback_owed.time",
     "owed_since",
     "flow.release_time",
     "flow.end_time",
     *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
     "gather.consumed.asked_time",
     "again.start_time",
+    "former_params.until",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -140,6 +144,7 @@ def task_schema() -> dict[str, Any]:
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
             "chain": ["before", "first", "number"],
+            "former_params": ["until"],
             "gather.newest": ["asked_time", "call_id"],
             "gather.consumed": ["asked_time", "call_id"],
             # The end of a run makes the next round the present one, so it must be as complete.
@@ -147,6 +152,8 @@ def task_schema() -> dict[str, Any]:
             "again.task_option": list(STORED_OPTIONS),
             "again.gather": ["kind", "newest"],
             "again.gather.newest": ["asked_time", "call_id"],
+            "callback": ["url", "on"],
+            "callback_owed": ["number", "status", "time", "url"],
         },
     )
 
@@ -256,6 +263,11 @@ def action_validator() -> dict[str, Any]:
     return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
 
 
+def bulk_validator() -> dict[str, Any]:
+    """Return the validator of `bulks`. One of its documents holds only the secret by which plans are signed."""
+    return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -274,8 +286,9 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_owed` finds the changes of which other tasks of a flow have not been told yet.
     - `mtask_children` finds the descendants of a task in a flow.
     - `mtask_unended` finds the first steps of flows that have not ended. These have the end_time null.
+    - `mtask_callbacks` finds the tasks with ends that are still to be told.
 
-    A task of no flow is in none of the last five.
+    A task of no flow is in none of the five before the last.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -324,6 +337,11 @@ def task_indexes() -> list[IndexModel]:
         _index_where_set(HELD_INDEX, "flow.held_by", "task_state.status"),
         _index_where_set(OWED_INDEX, "owed_since"),
         _index_where_set(CHILDREN_INDEX, "flow.ancestors", "task_state.status"),
+        IndexModel(
+            [("callback_owed.time", ASCENDING)],
+            name=CALLBACKS_INDEX,
+            partialFilterExpression={"callback_owed": {"$exists": True}},
+        ),
         IndexModel(
             [("flow.end_time", ASCENDING)],
             name=UNENDED_INDEX,
@@ -401,6 +419,11 @@ def action_indexes() -> list[IndexModel]:
     ]
 
 
+def bulk_indexes() -> list[IndexModel]:
+    """Return the indexes of `bulks`. With this index, the server removes the documents of old bulk changes."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -423,4 +446,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
+    "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
 }

@@ -15,8 +15,8 @@ from typing import Any
 from mtask.model.rules import HORIZON, KEPT_RUNS
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
+from mtask.store.statements import callbacks, rules
 from mtask.store.statements import expressions as x
-from mtask.store.statements import rules
 from mtask.store.statements.gathering import open_next
 
 Stage = Mapping[str, Any]
@@ -94,6 +94,7 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
     has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}, x.must_tell(f"{derived}.status")]}
     return [
         {"$set": {_DERIVED: rules.derived(now)}},
+        {"$set": {f"{_DERIVED}.tells": callbacks.tells(f"{derived}.status", was_final)}},
         {
             "$set": {
                 "task_state.status": f"{derived}.status",
@@ -105,14 +106,15 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
                     "$switch": {
                         "branches": [
                             {"case": x.FLOW, "then": kept_with_flow},
-                            # A task that is still to publish its next task stays.
-                            {"case": x.OWED_SINCE, "then": "$$REMOVE"},
+                            # A task that is still to publish its next task, or to tell its end, stays.
+                            {"case": {"$or": [x.OWED_SINCE, callbacks.OWED, f"{derived}.tells"]}, "then": "$$REMOVE"},
                             {"case": is_kept_for_ever, "then": "$$REMOVE"},
                         ],
                         "default": x.add_ms(finish_time(now), retain),
                     }
                 },
                 "owed_since": {"$cond": [has_news, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]},
+                **callbacks.owe(f"{derived}.tells", f"{derived}.status", now),
                 _DERIVED: "$$REMOVE",
                 **(also or {}),
             }

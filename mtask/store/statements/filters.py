@@ -212,6 +212,28 @@ def not_running(task_id: str) -> Filter:
     return {"_id": task_id, "$expr": {"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}}
 
 
+#: What the version of a task covers: all that a caller may want to change, and what tells of a run, but no pings.
+_VERSION = ("$params", "$task_option", "$queue", x.STATUS, _FAILED_CNT, f"{x.STATE}.create_time")
+
+
+def unchanged(document: Mapping[str, Any]) -> Filter:
+    """Match the task if it is of the same version as this document of it."""
+    state = document["task_state"]
+    runs = state["worker_states"]
+    values = [
+        document.get("params"),
+        document["task_option"],
+        document["queue"],
+        state["status"],
+        state["failed_cnt"],
+        state["create_time"],
+        runs[-1]["run_id"] if runs else None,
+    ]
+    run_id = {"$let": {"vars": {"run": {"$last": x.RUNS}}, "in": "$$run.run_id"}}
+    here = [*({"$ifNull": [field, None]} for field in _VERSION), {"$ifNull": [run_id, None]}]
+    return {"$expr": {"$eq": [here, x.literal(values)]}}
+
+
 def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
     """Match the task if its status is one of these final statuses."""
     return {"_id": task_id, "task_state.status": {"$in": [status.value for status in statuses]}}

@@ -8,8 +8,8 @@ from typing import Any
 
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FAILED, FINAL, OPEN, TaskStatus
+from mtask.store.statements import callbacks, requests
 from mtask.store.statements import expressions as x
-from mtask.store.statements import requests
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
 from mtask.store.statements.filters import Filter, by_ids, in_time
 
@@ -173,7 +173,7 @@ def cross_off() -> Mapping[str, Any]:
 
 def cross_off_alone(now: x.Expression = x.NOW) -> Pipeline:
     """Remove the mark of a task of no flow: its next task is published. Its retention, if it has one, begins."""
-    is_kept = {"$or": [{"$not": [x.is_final()]}, {"$eq": [_retain(), None]}]}
+    is_kept = {"$or": [{"$not": [x.is_final()]}, callbacks.OWED, {"$eq": [_retain(), None]}]}
     expire_time = {"$cond": [is_kept, "$$REMOVE", x.add_ms(finish_time(now), _retain())]}
     return [{"$set": {"expire_time": expire_time}}, {"$set": {"owed_since": "$$REMOVE", "quiet_time": now}}]
 
@@ -281,8 +281,8 @@ def open_steps() -> Filter:
 
 
 def owed_steps() -> Filter:
-    """Match the tasks that still owe others something. The caller adds the flow."""
-    return {"owed_since": {"$exists": True}}
+    """Match the tasks that still owe others something, or whose end is to be told. The caller adds the flow."""
+    return {"$or": [{"owed_since": {"$exists": True}}, callbacks.owed()]}
 
 
 def without_retention() -> Filter:
@@ -292,7 +292,8 @@ def without_retention() -> Filter:
 
 def begin_retention(now: x.Expression = x.NOW) -> Pipeline:
     """Begin the retention of a step, if it has ended. The retention of a flow's steps begins at the flow's end."""
-    has_ended = {"$and": [x.is_final(), {"$not": [x.OWED_SINCE]}, {"$ne": [_retain(), None]}]}
+    owes = {"$or": [x.OWED_SINCE, callbacks.OWED]}
+    has_ended = {"$and": [x.is_final(), {"$not": [owes]}, {"$ne": [_retain(), None]}]}
     return [{"$set": {"expire_time": {"$cond": [has_ended, x.add_ms(now, _retain()), "$$REMOVE"]}}}]
 
 

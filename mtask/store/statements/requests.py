@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS, SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
@@ -65,13 +65,17 @@ def republish(
     runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
+    optional = ("lookup", "callback")
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(
             {
                 "$set": {
-                    **{name: x.literal(value) for name, value in replacement.items() if name != "lookup"},
-                    "lookup": "$$REMOVE" if (lookup := replacement.get("lookup")) is None else x.literal(lookup),
+                    **{name: x.literal(value) for name, value in replacement.items() if name not in optional},
+                    **{
+                        name: "$$REMOVE" if (value := replacement.get(name)) is None else x.literal(value)
+                        for name in optional
+                    },
                     "task_state.start_time": "$$REMOVE" if start is None else start,
                     **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
                     # The calls that the task has gathered are replaced, too.
@@ -129,6 +133,41 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     gets no field.
     """
     return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
+
+
+def change_params(params: Any, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the params, and keep the former ones: the newest few, up to a size."""
+    former = {"$ifNull": ["$former_params", []]}
+    pushed = {"$concatArrays": [[{"params": "$params", "until": now}], former]}
+    newest = {"$slice": [pushed, MAX_FORMER_PARAMS]}
+    size = {"$bsonSize": {"kept": {"$concatArrays": ["$$value.kept", ["$$this"]]}}}
+    # The first ones that together fit: after one that does not fit, none is kept.
+    has_room = {"$and": ["$$value.has_room", {"$lte": [size, MAX_FORMER_BYTES]}]}
+    fitting = {
+        "$reduce": {
+            "input": newest,
+            "initialValue": {"kept": [], "has_room": True},
+            "in": {
+                "$cond": [
+                    has_room,
+                    {"kept": {"$concatArrays": ["$$value.kept", ["$$this"]]}, "has_room": True},
+                    {"kept": "$$value.kept", "has_room": False},
+                ]
+            },
+        }
+    }
+    is_same = {"$eq": ["$params", x.literal(params)]}
+    kept = {"$let": {"vars": {"fitting": fitting}, "in": "$$fitting.kept"}}
+    return [
+        {
+            "$set": {
+                "former_params": {"$cond": [is_same, {"$ifNull": ["$former_params", "$$REMOVE"]}, kept]},
+                "params": x.literal(params),
+                # The params no longer are what the task has gathered.
+                "gather": without_calls(),
+            }
+        }
+    ]
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:

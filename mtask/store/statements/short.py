@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtask.model.status import RunStatus, TaskStatus
+from mtask.store.statements import callbacks, rules
 from mtask.store.statements import expressions as x
-from mtask.store.statements import rules
 from mtask.store.statements.derive import NEAR_MS, Pipeline, finish_time
 from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
 from mtask.store.statements.outcome import Outcome, reported_progress
@@ -29,6 +29,8 @@ _WANTS_ONE = [
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
+#: The end of a task with a callback is to be told.
+_TELLS_NONE = {"$not": [callbacks.CALLBACK]}
 #: The end of a step concerns other tasks of its flow.
 _OF_NO_FLOW = [{"$not": [x.FLOW]}, {"$not": [x.OWED_SINCE]}]
 #: A task that owes others tasks, and a task that already has a finish_time, are left to the general statement.
@@ -97,6 +99,7 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_st
         {"$eq": [f"{x.RUNS}.past", []]},  # the run is of this round
         {"$eq": [x.STATUS, TaskStatus.RUNNING.value]},
         *([{"$or": [{"$and": _OF_NO_FLOW}, {"$and": _OF_FLOW}]}] if has_steps else _OF_NO_FLOW),
+        _TELLS_NONE,
         *_WANTS_ONE,
     ]
     return {**fence_of(task_ids, run_ids), "$expr": {"$and": conditions}}

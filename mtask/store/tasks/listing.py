@@ -44,6 +44,8 @@ class Asked:
     #: The list holds the tasks from `since` on and before `until`, by the instant of the order.
     since: datetime | None = None
     until: datetime | None = None
+    #: The order, if it is not the usual one of these criteria.
+    by: Order | None = None
 
     @property
     def statuses(self) -> list[TaskStatus]:
@@ -53,6 +55,8 @@ class Asked:
     @property
     def order(self) -> Order:
         """The order of the list."""
+        if self.by is not None:
+            return self.by
         return Order.CREATED if self.criteria.get("lookup") is not None else order_of(self.statuses)
 
     def several(self, name: str) -> list[str]:
@@ -86,7 +90,7 @@ class _Walk:
     order: Order
     #: What the walk tests on each document.
     tested: Filter
-    first: datetime
+    first: datetime | None
     last: datetime | None  #: exclusive
     fields: Sequence[str] | None
 
@@ -96,7 +100,8 @@ class _Walk:
 
     def find(self, part: Filter, limit: int, sort: list[tuple[str, int]]) -> Operation[list[Document]]:
         """Return the tasks in a part of the walk."""
-        matched = {"$and": [condition for condition in (self.ranges, part, self.tested) if condition]}
+        conditions = [condition for condition in (self.ranges, part, self.tested) if condition]
+        matched: Filter = {"$and": conditions} if conditions else {}
         found: list[Document] = yield from by_index(
             tasks("find", matched, self.view(), sort=sort, limit=limit, hint=self.index)
         )
@@ -107,20 +112,21 @@ class _Walk:
         kept = {"_id": 1, self.order.path: 1} if ("_id", -1) in sort else {"_id": 0, self.order.path: 1}
         call = tasks("find", {**self.ranges, **part}, kept, sort=sort, skip=number - 1, limit=1, hint=self.index)
         found = yield from by_index(call)
-        return Place(_at(found[0], self.order.path), found[0].get("_id", "")) if found else None
+        return None if not found else _place_of(found[0], self.order)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
     """The tasks of a walk that descends between two instants."""
 
-    low: datetime
+    low: datetime | None
     high: datetime | None  #: exclusive
     is_low_excluded: bool = False
 
     def part(self, path: str) -> Filter:
-        below = {} if self.high is None else {"$lt": self.high}
-        return {path: {"$gt" if self.is_low_excluded else "$gte": self.low, **below}}
+        bounds = {} if self.high is None else {"$lt": self.high}
+        bounds |= {} if self.low is None else {"$gt" if self.is_low_excluded else "$gte": self.low}
+        return {path: bounds} if bounds else {}
 
     def order(self, path: str) -> list[tuple[str, int]]:
         return [(path, -1), ("_id", -1)]
@@ -178,6 +184,7 @@ def _found(rows: list[Document], limit: int, stopped: Place | None, asked: Asked
     looked_to = None
     if len(rows) > limit:
         rows = rows[:limit]
+        # Malformed documents without an instant come last: no list goes on behind one.
         place = _place_of(rows[-1], asked.order)
     elif stopped is not None:
         place = hidden(stopped, asked.criteria.get("key_prefix"))
@@ -185,14 +192,21 @@ def _found(rows: list[Document], limit: int, stopped: Place | None, asked: Asked
     return Found(rows, place, looked_to)
 
 
-def _place_of(document: Mapping[str, Any], order: Order) -> Place:
-    return Place(_at(document, order.path), document["_id"])
+def _place_of(document: Mapping[str, Any], order: Order) -> Place | None:
+    time, task_id = _value(document, order.path), document.get("_id", "")
+    return Place(time, task_id) if isinstance(time, datetime) and isinstance(task_id, str) else None
 
 
 def _at(document: Mapping[str, Any], path: str) -> datetime:
-    is_partial = _PLACE in document
-    found = document[_PLACE] if is_partial else document["task_state"].get(path.removeprefix("task_state."))
+    found = _value(document, path)
     return found if isinstance(found, datetime) else LAST_TIME
+
+
+def _value(document: Mapping[str, Any], path: str) -> Any:
+    if _PLACE in document:
+        return document[_PLACE]
+    state = document.get("task_state")
+    return state.get(path.removeprefix("task_state.")) if isinstance(state, Mapping) else None
 
 
 # --- small sets -------------------------------------------------------------------------------------------
@@ -298,7 +312,8 @@ def _walked(
     index, ranges = RECENT_INDEX, Filter()
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
-    walk = _Walk(index, ranges, order, asked.rest("lookup"), first, last, fields)
+    # A malformed document may lack its create_time: it is the last one of a list without a bound.
+    walk = _Walk(index, ranges, order, asked.rest("lookup"), asked.since, last, fields)
     return (yield from _descend(walk, limit, after))
 
 
@@ -315,7 +330,7 @@ def _descend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[li
     path = walk.order.path
     last = after.time if after is not None and (walk.last is None or after.time < walk.last) else walk.last
     pending: list[_Part] = [_Span(walk.first, last)]
-    if after is not None and after.task_id and after.time == last and after.time >= walk.first:
+    if after is not None and after.task_id and after.time == last and (walk.first is None or after.time >= walk.first):
         pending.insert(0, _Tie(after.time, after.task_id))
     rows: list[Document] = []
     steps = list(STEPS)
@@ -366,9 +381,9 @@ def _ascend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[lis
     """Walk from the earliest instant to the latest one. The index does not sort the tasks of one instant by id."""
     path = walk.order.path
     rows: list[Document] = []
-    low, is_low_excluded = walk.first, False
+    low, is_low_excluded = walk.first or FIRST_TIME, False
     steps = list(STEPS)
-    if after is not None and after.time >= walk.first:
+    if after is not None and after.time >= low:
         low, is_low_excluded = after.time, True
         if walk.last is None or low < walk.last:
             rows, stopped = yield from _tie_of(walk, low, after.task_id, limit, steps)

@@ -21,7 +21,7 @@ from mtask.store.statements import filters, requests
 IfExists = Literal["keep", "update", "reject"]
 IfRunning = Literal["keep", "again"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option", "lookup")
+_REPLACED = ("queue", "params", "task_option", "lookup", "callback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,12 @@ class NewTask:
     start: datetime | timedelta | None = None
     #: The lookups in their stored form. None: the task has none, and its document has no such field.
     lookup: Sequence[Mapping[str, Any]] | None = None
+    #: Whom the ends of the task are told to, in its stored form. None: nobody, and its document has no such field.
+    callback: Mapping[str, Any] | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
-        looked_up = {} if self.lookup is None else {"lookup": self.lookup}
+        optional = {"lookup": self.lookup, "callback": self.callback}
         return {
             "_id": self.task_id,
             "name": self.name,
@@ -49,7 +51,7 @@ class NewTask:
             "queue": self.queue,
             "params": self.params,
             "task_option": self.task_option,
-            **looked_up,
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     def start_expression(self) -> x.Expression:

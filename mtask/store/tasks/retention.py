@@ -2,7 +2,7 @@
 
 Tasks are removed in batches. For each batch, the ids of the tasks are read first. Then the tasks that still match are
 deleted. So a task stays if it is run again in between. Tasks of flows stay, too, because other tasks may need them. So
-do tasks that are still to publish their next task.
+do tasks that are still to publish their next task, and tasks whose end is still to be told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtask.store.statements import filters, rules
 
 #: The most tasks that one command removes.
 BATCH = 500
-_NEEDED_BY_NONE = {"flow": None, "owed_since": None}
+_NEEDED_BY_NONE = {"flow": None, "owed_since": None, "callback_owed": None}
 
 
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:

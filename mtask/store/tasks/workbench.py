@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from mtask.model.callbacks.callback import DELIVERY
 from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
+from mtask.store.statements import callbacks
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import NEXT, RUNS
 
@@ -18,17 +20,20 @@ _UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
 _OWED = {"owed_since": {"$exists": True}}
 _EXAMPLES = 20
 _DROP_TIMEOUT = timedelta(seconds=60)
+_NO_DELIVERY: dict[str, Any] = {"name": {"$ne": DELIVERY}}
 
 
-def is_idle() -> Operation[bool]:
-    """Whether no task is due or running."""
-    found = yield tasks("find_one", {"$or": [_DUE, _UNDER_WAY, _OWED]}, {"_id": 1})
-    return found is None
+def is_idle(*, with_callbacks: bool = False) -> Operation[bool]:
+    """Whether no task is due or running. Without `with_callbacks`, no worker delivers callbacks: they do not count."""
+    told = [callbacks.owed()] if with_callbacks else []
+    matched = {"$or": [_DUE, _UNDER_WAY, _OWED, *told], **({} if with_callbacks else _NO_DELIVERY)}
+    return (yield tasks("find_one", matched, {"_id": 1})) is None
 
 
-def due() -> Operation[list[str]]:
+def due(*, with_callbacks: bool = False) -> Operation[list[str]]:
     """Return the ids of some tasks that are due or running."""
-    found = yield tasks("find", {"$or": [_DUE, _UNDER_WAY]}, {"_id": 1}, limit=_EXAMPLES)
+    matched = {"$or": [_DUE, _UNDER_WAY], **({} if with_callbacks else _NO_DELIVERY)}
+    found = yield tasks("find", matched, {"_id": 1}, limit=_EXAMPLES)
     return [str(document["_id"]) for document in found]
 
 

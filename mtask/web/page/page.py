@@ -13,11 +13,12 @@ from mtask.client import AsyncClient
 from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
 from mtask.web.access import ANYBODY
+from mtask.web.bulks import Bulks
 from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import flows, live, log, overview, queues, schedules, task, tasks, workers
+from mtask.web.page.routes import bulk, flows, live, log, overview, queues, schedules, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
 from mtask.web.problems import (
@@ -43,12 +44,12 @@ _HEADS = frozenset({"GET", "HEAD"})
 class WebPage:
     """The page."""
 
-    def __init__(self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub) -> None:
+    def __init__(self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub, bulks: Bulks) -> None:
         self._settings, self._tokens = settings, tokens
         self._sessions = Sessions()
-        self._parts = Parts(client, settings, hub, Reads(client), {})
+        self._parts = Parts(client, settings, hub, bulks, Reads(client), {})
         self.addresses = Addresses()
-        for views in (overview, tasks, task, flows, queues, workers, schedules, log, live):
+        for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
             self.addresses |= views.addresses
         self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 

@@ -161,6 +161,19 @@ class Search:
     since: datetime | None = None
     until: datetime | None = None
 
+    def criteria(self, caller: Caller) -> dict[str, Any]:
+        """Return the criteria for the client, but for the times and the beginning of the keys."""
+        given = {
+            "status": list(self.status),
+            "name": list(self.name),
+            "queue": list(self.queue),
+            "key": [caller.stored_key(key) for key in self.key],
+            "worker_id": list(self.worker_id),
+            "lookup": {name: list(values) for name, values in self.lookup.items()},
+            "params": dict(self.params),
+        }
+        return {name: value or None for name, value in given.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -224,14 +237,8 @@ class Reads:
 
     async def _search(self, wanted: Search, caller: Caller, cursor: str | None) -> Found:
         page = await self._client.find_page(
-            status=list(wanted.status) or None,
-            name=list(wanted.name) or None,
-            queue=list(wanted.queue) or None,
-            key=[caller.stored_key(key) for key in wanted.key] or None,
-            worker_id=list(wanted.worker_id) or None,
-            lookup={name: list(values) for name, values in wanted.lookup.items()} or None,
-            key_prefix=None if caller.tenant is None else f"{caller.tenant}:",
-            params=wanted.params or None,
+            **wanted.criteria(caller),
+            key_prefix=caller.stored_prefix(None),
             since=wanted.since,
             until=wanted.until,
             fields=_LISTED,

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from mtask.client import AsyncClient
 from mtask.web.access import Caller, Role
+from mtask.web.bulks import Bulks
 from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form
@@ -33,6 +34,10 @@ NAVIGATION = (
 )
 
 
+#: The addresses of single things, each below that of their list.
+_SINGLE = ("/task", "/flow", "/queue")
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the views work with."""
@@ -40,6 +45,7 @@ class Parts:
     client: AsyncClient
     settings: WebSettings
     hub: Hub
+    bulks: Bulks
     reads: Reads
     pulses: dict[str | None, Pulse]
 
@@ -100,7 +106,7 @@ class Visit:
             "may_operate": self.may(Role.OPERATE),
             "may_publish": self.may(Role.PUBLISH),
             "navigation": [entry for entry in NAVIGATION if not (entry[3] and is_tenant)],
-            "here": f"{here}s" if here in ("/task", "/flow", "/queue") else here,
+            "here": "/tasks" if here.startswith("/bulk") else f"{here}s" if here in _SINGLE else here,
             "path": self.path,
             "notes": () if self.is_fragment else self.session.take_notes(),
         }

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from mtask.client import AsyncClient
+from mtask.model.callbacks.callback import Callback, check_callback
 from mtask.model.options import check_option_names
 from mtask.web.access import Caller
 from mtask.web.bodies import Route
 from mtask.web.hub import Hub
-from mtask.web.models import ProblemDocument
+from mtask.web.models import CallbackBody, ProblemDocument
 from mtask.web.problems import MEDIA_TYPE
 from mtask.web.settings import WebSettings
 
@@ -50,6 +51,7 @@ _REFUSALS: Mapping[int, str] = {
     404: "It does not exist.",
     405: "The address does not take this method.",
     409: "Its state does not allow this.",
+    412: "The task has another ETag than If-Match says.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     421: "The header Host does not name this server.",
@@ -74,6 +76,13 @@ PROBLEM_MODEL = ProblemDocument
 def router(tag: str) -> APIRouter:
     """Return a router for the routes of one subject."""
     return APIRouter(route_class=Route, tags=[tag], responses=PROBLEMS, redirect_slashes=False)
+
+
+def checked_callback(body: CallbackBody | None, caller: Caller) -> Callback | None:
+    """Return a callback; raise InvalidInput. Those of a tenant show its keys as it knows them, and have its secrets."""
+    if body is None:
+        return None
+    return Callback.model_validate(check_callback(body.model_dump(exclude_none=True), caller.tenant))
 
 
 def checked_options(options: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from mtask.web.bodies import about
 from mtask.web.models import CancelFlow, PublishFlow
 from mtask.web.paths import Segment
 from mtask.web.problems import response_of
-from mtask.web.routes.common import TheCaller, TheClient, checked_options, router
+from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
 
 routes = router("flows")
 
@@ -41,6 +41,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             queue=step.queue,
             start_time=step.start_time,
             delay=step.delay,
+            callback=checked_callback(step.callback, caller),
             **checked_options(step.options),
         )
     try:

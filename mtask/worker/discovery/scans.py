@@ -18,6 +18,7 @@ from mtask.store.statements.filters import Filter, other_than
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.discovery.callback_janitor import CallbackJanitor
 from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
@@ -62,6 +63,7 @@ class Scans:
         ranks: Ranks,
         janitor: Janitor,
         flow_janitor: FlowJanitor,
+        callback_janitor: CallbackJanitor,
     ) -> None:
         self._scope = scope
         self._store = scope.store
@@ -74,6 +76,7 @@ class Scans:
         self._ranks = ranks
         self._janitor = janitor
         self._flow_janitor = flow_janitor
+        self._callback_janitor = callback_janitor
         self._wake = asyncio.Event()
         self._is_full_due = True
         self._are_peers_due = True
@@ -287,6 +290,7 @@ class Scans:
         if count % 4 == 0:
             await self._janitor.look_for_malformed()
         await self._flow_janitor.look_after(count)
+        await self._callback_janitor.look_after(count)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:
@@ -300,6 +304,7 @@ class Scans:
             self._wake.set()
         await self._janitor.note_unserved()
         await self._flow_janitor.look_for_flows()
+        await self._callback_janitor.look_for_callbacks()
 
     async def _refresh_peers(self) -> None:
         self._are_peers_due = False

@@ -70,8 +70,13 @@ class Ending:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the outcome has a next task. Such outcomes have groups of their own, too."""
+        """Whether the outcome has a next task."""
         return self.outcome.next is not None
+
+    @property
+    def is_general(self) -> bool:
+        """Whether a success needs the general statement: the task goes on, or its end is to be told."""
+        return self.goes_on or self.run.task.callback is not None
 
     @property
     def is_success(self) -> bool:
@@ -103,21 +108,23 @@ class Finisher:
         pinger: Pinger,
         limits: Limits,
         settler: Settler,
+        teller: Settler,
         middleware: Sequence[Around[FinishCall]] = (),
     ) -> None:
-        """`middleware` runs around the writing of each outcome."""
+        """`teller` publishes callbacks. `middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._ledger = scope.ledger
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
         self._settler = settler
+        self._teller = teller
         self._worker_id = scope.worker_id
         self._middleware = middleware
-        # Three lanes: failures and hand-backs must not wait behind many successes. Successes with a next task need the
-        # general statement, which is long.
-        self._successes, self._going_on, self._others = _Lane(), _Lane(), _Lane()
-        self._lanes = (self._others, self._going_on, self._successes)
+        # Three lanes: failures and hand-backs must not wait behind many successes. Successes with a next task or a
+        # callback need the general statement, which is long.
+        self._successes, self._general, self._others = _Lane(), _Lane(), _Lane()
+        self._lanes = (self._others, self._general, self._successes)
         #: The asyncio tasks that send outcomes alone. Groups do not wait for these asyncio tasks.
         self._apart: set[asyncio.Task[None]] = set()
         self._apart_semaphore = asyncio.Semaphore(_MAX_APART)
@@ -145,11 +152,9 @@ class Finisher:
         self._idle.clear()
         ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
         lane = self._others
-        if ending.goes_on:
-            lane = self._going_on
-            self._ledger.has_flows = True
-        elif ending.is_success:
-            lane = self._successes
+        self._ledger.has_flows |= ending.goes_on
+        if ending.is_success:
+            lane = self._general if ending.is_general else self._successes
         lane.waiting.append(ending)
         self._launch()
 
@@ -245,7 +250,7 @@ class Finisher:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
         is_simple = may_be_short and all(
-            ending.is_success and ending.run.is_simple and not ending.goes_on for ending in group
+            ending.is_success and ending.run.is_simple and not ending.is_general for ending in group
         )
         has_steps = any(ending.run.task.flow is not None for ending in group)
         timeout = timedelta(seconds=self._wait)
@@ -341,6 +346,8 @@ class Finisher:
             self.finished_cnt += 1
             if ending.run.task.flow is not None or ending.goes_on:
                 self._settler.submit(ending.run.task_id)
+            if ending.run.task.callback is not None:
+                self._teller.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1
             logger.warning(

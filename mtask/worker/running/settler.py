@@ -1,14 +1,16 @@
-"""The settler: after the end of a step, tells the other tasks of its flow.
+"""The settler: after the end of a step, tells the other tasks of its flow. Another one publishes callbacks.
 
-The end of a step and the mark that others are owed are one write. So nothing is lost if this worker dies, or if the
+The end of a task and the mark that others are owed are one write. So nothing is lost if this worker dies, or if the
 settler fails: a scan of any worker finds the mark, and does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from mtask.errors import MtaskError
+from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.flows import settling
 from mtask.worker.log import fields, logger
@@ -18,15 +20,19 @@ _MAX_GROUP = 200
 
 
 class Settler:
-    """Settles the ends of steps in groups. While one group is under way, the next one gathers."""
+    """Settles the ends of tasks in groups. While one group is under way, the next one gathers."""
 
-    def __init__(self, store: AsyncStore) -> None:
+    def __init__(
+        self, store: AsyncStore, settle: Callable[[Sequence[str]], Operation[None]] = settling.settle_all
+    ) -> None:
+        """`settle` does what the ends of these tasks owe."""
         self._store = store
+        self._settle = settle
         self._waiting: dict[str, None] = {}
         self._under_way: asyncio.Task[None] | None = None
 
     def submit(self, task_id: str) -> None:
-        """Settle the end of this step soon."""
+        """Settle the end of this task soon."""
         self._waiting[task_id] = None
         if self._under_way is None:
             self._under_way = asyncio.get_running_loop().create_task(self._settle_waiting())
@@ -50,6 +56,8 @@ class Settler:
             for task_id in group:
                 del self._waiting[task_id]
             try:
-                await self._store.run(settling.settle_all(group))
+                await self._store.run(self._settle(group))
             except MtaskError as error:
-                logger.warning("flow not settled, left to a scan", extra=fields(tasks=len(group), reason=str(error)))
+                logger.warning(
+                    "end of a task not settled, left to a scan", extra=fields(tasks=len(group), reason=str(error))
+                )

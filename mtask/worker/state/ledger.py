@@ -31,6 +31,8 @@ class Ledger:
         self.unserved_names: set[str] = set()
         #: Whether the database is known to hold flows, or tasks that go on as others.
         self.has_flows = False
+        #: Whether the database holds tasks whose end is to be told, as far as this worker knows.
+        self.has_callbacks = False
         self._held: dict[str, HeldRun] = {}
         #: The time of this worker's last claim of each task (monotonic seconds), the oldest claim first.
         self._claimed: OrderedDict[str, float] = OrderedDict()
@@ -51,6 +53,7 @@ class Ledger:
         """Add a claimed run."""
         self._held[run.task_id] = run
         self.has_flows |= run.task.flow is not None or run.task.chain is not None
+        self.has_callbacks |= run.task.callback is not None
 
     def forget(self, run: HeldRun) -> None:
         """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""

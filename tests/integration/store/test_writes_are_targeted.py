@@ -20,7 +20,7 @@ from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from mtask import App, Client, Context, Flow, TaskSpec
-from mtask.errors import OperationFailed
+from mtask.errors import MalformedTask, OperationFailed
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver import connect
@@ -174,6 +174,17 @@ def opened(uri: str, database: str) -> Iterator[tuple[Client, Mongo]]:
         yield client, source
 
 
+def tells(client: Client) -> None:
+    """Cancel a task with a callback, and one whose mark cannot be read."""
+    for key in ("told", "unreadable"):
+        client.publish("quick", key=key, callback={"url": "https://hooks.example.com"})
+    client.cancel("quick", "told")
+    mark: Document = {"callback_owed": [{"number": "one"}]}
+    client.tasks.update_one({"_id": "quick:unreadable"}, {"$set": mark}, bypass_document_validation=True)
+    with pytest.raises(MalformedTask):
+        client.cancel("quick", "unreadable")
+
+
 def test_every_write_of_workers_and_clients_names_its_documents_by_id(
     mongo_uri: str, database_name: str, mongo: Mongo, writes: Writes, turns: Turns
 ) -> None:
@@ -192,6 +203,7 @@ def test_every_write_of_workers_and_clients_names_its_documents_by_id(
                 handlers.gate.set()
                 await bench.at_rest()
             await asyncio.to_thread(without_worker, client, source)
+            await asyncio.to_thread(tells, client)
 
     asyncio.run(scenario())
     targeted = [write for write in writes.seen if is_targeted(write[2])]

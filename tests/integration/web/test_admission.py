@@ -54,7 +54,7 @@ def test_each_change_takes_its_role_and_a_read_only_server_refuses_all(mongo_uri
     async def refusing(server: Serving) -> None:
         for method, path, body, _ in CHANGES:
             assert (await server.ask(method, path, json=body)).status_code == 403, (method, path)
-        assert (await server.ask("GET", "/v1/tasks")).json() == {"tasks": [], "next_cursor": None}
+        assert (await server.ask("GET", "/v1/tasks")).json() == {"tasks": [], "next_cursor": None, "looked_to": None}
 
     with_server(mongo_uri, f"{database_name}_ro", refusing, settings=WebSettings(port=0, is_read_only=True))
     with_server(mongo_uri, database_name, scenario)

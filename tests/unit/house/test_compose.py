@@ -113,7 +113,7 @@ def test_web_page_takes_a_token_and_is_published_to_the_host_alone(
         module, _, function = tomllib.load(file)["project"]["scripts"][entry].partition(":")
     assert any("[web]" in run for run in arguments_of(dockerfile, "RUN"))
     ran = subprocess.run(
-        [sys.executable, "-c", f"from {module} import {function}; {function}()", *command],
+        [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())", *command],
         capture_output=True,
         text=True,
         check=False,

@@ -47,6 +47,8 @@ async def task(visit: Visit) -> Response:
         flow_key=None if flow is None else caller.shown_key(flow.key),
         neighbours=_neighbours(made, visit),
         params=pretty(made.params),
+        former=[(one, pretty(one.params)) for one in reversed(made.former_params)],
+        version=visit.parts.client.etag(made),
         editable=text if len(text := whole(made.params)) <= _LONGEST_EDITED else None,
         runs=list(reversed(made.runs)),
         returns=None if made.returns is None else pretty(made.returns),
@@ -117,32 +119,14 @@ async def retry(visit: Visit) -> Response:
     if text is None:
         await client.retry(name, stored)
         return visit.back(_address(name, key), "It runs again.")
+    # The form edits the params that it was made with: of a task that has changed since, they may be others.
+    version = visit.form.text("version") or None
     params = visit.form.value("params")
-    made = await client.get(name, stored)
-    if answers.same_params(params, made.params):
-        await client.retry(name, stored)
+    if answers.same_params(params, (await client.get(name, stored)).params):
+        await client.retry(name, stored, if_match=version)
         return visit.back(_address(name, key), "It runs again, with the same params.")
-    await _with_params(visit, made, params)
+    await client.retry(name, stored, params=params, if_match=version)
     return visit.back(_address(name, key), "It runs again, with the changed params.")
-
-
-async def _with_params(visit: Visit, made: Task, params: Any) -> None:
-    """Give a finished task other params, and let it run again."""
-    options = made.task_option.stored()
-    await visit.parts.client.publish(
-        made.name,
-        params,
-        key=made.key,
-        queue=made.queue,
-        start_time=made.task_state.start_time,
-        lookup=made.lookups or None,
-        if_exists="update",
-        not_update_running=True,
-        **options,
-    )
-    if not (await visit.parts.client.get(made.name, made.key)).status.is_final:
-        return  # the update has opened it
-    await visit.parts.client.retry(made.name, made.key)
 
 
 @addresses.post_at("/task/rerun", Role.PUBLISH)

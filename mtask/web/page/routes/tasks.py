@@ -44,7 +44,7 @@ async def tasks(visit: Visit) -> Response:
             return _list(visit, rows, now, fresh=fresh)
         found = await reads.tasks(wanted, caller, query.text("cursor") or None)
         page = found.page
-        more = None if page.next_cursor is None else url("/tasks", **_given(query), cursor=page.next_cursor)
+        more = None if page.next_cursor is None else url("/tasks", **given_in(query), cursor=page.next_cursor)
         return _list(visit, page.tasks, found.now, more=more, looked_to=page.looked_to)
     except InvalidInput as error:
         return _list(visit, (), now, wrong=caller.shown_text(str(error)))
@@ -61,7 +61,7 @@ def _list(
     wrong: str = "",
 ) -> Response:
     query = visit.query
-    given, chosen = _given(query), query.texts("status")
+    given, chosen = given_in(query), query.texts("status")
     return visit.html(
         "tasks.html",
         code=422 if wrong else 200,
@@ -79,6 +79,8 @@ def _list(
         cursor=query.text("cursor"),
         token=shown_token,
         plain=url("/tasks", **given),
+        plan=url("/bulk/plan", **given),
+        is_timed=not {"since", "until", "last"}.isdisjoint(given),
     )
 
 
@@ -183,5 +185,6 @@ def shown_token(rows: list[dict[str, Any]]) -> str:
     return base64.urlsafe_b64encode(json.dumps(pairs, ensure_ascii=False).encode()).decode("ascii")
 
 
-def _given(query: Form) -> dict[str, Any]:
+def given_in(query: Form) -> dict[str, Any]:
+    """Return the fields of the filter that are not empty."""
     return {name: values for name, values in query.given().items() if name in _FIELDS}

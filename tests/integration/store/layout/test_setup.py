@@ -24,6 +24,7 @@ from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.layout.schema import (
+    CALLBACKS_INDEX,
     CHILDREN_INDEX,
     DISCOVERY_INDEX,
     EXPIRY_INDEX,
@@ -48,7 +49,7 @@ from tests.mongo import Client, eventually
 
 pytestmark = pytest.mark.fresh_database
 Document = dict[str, Any]
-_FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX]
+_FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX, CALLBACKS_INDEX]
 _LISTS = [RECENT_INDEX, FINISHED_INDEX]
 _OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_LISTS, *_FLOWS])
 

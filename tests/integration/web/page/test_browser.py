@@ -152,6 +152,8 @@ def test_retry_with_edited_params(browser: Browser, stage: Stage) -> None:
     browser.shows("charged 99")
     found = stage.client.get("charge_card", "order-99")
     assert (found.status, found.params, found.returns) == ("SUCCESS", {"order": 99, "fail": False}, "charged 99")
+    browser.press(".former summary")
+    browser.shows('"fail": true', ".former")
 
 
 def test_cancel_rerun_and_remove(browser: Browser, stage: Stage) -> None:
@@ -168,6 +170,20 @@ def test_cancel_rerun_and_remove(browser: Browser, stage: Stage) -> None:
     browser.press("#remove form button")
     browser.shows("send_email:to-cancel is removed.")
     assert stage.client.find(name="send_email", key="to-cancel") == []
+
+
+def test_many_tasks_are_counted_and_then_canceled(browser: Browser, stage: Stage) -> None:
+    stage.client.publish_many([TaskSpec("send_email", key=f"many/{index}", queue="many") for index in range(40)])
+    browser.open("/tasks?queue=many")
+    browser.press("#bulk button[value=cancel]")
+    browser.shows("Cancel 40 tasks?")
+    assert stage.client.count(queue="many", status="INIT") == 40, "a plan changes nothing"
+    browser.picture(PICTURES / "bulk-plan.png")
+    browser.press("#plan button")
+    browser.shows("The bulk change has begun.")
+    browser.until(lambda: browser.text("#done-1") == "40", "the progress")
+    browser.picture(PICTURES / "bulk.png")
+    assert stage.client.count(queue="many", status="CANCELED") == 40
 
 
 def test_queue_is_paused_limited_and_resumed(browser: Browser, stage: Stage) -> None:

@@ -11,10 +11,12 @@ from urllib.parse import quote, urlencode
 import httpx
 import pytest
 
+from mtask.web.bulks import Bulks
 from mtask.web.page.page import WebPage
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 from tests.integration.web.serving import Serving, with_server
+from tests.mongo import until
 
 _CSRF = re.compile(r'"X-CSRF-Token": "([^"]+)"')
 _VIEWS = ("/", "/tasks", "/flows", "/queues", "/queue?queue=mail", "/workers", "/schedules", "/log", "/charts", "/live")
@@ -36,6 +38,8 @@ _CHANGES = {
     "/name/resume": {"name": "echo"},
     "/worker/stop?worker_id=w": {},
     "/worker/resize?worker_id=w": {"concurrency": "1"},
+    "/bulk/plan?name=echo&status=FAIL": {"action": "remove"},
+    "/bulk/run": {"action": "remove", "plan": "none"},
     "/schedule/add": {"id": "s", "name": "echo", "when": "* * * * *"},
     "/schedule/pause?id=s": {},
     "/schedule/resume?id=s": {},
@@ -195,12 +199,14 @@ def test_each_change_takes_its_role(serve: Callable[..., None]) -> None:
                     is_of_tasks = path.startswith(("/task/", "/flow/"))
                     if token == "read" or (token == "publish" and not path.startswith(_OF_PUBLISHERS)):
                         assert answer.status_code == 403, (token, path)
+                    elif token == "acme" and path.startswith("/bulk/"):
+                        assert answer.status_code == (422 if path == "/bulk/run" else 200), (path, answer.text)
                     elif token == "acme":
                         assert answer.status_code == (404 if is_of_tasks else 403), (token, path, answer.text)
                     else:
                         assert answer.status_code in (303, 404, 409), (token, path)
         everything = {path.partition("?")[0] for path in _CHANGES}
-        page = WebPage(server.client, WebSettings(), Tokens(), server.hub)
+        page = WebPage(server.client, WebSettings(), Tokens(), server.hub, Bulks(server.client, is_read_only=True))
         assert {path for method, path in page.addresses if method == "POST"} == everything, "each change is tried"
 
     serve(scenario)
@@ -218,6 +224,10 @@ def test_read_only_server_refuses_all_changes_and_shows_no_forms(serve: Callable
                 assert forms == ["/logout"], path
 
     serve(scenario, settings=WebSettings(port=0, is_read_only=True))
+
+
+async def _is_canceled(server: Serving, key: str) -> bool:
+    return (await server.client.get("echo", key)).status == "CANCELED"
 
 
 def test_tenants_never_meet(serve: Callable[..., None]) -> None:
@@ -239,6 +249,20 @@ def test_tenants_never_meet(serve: Callable[..., None]) -> None:
             for path in ("/log", "/queues", "/queue?queue=default", "/workers", "/schedules"):
                 assert (await acme.get(path)).status_code == 403, path
             assert (await acme.get("/")).headers["location"] == "/tasks"
+            planned = await acme.send("/bulk/plan?name=echo", action="cancel")
+            assert "Cancel 1 task?" in planned.text, "a plan counts only what the tenant may change"
+            plan = re.search(r'name="plan" value="([^"]+)"', planned.text)
+            assert plan is not None
+            async with visiting(server, "umbra") as umbra:
+                stolen = await umbra.send("/bulk/run", action="cancel", plan=plan[1])
+                assert stolen.status_code == 422
+            begun = await acme.send("/bulk/run", action="cancel", plan=plan[1])
+            assert begun.status_code == 303
+            await until(lambda: _is_canceled(server, "acme:same"))
+            assert "acme:" not in (await acme.get("/bulk")).text
+            async with visiting(server, "umbra") as umbra:
+                assert (await umbra.get(begun.headers["location"])).status_code == 404
+                assert "Nobody has changed" in (await umbra.get("/bulk")).text
             assert (await acme.send("/task/cancel?name=echo&key=same")).status_code == 303
         assert (await server.client.get("echo", "acme:same")).status == "CANCELED"
         assert (await server.client.get("echo", "umbra:same")).status == "INIT"

@@ -44,7 +44,7 @@ def _scope() -> Scope:
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
-        task=SimpleNamespace(flow=None),
+        task=SimpleNamespace(flow=None, callback=None),
         run_id=name,
         task_id=name,
         trusted_until=float("inf"),
@@ -70,7 +70,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 else:  # one more success for each that was written: some always wait
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -96,7 +96,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 else:
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)
