@@ -75,6 +75,10 @@ docs: $(VENV)/.docs-ready ## Build the site of the documentation in build/site; 
 	tools/stage_site.sh $(VENV)
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
+.PHONY: pictures
+pictures: $(VENV)/.dev-ready ## Make the pictures of the web page in docs/pictures, from the demo's data
+	python -m tools.pictures
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Format the code, and fix what the linter can fix
 	ruff check --fix .

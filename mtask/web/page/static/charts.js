@@ -1,7 +1,8 @@
 // The charts of the overview: starts and ends per second, and how late tasks started.
 "use strict";
 (() => {
-  const LENGTH = 300;
+  // The charts show what is known of the last minutes, in seconds.
+  const LENGTH = 300, SHORTEST = 60;
   const rate = document.getElementById("chart-rate"), late = document.getElementById("chart-late");
   if (!rate || !window.uPlot) return;
   const seconds = new Map();
@@ -9,8 +10,8 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const now = () => Math.floor((Date.now() - skew) / 1000);
   const rows = () => {
-    const end = now(), made = [[], [], [], [], [], []];
-    for (let at = end - LENGTH; at < end; at += 1) {
+    const end = now(), made = [[], [], [], [], [], []], first = Math.min(...seconds.keys());
+    for (let at = Math.max(end - LENGTH, Math.min(first, end - SHORTEST)); at < end; at += 1) {
       const row = seconds.get(at);
       made[0].push(at);
       for (let index = 1; index < 4; index += 1) made[index].push(row ? row[index] : 0);

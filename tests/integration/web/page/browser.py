@@ -146,11 +146,11 @@ class Browser:
         )
         return found
 
-    def picture(self, path: Path) -> None:
-        """Save a picture of the whole page."""
+    def picture(self, path: Path, most: int = 4000) -> None:
+        """Save a picture of the page, down to this height."""
         path.parent.mkdir(parents=True, exist_ok=True)
         width, height = self.js("return [innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 4000), "scale": 1}
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, most), "scale": 1}
         taken = self.driver.execute_cdp_cmd(
             "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
         )
