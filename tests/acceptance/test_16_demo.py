@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mtask.demo.counting import count_file
@@ -254,3 +255,19 @@ def test_totals_that_differ_are_found_and_named(plan: Plan) -> None:
     assert not summary.is_equal
     assert summary.document()["equal"] is False
     assert any(line.startswith("plain.py: SHA-256") for line in summary.differences)
+
+
+def test_demo_shows_its_database_in_the_web_page(machine: Machine) -> None:
+    """Without a terminal, the page ends with the demo."""
+    process = machine.start("demo", str(FOLDER), "--web", "--no-kill", "--workers", "1", "--plain")
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if "the web page" in line)
+    link = re.search(r"http://127\.0\.0\.1:\d+/login\?token=[\w-]+", line)
+    assert link is not None, line
+    with httpx.Client(trust_env=False, follow_redirects=True) as http:
+        page = http.get(link[0])
+    assert (page.status_code, "mtask_demo" in page.text, "token=" in str(page.url)) == (200, True, False)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, f"{out}\n{err}"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(link[0], trust_env=False)
