@@ -72,40 +72,53 @@ def read_tokens(path: Path) -> Tokens:
         with path.open("rb") as file:
             found, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
-        raise _refused(path, f"it cannot be read: {error.strerror or error}") from None
+        raise _refused_file(path, f"it cannot be read: {error.strerror or error}") from None
     _check_owner(path, found)
+    return _tokens_in(content, f"token file {shown(str(path))}")
+
+
+def tokens_of(text: str) -> Tokens:
+    """Return the tokens in the environment, in the form of the file; raise InvalidInput."""
+    return _tokens_in(text.encode("utf-8", "surrogatepass"), "MTASK_WEB_TOKENS")
+
+
+def _tokens_in(content: bytes, source: str) -> Tokens:
     try:
         listed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise _refused(path, "it is no JSON") from None
+        raise _refused(source, "it is no JSON") from None
     if not isinstance(listed, list) or not listed:
-        raise _refused(path, "it is no list of tokens with at least one entry")
-    tokens = [_token(path, index, entry) for index, entry in enumerate(listed)]
+        raise _refused(source, "it is no list of tokens with at least one entry")
+    tokens = [_token(source, index, entry) for index, entry in enumerate(listed)]
     for what, values in (("names", [t.caller.name for t in tokens]), ("digests", [t.digest for t in tokens])):
         if len(set(values)) < len(values):
-            raise _refused(path, f"two of its tokens have equal {what}")
+            raise _refused(source, f"two of its tokens have equal {what}")
     return Tokens(tokens)
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _refused(path, f"others can write it; make it yours alone: chmod 600 {path}")
+        raise _refused_file(path, f"others can write it; make it yours alone: chmod 600 {path}")
     if found.st_uid not in (os.geteuid(), 0):
-        raise _refused(path, "it belongs to another user, who can write it")
+        raise _refused_file(path, "it belongs to another user, who can write it")
 
 
-def _token(path: Path, index: int, entry: Any) -> Token:
+def _token(source: str, index: int, entry: Any) -> Token:
     if not isinstance(entry, dict) or not {"name", "role", "sha256"} <= entry.keys() <= _FIELDS:
-        raise _refused(path, f"entry {index} is no object with name, role, sha256 and, if wanted, tenant")
+        raise _refused(source, f"entry {index} is no object with name, role, sha256 and, if wanted, tenant")
     digest, tenant = entry["sha256"], entry.get("tenant")
     if not isinstance(digest, str) or not _DIGEST.match(digest):
-        raise _refused(path, f"the sha256 of entry {index} is not 64 lower-case hex digits")
+        raise _refused(source, f"the sha256 of entry {index} is not 64 lower-case hex digits")
     if entry["role"] not in list(Role):
-        raise _refused(path, f"the role of entry {index} is not one of {', '.join(Role)}")
+        raise _refused(source, f"the role of entry {index} is not one of {', '.join(Role)}")
     if tenant is not None and not (isinstance(tenant, str) and _TENANT.match(tenant)):
-        raise _refused(path, f"the tenant of entry {index} is not 1 to 64 letters, digits, '_', '.' or '-'")
+        raise _refused(source, f"the tenant of entry {index} is not 1 to 64 letters, digits, '_', '.' or '-'")
     return Token(Caller(check_text("name of a token", entry["name"]), Role(entry["role"]), tenant), digest)
 
 
-def _refused(path: Path, reason: str) -> InvalidInput:
-    return InvalidInput(f"token file {shown(str(path))}: {reason}.", field="token_file")
+def _refused_file(path: Path, reason: str) -> InvalidInput:
+    return _refused(f"token file {shown(str(path))}", reason)
+
+
+def _refused(source: str, reason: str) -> InvalidInput:
+    return InvalidInput(f"{source}: {reason}.", field="token_file")

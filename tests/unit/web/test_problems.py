@@ -22,7 +22,24 @@ def test_each_kind_of_error_has_a_type_of_its_own_and_a_status() -> None:
     assert "task-not-found" in slugs
     assert "invalid-uri" in slugs
     for kind in found:
-        assert problems.status_of(kind) in {202, 400, 401, 403, 404, 405, 409, 410, 413, 415, 421, 422, 500, 503}
+        assert problems.status_of(kind) in {
+            202,
+            400,
+            401,
+            403,
+            404,
+            405,
+            409,
+            410,
+            412,
+            413,
+            415,
+            421,
+            422,
+            429,
+            500,
+            503,
+        }
         assert "\n" not in problems.title_of(kind)
 
 
