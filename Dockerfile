@@ -1,5 +1,5 @@
 # A worker: docker build -t mtask . && docker run mtask PACKAGE.MODULE:APP --uri URI
-# The web page: docker run --entrypoint mtask-web mtask --host 0.0.0.0 --uri URI, with MTASK_WEB_TOKEN
+# The web page: docker run --entrypoint mtask-web mtask --host 0.0.0.0 --uri URI, with MTASK_WEB_TOKENS
 FROM python:3.12-slim
 
 WORKDIR /service

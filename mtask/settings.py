@@ -18,8 +18,8 @@ from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: The settings that name a program to run. They are ignored in a `.env` file.
-_NOT_FROM_FILE = frozenset({"mongod"})
+#: The settings that name a program to run, or let somebody in. They are ignored in a `.env` file.
+_NOT_FROM_FILE = frozenset({"mongod", "web_tokens"})
 
 
 class Settings(BaseSettings):
@@ -38,8 +38,10 @@ class Settings(BaseSettings):
     processes: int = Field(default=1, ge=1, description="worker processes")
     worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
     shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
+    web_tokens: str | None = Field(
+        default=None, repr=False, description="the tokens of `mtask web`: JSON, as in its token file"
+    )
     scheduler: bool = Field(default=True, description="fire schedules")
-    web_token: str | None = Field(default=None, repr=False, description="a token for the web server, to operate")
     callbacks: str | None = Field(default=None, description="hosts to tell the ends of tasks, comma-separated")
     callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
     callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
@@ -57,13 +59,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of settings, the most important first.
 
-        The source for `.env` leaves out the settings that name a program to run.
+        The source for `.env` leaves out the settings that name a program to run, or let somebody in.
         """
         return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
 
 
 class _EnvFile(PydanticBaseSettingsSource):
-    """The settings in `.env`, without those that name a program to run."""
+    """The settings in `.env`, without those that name a program to run, or let somebody in."""
 
     def __init__(self, settings_cls: type[BaseSettings], read: PydanticBaseSettingsSource) -> None:
         super().__init__(settings_cls)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -35,11 +34,12 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.routes import bulk, events, flows, health, operating, tasks
+from mtask.web.routes import bulk, events, flows, health, metrics, operating, tasks
+from mtask.web.routes.metrics import Metrics
 from mtask.web.settings import WebSettings
+from mtask.web.sharing import Shared
 from mtask.web.tokens import Tokens
 
-T = TypeVar("T")
 logger = logging.getLogger("mtask.web")
 _BY_PATH = "/v1/tasks/{name}/{key}"
 _DESCRIPTION = (
@@ -47,29 +47,6 @@ _DESCRIPTION = (
     "text in UTC. Params and returns are MongoDB extended JSON; integers beyond 2^53 are `$numberLong`. Errors are "
     "problem documents (RFC 9457)."
 )
-
-
-class Shared(Generic[T]):
-    """An answer of the database that costs much, so that all callers share one that is fresh enough."""
-
-    #: The time for which an answer is fresh: in seconds, and as a multiple of the time that it took.
-    FRESH, TIMES = 5.0, 10.0
-
-    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
-        self._read = read
-        self._lock = asyncio.Lock()
-        self._known: tuple[T, float] | None = None
-
-    async def get(self) -> T:
-        """Return the answer."""
-        async with self._lock:
-            began = time.monotonic()
-            if self._known is not None and began < self._known[1]:
-                return self._known[0]
-            found = await self._read()
-            ended = time.monotonic()
-            self._known = found, ended + max(self.FRESH, self.TIMES * (ended - began))
-            return found
 
 
 class Api(FastAPI):
@@ -117,10 +94,19 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
-    api.state.bulks = bulks
+    api.state.bulks, api.state.streams = bulks, Counter()
     api.state.stats = Shared(lambda: client.stats(most=MOST))
     api.state.queues = Shared(lambda: client.queues(most=MOST))
-    for routes in (tasks.routes, bulk.routes, flows.routes, operating.routes, events.routes, health.routes):
+    api.state.metrics = Shared(Metrics(client, api.state.queues).read)
+    for routes in (
+        tasks.routes,
+        bulk.routes,
+        flows.routes,
+        operating.routes,
+        events.routes,
+        metrics.routes,
+        health.routes,
+    ):
         api.include_router(routes)
     for kind, handler in (
         (MtaskError, _on_error),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -14,7 +15,17 @@ from mtask.errors import MtaskError
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.page.page import WebPage
-from mtask.web.problems import BadRequest, Forbidden, InternalError, Refusal, Unauthenticated, WrongHost, response_of
+from mtask.web.problems import (
+    BadRequest,
+    Forbidden,
+    InternalError,
+    Refusal,
+    TooManyRequests,
+    Unauthenticated,
+    WrongHost,
+    response_of,
+)
+from mtask.web.rates import Rates
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
@@ -35,6 +46,7 @@ class Gate:
         self._page = page
         self._settings = settings
         self._tokens = tokens
+        self._rates = Rates(settings.max_rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -80,8 +92,11 @@ class Gate:
         _check_origin(headers, scope, host)
         paths.check_query(scope.get("query_string", b""))
         path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
-        is_without = path in _WITHOUT_TOKEN or self._page.owns(path)
-        scope["mtask.caller"] = ANYBODY if is_without else self._caller(headers)
+        caller = ANYBODY if path in _WITHOUT_TOKEN or self._page.owns(path) else self._caller(headers)
+        scope["mtask.caller"] = caller
+        delay = self._rates.delay(caller.name, time.monotonic())
+        if delay:
+            raise TooManyRequests(f"You may send {self._settings.max_rate:g} requests in a second.", delay)
         if paths.is_by_query(path):
             path, scope["query_string"] = paths.by_query(path, scope.get("query_string", b""))
         scope["path"] = path

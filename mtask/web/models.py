@@ -107,6 +107,15 @@ class PublishTask(PutTask):
     key: str | None = None
 
 
+class JobBody(_Body):
+    """The body of `POST /jobs`, as jobber takes it: the name of the task, and its params."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"jobType": "send_email", "payload": {"to": "a@b.c"}}]})
+
+    jobType: str
+    payload: Params = None
+
+
 class BatchTask(TaskBody):
     """One task of a batch."""
 
@@ -464,3 +473,258 @@ class Removed(BaseModel):
     """Whether something was removed."""
 
     removed: bool
+
+
+class PublishedJob(BaseModel):
+    """The result of `POST /jobs`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"jobId": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
+
+    jobId: str
+
+
+class _Open(BaseModel):
+    """An answer that may have further members."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+
+class StatEntry(_Open):
+    """The number of tasks with one queue, name and status. is_more: it is incomplete."""
+
+    queue: str
+    name: str
+    status: str
+    count: int
+    oldest_preempt_time: str | None
+    stuck: str | None
+    is_more: bool
+
+
+class StatList(BaseModel):
+    """The statistics."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "stats": [
+                        {
+                            "queue": "mail",
+                            "name": "send_email",
+                            "status": "INIT",
+                            "count": 7,
+                            "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
+                            "stuck": "no worker is live",
+                            "is_more": False,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+    stats: list[StatEntry]
+
+
+class ControlEntry(_Open):
+    """A control of a queue or a task name."""
+
+    id: Annotated[str, Field(alias="_id")]
+    kind: str
+    target: str
+    paused: bool
+    revision: int
+    update_time: str
+
+
+class ControlList(BaseModel):
+    """The controls."""
+
+    controls: list[ControlEntry]
+
+
+class QueueEntry(_Open):
+    """A queue. more: the statuses that may have more tasks than were counted."""
+
+    queue: str
+    counts: dict[str, int]
+    more: list[str]
+    oldest_preempt_time: str | None
+    stuck: list[str]
+    control: ControlEntry | None
+
+
+class QueueList(BaseModel):
+    """The queues."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "queues": [
+                        {
+                            "queue": "mail",
+                            "counts": {"INIT": 7, "SUCCESS": 10000},
+                            "more": ["SUCCESS"],
+                            "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
+                            "stuck": [],
+                            "control": None,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+    queues: list[QueueEntry]
+
+
+class WorkerEntry(_Open):
+    """A worker."""
+
+    id: Annotated[str, Field(alias="_id")]
+    host: str
+    pid: int
+    status: str
+    started_time: str
+    heartbeat_time: str
+    queues: list[str]
+    names: list[str]
+    concurrency: int
+    running_cnt: int
+    version: str
+    is_live: bool
+
+
+class WorkerList(BaseModel):
+    """The workers."""
+
+    workers: list[WorkerEntry]
+
+
+class ScheduleEntry(_Open):
+    """A schedule. next_firings: only if they were asked for."""
+
+    id: Annotated[str, Field(alias="_id")]
+    name: str
+    queue: str
+    params: Any
+    task_option: dict[str, Any]
+    trigger: dict[str, Any]
+    paused: bool
+    schedule_state: dict[str, Any]
+    next_firings: list[str] | None = None
+
+
+class ScheduleList(BaseModel):
+    """The schedules."""
+
+    schedules: list[ScheduleEntry]
+
+
+class ReasonEntry(_Open):
+    """A reason why a task waits."""
+
+    code: str
+    message: str
+    until: str | None
+
+
+class PositionEntry(_Open):
+    """The place of a task among the due tasks of its queue. is_more: there may be more tasks before it."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "task_id": "send_email:welcome/42",
+                    "status": "INIT",
+                    "ahead": 12,
+                    "is_more": False,
+                    "due_time": "2030-12-31T23:59:00.000Z",
+                    "start_estimate": "2030-12-31T23:59:30.000Z",
+                    "rate": 0.4,
+                    "reasons": [],
+                    "now": "2030-12-31T23:59:10.000Z",
+                }
+            ]
+        },
+    )
+
+    task_id: str
+    status: str
+    ahead: int | None
+    is_more: bool
+    due_time: str | None
+    start_estimate: str | None
+    rate: float | None
+    reasons: list[ReasonEntry]
+    now: str
+
+
+class PublishedFlowEntry(BaseModel):
+    """The result of publishing a flow. differs: the flow of this key that existed before has other steps."""
+
+    key: str
+    task_ids: list[str]
+    created: bool
+    differs: bool
+
+
+class ChangedFlowEntry(BaseModel):
+    """A flow that was changed: the tasks that were changed, and the numbers of its steps by status."""
+
+    key: str
+    task_ids: list[str]
+    counts: dict[str, int]
+
+
+class FlowStepEntry(_Open):
+    """A step of a flow."""
+
+    task_id: str
+    step: str
+    status: str
+    after: list[str]
+
+
+class FlowEntry(_Open):
+    """A flow with its steps."""
+
+    key: str
+    head: str | None
+    steps: list[FlowStepEntry]
+    progress: float | None
+
+
+class FlowSummary(_Open):
+    """A flow of a list."""
+
+    key: str
+    head: str
+    counts: dict[str, int]
+    is_ended: bool
+
+
+class FlowList(BaseModel):
+    """The flows."""
+
+    flows: list[FlowSummary]
+
+
+class Health(_Open):
+    """Whether the server can work."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"status": "ok"}]})
+
+    status: str
+
+
+class ProblemKind(BaseModel):
+    """A kind of problem."""
+
+    type: str
+    title: str
+    status: int

@@ -6,6 +6,7 @@ A problem never holds MongoDB's own text: a message about access quotes the comm
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
@@ -130,6 +131,16 @@ class IdempotencyKeyReused(Refusal):
     status = 422
 
 
+class TooManyRequests(Refusal):
+    """The caller sends more requests than the server takes."""
+
+    status = 429
+
+    def __init__(self, message: str, delay: float) -> None:
+        super().__init__(message)
+        self.delay = delay  #: the time after which to send the request again, in seconds
+
+
 class Busy(Refusal):
     """The server has too many open streams."""
 
@@ -210,6 +221,8 @@ def response_of(
     sent = dict(headers or {})
     if isinstance(error, Unauthenticated):
         sent["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, TooManyRequests):
+        sent["Retry-After"] = str(math.ceil(error.delay))
     if document["status"] == 503:
         sent.setdefault("Retry-After", "1")
     sent.setdefault("Cache-Control", "no-store")

@@ -27,6 +27,8 @@ class WebSettings:
     max_body: int = 1024 * 1024
     max_batch_body: int = 16 * 1024 * 1024
     max_streams: int = 1_000  #: the most event streams that are open at once
+    max_streams_each: int = 500  #: the most event streams of one caller
+    max_rate: float = 2_000.0  #: the most requests of one caller in a second; 0: no limit
     max_waiters: int = 1_000  #: the most requests that wait for the end of a task at once
     max_catch_ups: int = 4  #: the most event streams that read old events at once
     max_behind: int = 1_000  #: the number of events after which a slow reader of events is disconnected
@@ -45,7 +47,7 @@ class WebSettings:
         if self.is_public and not has_tokens:
             raise InvalidInput(
                 f"{shown(self.host)} can be reached from other machines, so callers need tokens: give --token-file or "
-                "MTASK_WEB_TOKEN, or listen on 127.0.0.1.",
+                "MTASK_WEB_TOKENS, or listen on 127.0.0.1.",
                 field="host",
             )
 

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,13 @@ from mtask.web.access import Caller, Role
 _FIELDS = frozenset({"name", "role", "tenant", "sha256"})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-#: The longest token that is looked at, and the shortest that is taken from the environment, in characters.
-_LONGEST, _SHORTEST = 512, 32
+#: The longest token that is looked at, in bytes.
+_LONGEST = 512
 
 
 def fresh_token() -> str:
     """Return a new token of 256 random bits."""
     return secrets.token_urlsafe(32)
-
-
-def check_fresh(token: str) -> None:
-    """Raise InvalidInput unless a token from the environment is as long as one that nobody guesses. Never quote it."""
-    if not _SHORTEST <= len(token) <= _LONGEST or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidInput(
-            f"MTASK_WEB_TOKEN: use {_SHORTEST} to {_LONGEST} ASCII characters, such as `openssl rand -hex 32` prints.",
-            field="MTASK_WEB_TOKEN",
-        )
 
 
 def digest_of(token: str) -> str:
@@ -65,9 +56,6 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def __iter__(self) -> Iterator[Token]:
-        return iter(self._tokens)
-
     def caller_of(self, token: str) -> Caller | None:
         """Return the caller with this token, or None. The time that this takes tells nothing about the tokens."""
         given = digest_of(token if len(token) <= _LONGEST else "")
@@ -84,40 +72,53 @@ def read_tokens(path: Path) -> Tokens:
         with path.open("rb") as file:
             found, content = os.fstat(file.fileno()), file.read()
     except OSError as error:
-        raise _refused(path, f"it cannot be read: {error.strerror or error}") from None
+        raise _refused_file(path, f"it cannot be read: {error.strerror or error}") from None
     _check_owner(path, found)
+    return _tokens_in(content, f"token file {shown(str(path))}")
+
+
+def tokens_of(text: str) -> Tokens:
+    """Return the tokens in the environment, in the form of the file; raise InvalidInput."""
+    return _tokens_in(text.encode("utf-8", "surrogatepass"), "MTASK_WEB_TOKENS")
+
+
+def _tokens_in(content: bytes, source: str) -> Tokens:
     try:
         listed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise _refused(path, "it is no JSON") from None
+        raise _refused(source, "it is no JSON") from None
     if not isinstance(listed, list) or not listed:
-        raise _refused(path, "it is no list of tokens with at least one entry")
-    tokens = [_token(path, index, entry) for index, entry in enumerate(listed)]
+        raise _refused(source, "it is no list of tokens with at least one entry")
+    tokens = [_token(source, index, entry) for index, entry in enumerate(listed)]
     for what, values in (("names", [t.caller.name for t in tokens]), ("digests", [t.digest for t in tokens])):
         if len(set(values)) < len(values):
-            raise _refused(path, f"two of its tokens have equal {what}")
+            raise _refused(source, f"two of its tokens have equal {what}")
     return Tokens(tokens)
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _refused(path, f"others can write it; make it yours alone: chmod 600 {path}")
+        raise _refused_file(path, f"others can write it; make it yours alone: chmod 600 {path}")
     if found.st_uid not in (os.geteuid(), 0):
-        raise _refused(path, "it belongs to another user, who can write it")
+        raise _refused_file(path, "it belongs to another user, who can write it")
 
 
-def _token(path: Path, index: int, entry: Any) -> Token:
+def _token(source: str, index: int, entry: Any) -> Token:
     if not isinstance(entry, dict) or not {"name", "role", "sha256"} <= entry.keys() <= _FIELDS:
-        raise _refused(path, f"entry {index} is no object with name, role, sha256 and, if wanted, tenant")
+        raise _refused(source, f"entry {index} is no object with name, role, sha256 and, if wanted, tenant")
     digest, tenant = entry["sha256"], entry.get("tenant")
     if not isinstance(digest, str) or not _DIGEST.match(digest):
-        raise _refused(path, f"the sha256 of entry {index} is not 64 lower-case hex digits")
+        raise _refused(source, f"the sha256 of entry {index} is not 64 lower-case hex digits")
     if entry["role"] not in list(Role):
-        raise _refused(path, f"the role of entry {index} is not one of {', '.join(Role)}")
+        raise _refused(source, f"the role of entry {index} is not one of {', '.join(Role)}")
     if tenant is not None and not (isinstance(tenant, str) and _TENANT.match(tenant)):
-        raise _refused(path, f"the tenant of entry {index} is not 1 to 64 letters, digits, '_', '.' or '-'")
+        raise _refused(source, f"the tenant of entry {index} is not 1 to 64 letters, digits, '_', '.' or '-'")
     return Token(Caller(check_text("name of a token", entry["name"]), Role(entry["role"]), tenant), digest)
 
 
-def _refused(path: Path, reason: str) -> InvalidInput:
-    return InvalidInput(f"token file {shown(str(path))}: {reason}.", field="token_file")
+def _refused_file(path: Path, reason: str) -> InvalidInput:
+    return _refused(f"token file {shown(str(path))}", reason)
+
+
+def _refused(source: str, reason: str) -> InvalidInput:
+    return InvalidInput(f"{source}: {reason}.", field="token_file")

@@ -13,6 +13,7 @@ from mtask.cli.context import CALL_TIMEOUT, SERVER_TIMEOUT, Cli
 from mtask.cli.options import command
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
+from mtask.settings import read_settings
 
 PANEL = "Database"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
@@ -37,6 +38,9 @@ def web(
     ] = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Ask for no token. Only on 127.0.0.1.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="NUMBER", min=0, help="Most requests of one token in a second; 0 = any.")
+    ] = 2000.0,
     allow_host: Annotated[
         list[str],
         typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
@@ -44,8 +48,8 @@ def web(
 ) -> None:
     """Serve the web page and the REST API of the database. SIGTERM or SIGINT ends it.
 
-    Without --token-file, MTASK_WEB_TOKEN and --no-token, the command makes a token for this run, and prints it and a
-    link with it. An address that other machines reach needs --token-file or MTASK_WEB_TOKEN.
+    MTASK_WEB_TOKENS may hold the content of a token file. Without tokens and --no-token, the command makes a token for
+    this run, and prints it and a link with it. An address that other machines reach needs tokens.
     """
     if host == "":
         raise InvalidInput("--host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
@@ -53,17 +57,18 @@ def web(
     from mtask.web import server
     from mtask.web.access import Caller, Role
     from mtask.web.settings import WebSettings
-    from mtask.web.tokens import Token, Tokens, check_fresh, digest_of, fresh_token, read_tokens
+    from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens, tokens_of
 
-    settings = WebSettings(host, port, is_read_only=read_only, is_open=no_token, allowed_hosts=tuple(allow_host))
-    known = [] if token_file is None else list(read_tokens(Path(token_file)))
-    if cli.settings.web_token is not None:
-        check_fresh(cli.settings.web_token)
-        known.append(Token(Caller("MTASK_WEB_TOKEN", Role.OPERATE), digest_of(cli.settings.web_token)))
-    tokens = Tokens(known)
+    settings = WebSettings(
+        host, port, is_read_only=read_only, is_open=no_token, allowed_hosts=tuple(allow_host), max_rate=rate
+    )
+    named = None if token_file is not None or no_token else read_settings().web_tokens
+    tokens = tokens_of(named) if named is not None else Tokens()
+    if token_file is not None:
+        tokens = read_tokens(Path(token_file))
     settings.check(has_tokens=len(tokens) > 0)
     token = None
-    if not known and not no_token:
+    if not tokens and not no_token:
         token = fresh_token()
         tokens = Tokens([Token(Caller("the token of this run", Role.OPERATE), digest_of(token))])
     listening = server.listen(settings)

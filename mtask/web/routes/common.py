@@ -56,6 +56,7 @@ _REFUSALS: Mapping[int, str] = {
     415: "The body is not application/json.",
     421: "The header Host does not name this server.",
     422: "The input cannot be used.",
+    429: "The caller sends too many requests.",
     503: "The database cannot do this now, or the server is busy.",
 }
 

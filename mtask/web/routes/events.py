@@ -1,11 +1,12 @@
 """The route of events: every transition of every task as server-sent events (SSE)."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
-from fastapi import Header, Query
+from fastapi import Header, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -33,6 +34,7 @@ Several = Annotated[list[str] | None, Query(description="May be given several ti
     openapi_extra=about(),
 )
 async def events(
+    request: Request,
     caller: TheCaller,
     hub: TheHub,
     settings: TheSettings,
@@ -52,8 +54,13 @@ async def events(
     following.follow(name, queue, key, begin, None)  # raises InvalidInput for what is no token
     if hub.is_closing or hub.viewer_cnt >= settings.max_streams:
         raise Busy("The server has no room for more streams. Try again in a second.")
+    streams: Counter[str] = request.app.state.streams
+    if streams[caller.name] >= settings.max_streams_each:
+        raise Busy("You have too many open streams. Close one first.")
     selects = _selects(caller, name, queue, key, kind)
     stack = AsyncExitStack()
+    streams[caller.name] += 1
+    stack.callback(streams.subtract, {caller.name: 1})
     try:
         viewer = await stack.enter_async_context(hub.view(selects))
         old, is_lost = None, False

@@ -12,7 +12,14 @@ from mtask.store.flows.operating import ChangedFlow
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import CancelFlow, PublishFlow
+from mtask.web.models import (
+    CancelFlow,
+    ChangedFlowEntry,
+    FlowEntry,
+    FlowList,
+    PublishedFlowEntry,
+    PublishFlow,
+)
 from mtask.web.paths import Segment
 from mtask.web.problems import response_of
 from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
@@ -23,7 +30,8 @@ routes = router("flows")
 @routes.post(
     "/v1/flows",
     status_code=201,
-    responses={200: {"description": "The flow existed before."}},
+    response_model=PublishedFlowEntry,
+    responses={200: {"model": PublishedFlowEntry, "description": "The flow existed before."}},
     openapi_extra=about(Role.PUBLISH, batch=True),
 )
 async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> Any:
@@ -57,7 +65,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
     return views.answer(document, 201 if made.created else 200, {"Location": f"/v1/flows/{quote(body.key, safe='')}"})
 
 
-@routes.get("/v1/flows", openapi_extra=about())
+@routes.get("/v1/flows", response_model=FlowList, openapi_extra=about())
 async def find(
     client: TheClient,
     caller: TheCaller,
@@ -71,13 +79,13 @@ async def find(
     return views.answer({"flows": [views.flow_row(row, caller) for row in found]})
 
 
-@routes.get("/v1/flows/{flow_key}", openapi_extra=about())
+@routes.get("/v1/flows/{flow_key}", response_model=FlowEntry, openapi_extra=about())
 async def get(flow_key: Segment, client: TheClient, caller: TheCaller) -> Any:
     """Return a flow with all its steps: the whole graph."""
     return views.answer(views.flow(await client.flow(caller.stored_key(flow_key)), caller))
 
 
-@routes.post("/v1/flows/{flow_key}:cancel", openapi_extra=about(Role.PUBLISH))
+@routes.post("/v1/flows/{flow_key}:cancel", response_model=ChangedFlowEntry, openapi_extra=about(Role.PUBLISH))
 async def cancel(
     flow_key: Segment,
     client: TheClient,
@@ -88,7 +96,7 @@ async def cancel(
     return _changed(await client.cancel_flow(caller.stored_key(flow_key), everything=body.everything), caller)
 
 
-@routes.post("/v1/flows/{flow_key}:retry", openapi_extra=about(Role.PUBLISH))
+@routes.post("/v1/flows/{flow_key}:retry", response_model=ChangedFlowEntry, openapi_extra=about(Role.PUBLISH))
 async def retry(flow_key: Segment, client: TheClient, caller: TheCaller) -> Any:
     """Let all FAIL and CANCELED steps of a flow run again."""
     return _changed(await client.retry_flow(caller.stored_key(flow_key)), caller)

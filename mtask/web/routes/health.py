@@ -6,6 +6,7 @@ from typing import Any
 from mtask.errors import DatabaseUnavailable
 from mtask.web import views
 from mtask.web.bodies import about
+from mtask.web.models import Health, ProblemKind
 from mtask.web.paths import Segment
 from mtask.web.problems import PATH, NotFound, kinds, slug_of, status_of, title_of
 from mtask.web.routes.common import TheClient, router
@@ -16,13 +17,13 @@ routes = router("health")
 _PATIENCE = 2.0
 
 
-@routes.get("/healthz", openapi_extra=about())
+@routes.get("/healthz", response_model=Health, openapi_extra=about())
 async def healthz() -> Any:
     """Say that the process lives. This asks no database."""
     return views.answer({"status": "ok"})
 
 
-@routes.get("/readyz", openapi_extra=about())
+@routes.get("/readyz", response_model=Health, openapi_extra=about())
 async def readyz(client: TheClient) -> Any:
     """Say whether the database answers: 200, or 503."""
     try:
@@ -33,7 +34,7 @@ async def readyz(client: TheClient) -> Any:
     return views.answer({"status": "ok", "server_time": views.plain(now)})
 
 
-@routes.get(PATH + "{kind}", openapi_extra=about())
+@routes.get(PATH + "{kind}", response_model=ProblemKind, openapi_extra=about())
 async def problem(kind: Segment) -> Any:
     """Say what a kind of problem means. Its `type` is this address."""
     for known in kinds():

@@ -13,7 +13,23 @@ from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models import ActionList, KeepBody, LimitBody, PutSchedule, RateBody, Removed, WorkerBody
+from mtask.web.models import (
+    ActionList,
+    ControlEntry,
+    ControlList,
+    KeepBody,
+    LimitBody,
+    PutSchedule,
+    QueueList,
+    RateBody,
+    Removed,
+    ScheduleEntry,
+    ScheduleList,
+    StatList,
+    WorkerBody,
+    WorkerEntry,
+    WorkerList,
+)
 from mtask.web.paths import Segment
 from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, router
 
@@ -37,7 +53,7 @@ def _control(control: Control) -> Any:
 # --- queues and task names --------------------------------------------------------------------------------
 
 
-@routes.get("/v1/stats", openapi_extra=_READ)
+@routes.get("/v1/stats", response_model=StatList, openapi_extra=_READ)
 async def stats(request: Request) -> Any:
     """Count tasks by queue, name and status. The counts may be a few seconds old.
 
@@ -47,7 +63,7 @@ async def stats(request: Request) -> Any:
     return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
 
 
-@routes.get("/v1/queues", openapi_extra=_READ)
+@routes.get("/v1/queues", response_model=QueueList, openapi_extra=_READ)
 async def queues(request: Request, client: TheClient) -> Any:
     """List queues with the numbers of their tasks by status and with their controls.
 
@@ -75,38 +91,38 @@ def _queue(name: str) -> dict[str, Any]:
     return {"queue": name, "counts": {}, "more": [], "oldest_preempt_time": None, "stuck": [], "control": None}
 
 
-@routes.get("/v1/controls", openapi_extra=_READ)
+@routes.get("/v1/controls", response_model=ControlList, openapi_extra=_READ)
 async def controls(client: TheClient) -> Any:
     """List the controls of queues and task names, including those that are no longer in force."""
     found = await client.controls()
     return views.answer({"controls": [views.plain(control.model_dump(by_alias=True)) for control in found]})
 
 
-@routes.post("/v1/queues/{queue}:pause", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.post("/v1/queues/{queue}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def pause_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Stop workers from claiming tasks of a queue. Current runs continue."""
     return _control(await client.pause(queue=queue, timeout=timeout))
 
 
-@routes.post("/v1/queues/{queue}:resume", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.post("/v1/queues/{queue}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def resume_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Let workers claim tasks of a queue again."""
     return _control(await client.resume(queue=queue, timeout=timeout))
 
 
-@routes.post("/v1/names/{name}:pause", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.post("/v1/names/{name}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def pause_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Stop workers from claiming tasks of this name. Current runs continue."""
     return _control(await client.pause(name=name, timeout=timeout))
 
 
-@routes.post("/v1/names/{name}:resume", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.post("/v1/names/{name}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def resume_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Let workers claim tasks of this name again."""
     return _control(await client.resume(name=name, timeout=timeout))
 
 
-@routes.put("/v1/queues/{queue}/limit", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.put("/v1/queues/{queue}/limit", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def limit(queue: Segment, body: LimitBody, client: TheClient, timeout: Timeout = 5) -> Any:
     """Limit the runs of a queue's tasks, over all workers. The body replaces all limits; {} removes them."""
     return _control(
@@ -121,7 +137,7 @@ async def limit(queue: Segment, body: LimitBody, client: TheClient, timeout: Tim
     )
 
 
-@routes.put("/v1/queues/{queue}/keep", responses=UNCONFIRMED, openapi_extra=_OPERATE)
+@routes.put("/v1/queues/{queue}/keep", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
 async def keep(queue: Segment, body: KeepBody, client: TheClient, timeout: Timeout = 5) -> Any:
     """Keep only the newest finished tasks of a queue. The body replaces both numbers; {} keeps all."""
     return _control(await client.keep(queue, success=body.success, fail=body.fail, timeout=timeout))
@@ -153,7 +169,7 @@ async def actions(
 # --- workers ----------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/workers", openapi_extra=_READ)
+@routes.get("/v1/workers", response_model=WorkerList, openapi_extra=_READ)
 async def workers(
     client: TheClient,
     gone: Annotated[Literal["true", "false"], Query(description="List also those that are gone.")] = "false",
@@ -164,13 +180,13 @@ async def workers(
     return views.answer({"workers": [views.worker(one, now) for one in found]})
 
 
-@routes.post("/v1/workers/{worker_id}:stop", openapi_extra=_OPERATE)
+@routes.post("/v1/workers/{worker_id}:stop", response_model=WorkerEntry, openapi_extra=_OPERATE)
 async def stop_worker(worker_id: Segment, client: TheClient) -> Any:
     """Ask a worker to stop gracefully."""
     return views.answer(views.worker(await client.stop_worker(worker_id), await client.server_time()))
 
 
-@routes.patch("/v1/workers/{worker_id}", openapi_extra=_OPERATE)
+@routes.patch("/v1/workers/{worker_id}", response_model=WorkerEntry, openapi_extra=_OPERATE)
 async def set_worker(worker_id: Segment, body: WorkerBody, client: TheClient) -> Any:
     """Change the number of handlers that a worker may run at once. 0 pauses it."""
     found = await client.set_worker(worker_id, concurrency=body.concurrency)
@@ -180,13 +196,13 @@ async def set_worker(worker_id: Segment, body: WorkerBody, client: TheClient) ->
 # --- schedules --------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/schedules", openapi_extra=_READ)
+@routes.get("/v1/schedules", response_model=ScheduleList, openapi_extra=_READ)
 async def schedules(client: TheClient) -> Any:
     """List the schedules."""
     return views.answer({"schedules": [views.schedule(one) for one in await client.schedules()]})
 
 
-@routes.get("/v1/schedules/{schedule_id}", openapi_extra=_READ)
+@routes.get("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_READ)
 async def get_schedule(
     schedule_id: Segment,
     client: TheClient,
@@ -199,7 +215,7 @@ async def get_schedule(
     return views.answer(made)
 
 
-@routes.put("/v1/schedules/{schedule_id}", openapi_extra=_OPERATE)
+@routes.put("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_OPERATE)
 async def put_schedule(schedule_id: Segment, body: PutSchedule, client: TheClient) -> Any:
     """Add or change a schedule."""
     taken = ("name", "params", "cron", "every", "at", "options", "if_exists")
@@ -224,13 +240,13 @@ def _when(body: PutSchedule) -> When:
     return given[0]
 
 
-@routes.post("/v1/schedules/{schedule_id}:pause", openapi_extra=_OPERATE)
+@routes.post("/v1/schedules/{schedule_id}:pause", response_model=ScheduleEntry, openapi_extra=_OPERATE)
 async def pause_schedule(schedule_id: Segment, client: TheClient) -> Any:
     """Stop firing a schedule until it is resumed."""
     return views.answer(views.schedule(await client.pause_schedule(schedule_id)))
 
 
-@routes.post("/v1/schedules/{schedule_id}:resume", openapi_extra=_OPERATE)
+@routes.post("/v1/schedules/{schedule_id}:resume", response_model=ScheduleEntry, openapi_extra=_OPERATE)
 async def resume_schedule(schedule_id: Segment, client: TheClient) -> Any:
     """Let a schedule fire again."""
     return views.answer(views.schedule(await client.resume_schedule(schedule_id)))

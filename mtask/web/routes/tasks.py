@@ -23,8 +23,11 @@ from mtask.web.hub import Gap, Hub
 from mtask.web.models import (
     ChangeOptions,
     Existing,
+    JobBody,
+    PositionEntry,
     PublishBatch,
     PublishedBatch,
+    PublishedJob,
     PublishedTask,
     PublishTask,
     PutTask,
@@ -69,6 +72,19 @@ async def publish(
     is_implied = body.key is None and idempotency_key is not None
     key = body.key if body.key is not None else idempotency_key if is_implied else fresh_key(datetime.now(UTC))
     return await _publish(body, body.name, check_key(key), client, caller, is_implied=is_implied)
+
+
+@routes.post("/jobs", status_code=201, response_model=PublishedJob, openapi_extra=about(Role.PUBLISH))
+async def publish_job(
+    body: JobBody, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """Publish a task as jobber does: `jobType` is its name, `payload` holds its params, and `jobId` is its key."""
+    key = check_key(idempotency_key) if idempotency_key is not None else fresh_key(datetime.now(UTC))
+    task = PutTask(params=body.payload)
+    made = await _publish(task, body.jobType, key, client, caller, is_implied=idempotency_key is not None)
+    if made.status_code not in (200, 201):
+        return made
+    return views.answer({"jobId": key}, 201, {"Location": made.headers["location"]})
 
 
 @routes.put(
@@ -422,7 +438,7 @@ async def change(
     return _task(await client.update_option(name, caller.stored_key(key), if_match=_tag(if_match), **options), caller)
 
 
-@routes.get("/v1/tasks/{name}/{key}/position", openapi_extra=about())
+@routes.get("/v1/tasks/{name}/{key}/position", response_model=PositionEntry, openapi_extra=about())
 async def position(name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller) -> Any:
     """Return the place of a task among the due tasks of its queue, when it probably starts, and why it waits."""
     return views.answer(views.position(await client.position(name, caller.stored_key(key)), caller))

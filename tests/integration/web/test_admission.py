@@ -9,6 +9,7 @@ from tests.integration.web.serving import Serving, with_server
 
 CHANGES = [
     ("POST", "/v1/tasks", {"name": "echo", "key": "a"}, "publish"),
+    ("POST", "/jobs", {"jobType": "echo"}, "publish"),
     ("PUT", "/v1/tasks/echo/a", {}, "publish"),
     ("POST", "/v1/tasks:batch", {"tasks": [{"name": "echo"}]}, "publish"),
     ("PATCH", "/v1/tasks/echo/a", {"options": {"priority": 1}}, "publish"),
@@ -16,6 +17,7 @@ CHANGES = [
     ("POST", "/v1/tasks/echo/a:retry", None, "publish"),
     ("POST", "/v1/tasks/echo/a:rerun", None, "publish"),
     ("DELETE", "/v1/tasks/echo/a", None, "operate"),
+    ("POST", "/v1/bulk/retry", {"filter": {"name": ["echo"]}, "dry_run": True}, "operate"),
     ("POST", "/v1/flows", {"key": "f", "steps": [{"step": "a", "name": "echo"}]}, "publish"),
     ("POST", "/v1/flows/f:cancel", None, "publish"),
     ("POST", "/v1/flows/f:retry", None, "publish"),

@@ -92,29 +92,6 @@ def test_with_a_token_file_it_prints_no_token(mongo_uri: str, database_name: str
     assert "wrong-one" not in told
 
 
-def test_token_of_the_environment_opens_page_and_api_and_is_told_nowhere(
-    mongo_uri: str, database_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = "t" * 40
-    monkeypatch.setenv("MTASK_WEB_TOKEN", token)
-    with command(mongo_uri, database_name, tmp_path) as (_, printed):
-        assert printed["token"] is None
-        with httpx.Client(base_url=printed["url"], trust_env=False) as http:
-            assert http.get("/v1/tasks", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-            assert http.get("/v1/tasks", headers={"Authorization": "Bearer wrong"}).status_code == 401
-            assert http.get(f"/login?token={token}").headers["location"] == "/"
-            pages = http.get("/").text + http.get("/tasks").text
-    assert token not in (tmp_path / "err").read_text() + (tmp_path / "out").read_text() + pages
-    monkeypatch.setenv("MTASK_WEB_TOKEN", "short-secret")
-    arguments = [sys.executable, "-m", "mtask.cli.main", "web", "--json", "--port", "0"]
-    refused = subprocess.run(
-        arguments, cwd=tmp_path, env=_environment(mongo_uri, database_name), capture_output=True, timeout=PATIENCE
-    )
-    assert refused.returncode == 2
-    assert b"MTASK_WEB_TOKEN" in refused.stderr
-    assert b"short-secret" not in refused.stderr
-
-
 @pytest.mark.parametrize(
     "flags",
     [

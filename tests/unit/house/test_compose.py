@@ -102,7 +102,7 @@ def test_web_page_takes_a_token_and_is_published_to_the_host_alone(
 ) -> None:
     web = services["web"]
     assert web["profiles"] == ["web"], "it needs a token, so it starts only where it is asked for"
-    assert web["environment"] == {"MTASK_WEB_TOKEN": "${MTASK_WEB_TOKEN:-}"}
+    assert web["environment"] == {"MTASK_WEB_TOKENS": "${MTASK_WEB_TOKENS:-}"}
     command = web["command"]
     host, port = (command[command.index(flag) + 1] for flag in ("--host", "--port"))
     assert web["ports"] == [f"127.0.0.1:{port}:{port}"]
@@ -117,10 +117,10 @@ def test_web_page_takes_a_token_and_is_published_to_the_host_alone(
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "MTASK_WEB_TOKEN": ""},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "MTASK_WEB_TOKENS": ""},
     )
     assert ran.returncode == 2, "without a token it refuses to start"
-    assert "MTASK_WEB_TOKEN" in ran.stderr
+    assert "MTASK_WEB_TOKENS" in ran.stderr
 
 
 def is_public(host: str) -> bool:

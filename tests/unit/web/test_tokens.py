@@ -11,7 +11,7 @@ import pytest
 
 from mtask.errors import InvalidInput
 from mtask.web.access import Caller, Role
-from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens
+from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens, tokens_of
 
 SECRET = "a-token-that-nobody-guesses"
 GOOD = {"name": "ci", "role": "publish", "sha256": digest_of(SECRET)}
@@ -112,3 +112,12 @@ def test_each_role_may_do_what_the_roles_before_it_may_do() -> None:
         [True, True, False],
         [True, True, True],
     ]
+
+
+def test_the_environment_holds_what_the_file_would() -> None:
+    token = fresh_token()
+    text = json.dumps([{"name": "ci", "role": "read", "sha256": digest_of(token), "tenant": "acme"}])
+    assert tokens_of(text).caller_of(token) == Caller("ci", Role.READ, "acme")
+    for wrong in ("", "{}", "[]", "[1]", "\ud800", '[{"name": "ci", "role": "read"}]'):
+        with pytest.raises(InvalidInput, match="MTASK_WEB_TOKENS"):
+            tokens_of(wrong)

@@ -1,0 +1,106 @@
+"""jobber's address, the metrics, and the limits of requests and of open streams."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from mtask.store.driver.stores import SyncStore
+from mtask.web.rates import Rates
+from mtask.web.settings import WebSettings
+from tests.clients import claim, fail
+from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.test_events import following
+
+
+def test_a_job_is_a_task_of_a_fresh_key(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        job = {"jobType": "send_email", "payload": {"to": "a@b.c"}}
+        made = await server.ask("POST", "/jobs", token=None, json=job)
+        assert made.status_code == 201
+        assert list(made.json()) == ["jobId"]
+        found = await server.client.get("send_email", made.json()["jobId"])
+        assert found.params == {"to": "a@b.c"}
+        assert (await server.ask("GET", made.headers["location"], token=None)).json()["params"] == {"to": "a@b.c"}
+        header = {"Idempotency-Key": "once"}
+        for _ in range(2):
+            again = await server.ask("POST", "/jobs", token=None, json=job, headers=header)
+            assert (again.status_code, again.json()) == (201, {"jobId": "once"})
+        other = await server.ask("POST", "/jobs", token=None, json={"jobType": "send_email"}, headers=header)
+        assert (other.status_code, other.json()["type"]) == (422, "/v1/problems/idempotency-key-reused")
+        for wrong in ({}, {"jobType": ""}, {"jobType": "a b"}, {"jobType": 1}, {"jobType": "a", "type": "b"}):
+            assert (await server.ask("POST", "/jobs", token=None, json=wrong)).status_code == 422
+        assert await server.client.count() == 2
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
+
+
+def test_metrics_tell_of_queues_and_are_no_tenant_s(mongo_uri: str, database_name: str, store: SyncStore) -> None:
+    async def scenario(server: Serving) -> None:
+        queue = 'a"b\\c'
+        await server.client.publish("echo", key="1", queue=queue)
+        await server.client.publish("echo", key="2", queue=queue, delay=timedelta(hours=1))
+        await server.client.publish("echo", key="3", max_unexpected_retries=0)
+        run_id = await asyncio.to_thread(claim, store, "echo:3")
+        await asyncio.to_thread(fail, store, "echo:3", run_id, "no luck")
+        answer = await server.ask("GET", "/metrics", token="read")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = answer.text.splitlines()
+        assert r'mtask_tasks{queue="a\"b\\c",status="INIT"} 2' in lines
+        assert 'mtask_tasks{queue="default",status="FAIL"} 1' in lines
+        assert 'mtask_tasks_is_bounded{queue="default",status="FAIL"} 0' in lines
+        assert 'mtask_oldest_due_seconds{queue="default"} 0' in lines
+        assert "mtask_worker_runs 0" in lines
+        assert "mtask_web_streams 0" in lines
+        assert (await server.ask("GET", "/metrics", token="acme")).status_code == 403
+        assert (await server.ask("GET", "/metrics", token=None)).status_code == 401
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_a_caller_that_sends_too_much_is_told_when_to_come_back(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        answers = [await server.ask("GET", "/v1/problems/busy", token="read") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 429, 429]
+        assert answers[2].json()["type"] == "/v1/problems/too-many-requests"
+        assert int(answers[2].headers["retry-after"]) >= 1
+        # Others, and those who look whether the server lives, are not concerned.
+        assert (await server.ask("GET", "/v1/problems/busy", token="publish")).status_code == 200
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_rate=0.001))
+    with_server(mongo_uri, database_name, _unlimited, settings=WebSettings(port=0, max_rate=0))
+
+
+async def _unlimited(server: Serving) -> None:
+    for _ in range(20):
+        assert (await server.ask("GET", "/v1/problems/busy")).status_code == 200
+
+
+def test_a_measure_fills_up_with_time() -> None:
+    rates = Rates(10)
+    assert [rates.delay("a", 0.0) for _ in range(20)] == [0.0] * 20
+    assert rates.delay("a", 0.0) == 0.1
+    assert rates.delay("a", 0.1) == 0.0
+    assert rates.delay("a", 0.1) > 0
+    assert rates.delay("b", 0.1) == 0.0
+    assert [rates.delay("a", 100.0) for _ in range(21)].count(0.0) == 20
+    assert rates.delay("a", 50.0) > 0, "a clock that goes back gives nothing"
+
+
+def test_one_caller_has_not_all_streams(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        async with following(server, token="acme"):
+            refused = await server.ask("GET", "/v1/events", token="acme")
+            assert (refused.status_code, refused.json()["type"]) == (503, "/v1/problems/busy")
+            async with following(server, token="umbra"):
+                pass
+        async with asyncio.timeout(30):
+            while True:  # the server learns that a stream has ended when it writes to it next
+                try:
+                    async with following(server, token="acme"):
+                        return
+                except AssertionError:
+                    await asyncio.sleep(0.05)
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_streams_each=1))
