@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from mtask.client.asking.publication import TaskSpec
     from mtask.client.diagnosis.position import Position
     from mtask.client.operating.actions import Action
+    from mtask.client.operating.bulk import Bulk, BulkPlan
     from mtask.client.reading.flows import FlowRow, FlowState, StepState
+    from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
     from mtask.client.sync import Client
     from mtask.errors import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mtask.model.status import RunStatus, TaskStatus
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
+    from mtask.store.tasks.counting import Count, QueueCounts
     from mtask.store.tasks.publishing import Published
     from mtask.version import __version__
 
@@ -42,10 +45,13 @@ __all__ = [
     "Action",
     "App",
     "AsyncClient",
+    "Bulk",
+    "BulkPlan",
     "ChangedFlow",
     "Child",
     "Client",
     "Context",
+    "Count",
     "Cron",
     "Fail",
     "Flow",
@@ -58,6 +64,7 @@ __all__ = [
     "Position",
     "Published",
     "PublishedFlow",
+    "QueueCounts",
     "Retry",
     "RunStatus",
     "Schedule",
@@ -69,6 +76,7 @@ __all__ = [
     "TaskFields",
     "TaskNotFound",
     "TaskOption",
+    "TaskPage",
     "TaskRunning",
     "TaskSpec",
     "TaskStatus",
@@ -87,7 +95,9 @@ _MODULES = {
     "mtask.client.asking.publication": ("TaskSpec",),
     "mtask.client.diagnosis.position": ("Position",),
     "mtask.client.operating.actions": ("Action",),
+    "mtask.client.operating.bulk": ("Bulk", "BulkPlan"),
     "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
+    "mtask.client.reading.pages": ("TaskPage",),
     "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),
     "mtask.client.sync": ("Client",),
     "mtask.errors": (
@@ -109,6 +119,7 @@ _MODULES = {
     "mtask.model.scheduling.triggers": ("Cron",),
     "mtask.store.flows.operating": ("ChangedFlow",),
     "mtask.store.flows.publishing": ("PublishedFlow",),
+    "mtask.store.tasks.counting": ("Count", "QueueCounts"),
     "mtask.store.tasks.publishing": ("Published",),
     "mtask.version": ("__version__",),
 }

@@ -17,6 +17,7 @@ MtaskError
 │   ├── GatherFull               the task has collected as many calls as it can hold
 │   ├── GatherConflict           calls under one key gather in different ways
 │   ├── TaskNotFound             no task has this name and key
+│   ├── PreconditionFailed       the task has changed since the caller read it, and the caller gave `if_match`
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── DependencyFailed         a step cannot run again before a dependency that failed does
 │   ├── NotInFlow                a task of no flow cannot have children
@@ -44,6 +45,7 @@ MtaskError
 ├── ScheduleError                about a schedule
 │   ├── ScheduleExists           a schedule with this id exists
 │   └── ScheduleNotFound         no schedule has this id
+├── BulkNotFound                 no bulk change has this id
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
@@ -266,6 +268,17 @@ class TaskNotFound(TaskError):
         )
 
 
+class PreconditionFailed(TaskError):
+    """The task has changed since the caller read it."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            task_id, f"task {task_id} has changed since you read it, so nothing was done. Read it again, then decide."
+        )
+
+
 class TaskNotFinished(TaskError):
     """The operation needs a finished task, and this task has not finished."""
 
@@ -405,6 +418,16 @@ class ScheduleNotFound(ScheduleError):
 
     def __init__(self, schedule_id: str) -> None:
         super().__init__(schedule_id, f"there is no schedule {schedule_id!r}. `mtask schedule list` shows all.")
+
+
+class BulkNotFound(MtaskError):
+    """No bulk change has this id."""
+
+    exit_code = 4
+
+    def __init__(self, bulk_id: str) -> None:
+        super().__init__(f"there is no bulk change {shown(bulk_id)}. Their documents are kept for seven days.")
+        self.bulk_id = bulk_id
 
 
 # --- errors about the database ----------------------------------------------------------------------------

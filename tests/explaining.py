@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtask.store.driver.operation import Call, Operation
-from mtask.store.driver.stores import SyncStore
+from mtask.store.driver.stores import CODEC, SyncStore
 
 Document = dict[str, Any]
 
@@ -28,6 +28,8 @@ def examined_by(store: SyncStore, operation: Operation[Any]) -> tuple[Any, list[
     try:
         call = next(operation)
         while True:
+            if call.target == "database" and "count" in call.args[0]:
+                found.append(explained(store, call))
             if call.target == "tasks" and call.method in ("find", "find_one", "rows", "count_documents"):
                 found.append(explained(store, call))
             call = operation.send(store.run(_only(call)))
@@ -42,7 +44,7 @@ def _only(call: Call) -> Operation[Any]:
 def explained(store: SyncStore, call: Call) -> Examined:
     """Explain a call. The server runs it once for that."""
     command = _command(call)
-    plan = store.database.command("explain", command, verbosity="executionStats")
+    plan = store.database.command("explain", command, verbosity="executionStats", codec_options=CODEC)
     stages = list(_stages(plan))
     totals = [stage["executionStats"] for stage in stages if "executionStats" in stage]
     assert len(totals) == 1, plan
@@ -52,6 +54,8 @@ def explained(store: SyncStore, call: Call) -> Examined:
 
 
 def _command(call: Call) -> Document:
+    if call.target == "database":
+        return dict(call.args[0])
     hint = {"hint": call.kwargs["hint"]} if "hint" in call.kwargs else {}
     if call.method == "rows":
         return {"aggregate": "tasks", "pipeline": call.args[0], "cursor": {}, **hint}
@@ -61,6 +65,7 @@ def _command(call: Call) -> Document:
     projection = call.args[1] if len(call.args) > 1 and call.args[1] is not None else {}
     limit = 1 if call.method == "find_one" else call.kwargs.get("limit", 0)
     made: Document = {"find": "tasks", "filter": call.args[0], "projection": projection, "limit": limit, **hint}
+    made["skip"] = call.kwargs.get("skip", 0)
     if "sort" in call.kwargs:
         made["sort"] = dict(call.kwargs["sort"])
     return made

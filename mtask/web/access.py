@@ -44,6 +44,10 @@ class Caller:
         check_key(key)
         return f"{self.tenant}:{key}"
 
+    def stored_prefix(self, prefix: str | None) -> str | None:
+        """Return the beginning of the stored keys that the caller may see. `prefix`: what the caller asked for."""
+        return prefix if self.tenant is None else f"{self.tenant}:{prefix or ''}"
+
     def owns_key(self, key: str) -> bool:
         """Whether the caller may see the task with this stored key."""
         return self.tenant is None or key.startswith(f"{self.tenant}:")

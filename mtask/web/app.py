@@ -6,9 +6,9 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,12 +16,14 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from mtask.client import AsyncClient
-from mtask.client.reading.views import StatRow
 from mtask.errors import DatabaseError, MtaskError
+from mtask.store.tasks.counting import MOST
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.bulks import Bulks
 from mtask.web.gate import Gate
 from mtask.web.hub import Hub
+from mtask.web.page.page import WebPage
 from mtask.web.paths import BY_QUERY
 from mtask.web.problems import (
     BadRequest,
@@ -33,10 +35,11 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.routes import events, flows, health, operating, tasks
+from mtask.web.routes import bulk, events, flows, health, operating, tasks
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
+T = TypeVar("T")
 logger = logging.getLogger("mtask.web")
 _BY_PATH = "/v1/tasks/{name}/{key}"
 _DESCRIPTION = (
@@ -46,25 +49,27 @@ _DESCRIPTION = (
 )
 
 
-class Stats:
-    """The statistics of the database. They cost a read of every task, so all callers share one that is fresh enough."""
+class Shared(Generic[T]):
+    """An answer of the database that costs much, so that all callers share one that is fresh enough."""
 
-    #: The longest time for which statistics are fresh, in seconds.
-    FRESH = 5.0
+    #: The time for which an answer is fresh: in seconds, and as a multiple of the time that it took.
+    FRESH, TIMES = 5.0, 10.0
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+        self._read = read
         self._lock = asyncio.Lock()
-        self._rows: Sequence[StatRow] = ()
-        self._read_at: float | None = None
+        self._known: tuple[T, float] | None = None
 
-    async def get(self) -> Sequence[StatRow]:
-        """Return the statistics."""
+    async def get(self) -> T:
+        """Return the answer."""
         async with self._lock:
-            if self._read_at is None or time.monotonic() - self._read_at > self.FRESH:
-                self._rows = await self._client.stats()
-                self._read_at = time.monotonic()
-            return self._rows
+            began = time.monotonic()
+            if self._known is not None and began < self._known[1]:
+                return self._known[0]
+            found = await self._read()
+            ended = time.monotonic()
+            self._known = found, ended + max(self.FRESH, self.TIMES * (ended - began))
+            return found
 
 
 class Api(FastAPI):
@@ -95,19 +100,27 @@ def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[Gate, Hub]:
-    """Return the API as an ASGI application, and its hub of events. The caller closes the client."""
+    """Return the API and the page as one ASGI application, and its hub of events. The caller closes the client."""
     settings.check(has_tokens=len(tokens) > 0)
     hub = Hub(client, settings)
+    page = WebPage(client, settings, tokens, hub)
+    bulks = Bulks(client, is_read_only=settings.is_read_only)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        bulks.begin()
         yield
+        await page.end()
+        await bulks.end()
         await hub.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
-    api.state.client, api.state.settings, api.state.hub, api.state.stats = client, settings, hub, Stats(client)
-    for routes in (tasks.routes, flows.routes, operating.routes, events.routes, health.routes):
+    api.state.client, api.state.settings, api.state.hub = client, settings, hub
+    api.state.bulks = bulks
+    api.state.stats = Shared(lambda: client.stats(most=MOST))
+    api.state.queues = Shared(lambda: client.queues(most=MOST))
+    for routes in (tasks.routes, bulk.routes, flows.routes, operating.routes, events.routes, health.routes):
         api.include_router(routes)
     for kind, handler in (
         (MtaskError, _on_error),
@@ -117,7 +130,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         (Exception, _on_mistake),
     ):
         api.add_exception_handler(kind, handler)
-    return Gate(api, settings, tokens), hub
+    return Gate(api, page, settings, tokens), hub
 
 
 def _caller(request: Request) -> Caller:

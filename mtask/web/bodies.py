@@ -5,7 +5,7 @@ A body of another type is refused: a page of another site can send `text/plain` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from email.message import Message
 from typing import Any
 
@@ -24,19 +24,19 @@ from mtask.web.problems import (
 from mtask.web.settings import WebSettings
 
 #: What a route says about itself in the OpenAPI document: the role that it takes, whether its body may be large,
-#: whether it belongs to the whole database, and the beginning of the names of its query parameters that have any name.
+#: whether it belongs to the whole database, and the beginnings of the names of its query parameters that have any name.
 ROLE, IS_BATCH, OF_DATABASE, FREE_QUERY = "x-mtask-role", "x-mtask-batch", "x-mtask-database", "x-mtask-free-query"
 _READS = frozenset({"GET", "HEAD"})
 
 
 def about(
-    role: Role = Role.READ, *, batch: bool = False, of_database: bool = False, free_query: str = ""
+    role: Role = Role.READ, *, batch: bool = False, of_database: bool = False, free_query: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return what a route says about itself. A route `of_database` is not for tenants."""
     said: dict[str, Any] = {ROLE: role.value}
     said |= {IS_BATCH: True} if batch else {}
     said |= {OF_DATABASE: True} if of_database else {}
-    return said | ({FREE_QUERY: free_query} if free_query else {})
+    return said | ({FREE_QUERY: list(free_query)} if free_query else {})
 
 
 class StrictRequest(Request):
@@ -99,7 +99,7 @@ class Route(APIRoute):
             settings: WebSettings = request.app.state.settings
             caller: Caller = request.scope["mtask.caller"]
             _check_rights(caller, role, settings, said, is_change=request.method not in _READS)
-            _check_query(request, known, said.get(FREE_QUERY))
+            _check_query(request, known, tuple(said.get(FREE_QUERY, ())))
             strict = StrictRequest(request.scope, request.receive)
             await strict.prepare(settings.max_batch_body if said.get(IS_BATCH) else settings.max_body)
             if strict.parsed is not None and self.body_field is None and strict.parsed != {}:
@@ -120,8 +120,7 @@ def _check_rights(caller: Caller, role: Role, settings: WebSettings, said: dict[
         raise Forbidden("This concerns the tasks of all tenants. It takes a token without a tenant.")
 
 
-def _check_query(request: Request, known: frozenset[str], free: str | None) -> None:
+def _check_query(request: Request, known: frozenset[str], free: tuple[str, ...]) -> None:
     for name, _ in request.query_params.multi_items():
-        is_free = free is not None and name.startswith(free)
-        if not is_free and name not in known:
+        if not name.startswith(free) and name not in known:
             raise InvalidRequest(f"There is no query parameter {name[:80]!r}.")

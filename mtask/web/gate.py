@@ -13,6 +13,7 @@ from mtask.client.operating.actions import acting_as
 from mtask.errors import MtaskError
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.page.page import WebPage
 from mtask.web.problems import BadRequest, Forbidden, InternalError, Refusal, Unauthenticated, WrongHost, response_of
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
@@ -24,10 +25,14 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """An ASGI middleware around the whole API. It answers what it refuses itself."""
+    """An ASGI middleware around the API and the page. It answers what it refuses itself.
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, tokens: Tokens) -> None:
+    The API takes a token with each request, and no cookie. The page takes its session's cookie, and no token.
+    """
+
+    def __init__(self, app: ASGIApp, page: WebPage, settings: WebSettings, tokens: Tokens) -> None:
         self._app = app
+        self._page = page
         self._settings = settings
         self._tokens = tokens
 
@@ -47,6 +52,9 @@ class Gate:
 
         try:
             self._admit(scope)
+            if self._page.owns(scope["path"]):
+                await self._page(scope, receive, sending)
+                return
             # What the request changes goes into the action log under the name of its token.
             with acting_as(scope["mtask.caller"].name, "web"):
                 await self._app(scope, receive, sending)
@@ -72,7 +80,8 @@ class Gate:
         _check_origin(headers, scope, host)
         paths.check_query(scope.get("query_string", b""))
         path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
-        scope["mtask.caller"] = ANYBODY if path in _WITHOUT_TOKEN else self._caller(headers)
+        is_without = path in _WITHOUT_TOKEN or self._page.owns(path)
+        scope["mtask.caller"] = ANYBODY if is_without else self._caller(headers)
         if paths.is_by_query(path):
             path, scope["query_string"] = paths.by_query(path, scope.get("query_string", b""))
         scope["path"] = path

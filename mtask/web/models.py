@@ -12,7 +12,7 @@ from mtask.model.callbacks.callback import MAX_URL, Told
 _ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
 
-def _instant(value: object) -> object:
+def instant(value: object) -> datetime:
     """Return an instant: ISO 8601 text with an offset, or extended JSON's `$date`."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
@@ -28,7 +28,7 @@ def _instant(value: object) -> object:
 
 Instant = Annotated[
     datetime,
-    BeforeValidator(_instant),
+    BeforeValidator(instant),
     Field(description="ISO 8601 with an offset.", examples=["2030-12-31T23:59:00Z"]),
 ]
 Seconds = Annotated[float, Field(ge=0, le=315_360_000, allow_inf_nan=False, description="Seconds.")]
@@ -130,6 +130,44 @@ class ChangeOptions(_Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"options": {"priority": 9}}]})
 
     options: Options
+
+
+class RetryTask(_Body):
+    """The body of `POST /v1/tasks/{name}/{key}:retry`. Without `params`, the task keeps its params."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"params": {"to": "a@b.c"}}]})
+
+    params: Params = None
+
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
+class BulkFilter(_Body):
+    """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
+
+    status: Texts | None = None
+    name: Texts | None = None
+    queue: Texts | None = None
+    key: Texts | None = None
+    worker_id: Texts | None = None
+    key_prefix: str | None = None
+    lookup: Lookup | None = None
+    params: Annotated[dict[str, Any] | None, Field(description="Values by their paths in the params.")] = None
+
+
+class BulkBody(_Body):
+    """The body of `POST /v1/bulk/{action}`: a filter with dry_run, or the plan that this returned."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"filter": {"status": ["FAIL"], "name": ["send_email"]}, "dry_run": True}, {"plan": "WyI0Zj…"}]
+        }
+    )
+
+    filter: BulkFilter | None = None
+    dry_run: bool = False
+    plan: Annotated[str, Field(max_length=100_000)] | None = None
 
 
 class FlowStepBody(TaskBody):
@@ -238,6 +276,52 @@ class PutSchedule(_Body):
 # --- answers ----------------------------------------------------------------------------------------------
 
 
+class BulkPlanned(BaseModel):
+    """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "action": "retry",
+                    "count": 42,
+                    "is_more": False,
+                    "plan": "WyI0Zj…",
+                    "cutoff": "2030-12-31T23:59:00.000Z",
+                    "expires": "2031-01-01T00:09:00.000Z",
+                }
+            ]
+        }
+    )
+
+    action: str
+    count: int
+    is_more: bool
+    plan: str
+    cutoff: str
+    expires: str
+
+
+class BulkState(BaseModel):
+    """A bulk change and how far it has come. left_cnt: tasks that were found and could not be changed."""
+
+    bulk_id: str
+    action: str
+    filter: dict[str, Any]
+    done_cnt: int
+    left_cnt: int
+    is_over: bool
+    cutoff: str
+    begin_time: str
+    end_time: str | None
+
+
+class BulkList(BaseModel):
+    """The newest bulk changes."""
+
+    bulks: list[BulkState]
+
+
 class ProblemDocument(BaseModel):
     """An error (RFC 9457). `type` names the kind of error; further members tell of its details."""
 
@@ -336,10 +420,23 @@ class ListedTask(BaseModel):
 
 
 class TaskList(BaseModel):
-    """A page of tasks, the newest first. next_cursor: pass it as `cursor` for the next page; null: there is none."""
+    """A page of tasks. next_cursor: pass it as `cursor` for the next page; null: there is none.
+
+    looked_to: the instant up to which the search has come, if it stopped before the page was full.
+    """
 
     tasks: list[ListedTask]
     next_cursor: str | None
+    looked_to: str | None = None
+
+
+class TaskCount(BaseModel):
+    """A number of tasks. is_more: the count stopped there, and there may be more."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"count": 10000, "is_more": True}]})
+
+    count: int
+    is_more: bool
 
 
 class ActionEntry(BaseModel):

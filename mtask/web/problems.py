@@ -26,6 +26,8 @@ _STATUSES: Mapping[type[MtaskError], int] = {
     errors.InvalidInput: 422,
     errors.TaskNotFound: 404,
     errors.FlowNotFound: 404,
+    errors.BulkNotFound: 404,
+    errors.PreconditionFailed: 412,
     errors.ScheduleNotFound: 404,
     errors.WorkerNotFound: 404,
     errors.ControlUnconfirmed: 202,

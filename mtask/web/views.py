@@ -5,8 +5,6 @@ Field names are those of the documents. Instants are ISO 8601 text in UTC. Param
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,10 +13,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from mtask.client import AsyncClient
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import TaskFields
-from mtask.errors import InvalidInput
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.extended_json import extended_exactly
@@ -74,6 +72,8 @@ def task(found: Task, caller: Caller) -> Json:
         run.pop("returns", None)
     if "again" in made:
         del made["again"]["params"]
+    for former in made.get("former_params", ()):
+        former["params"] = None
     made = plain(made)
     made["params"] = extended_exactly(found.params)
     for shown, stored in zip(made["task_state"]["worker_states"], found.runs, strict=True):
@@ -81,6 +81,8 @@ def task(found: Task, caller: Caller) -> Json:
             shown["returns"] = extended_exactly(stored.returns)
     if found.again is not None:
         made["again"]["params"] = extended_exactly(found.again.params)
+    for former, stored_one in zip(made.get("former_params", ()), found.former_params, strict=True):
+        former["params"] = extended_exactly(stored_one.params)
     if found.lookup:
         made["lookup"] = {name: [extended_exactly(v) for v in values] for name, values in found.lookups.items()}
     return _with_shown_ids(made, found, caller)
@@ -114,18 +116,7 @@ def _with_shown_ids(made: Json, found: Task, caller: Caller) -> Json:
 
 def etag(found: Task) -> str:
     """Return the ETag of a task: of all that a caller may want to change, and not of its pings."""
-    runs = found.runs
-    covered = {
-        "params": extended_exactly(found.params),
-        "options": plain(found.task_option.stored()),
-        "queue": found.queue,
-        "status": found.status.value,
-        "failed_cnt": found.task_state.failed_cnt,
-        "created": plain(found.task_state.create_time),
-        "run_id": runs[-1].run_id if runs else None,
-    }
-    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
-    return f'"{digest[:32]}"'
+    return f'"{AsyncClient.etag(found)}"'
 
 
 def same_params(given: Any, stored: Any) -> bool:
@@ -146,30 +137,6 @@ def listed(found: TaskFields, caller: Caller) -> Json:
 
 def _field(value: Any) -> Any:
     return plain(value) if isinstance(value, datetime) else extended_exactly(value)
-
-
-def cursor_of(found: TaskFields) -> str | None:
-    """Return the cursor of the page after this task."""
-    if found.create_time is None:
-        return None
-    place = json.dumps([round(found.create_time.timestamp() * 1000), found.id], ensure_ascii=False)
-    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
-
-
-def task_at(cursor: str | None) -> TaskFields | None:
-    """Return the task before the page that a cursor names; raise InvalidInput."""
-    if cursor is None:
-        return None
-    try:
-        padded = cursor + "=" * (-len(cursor) % 4)
-        text = base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
-        created, task_id = json.loads(text.decode("utf-8"))
-        if type(created) is not int or type(task_id) is not str:
-            raise ValueError(cursor)
-        task_id.encode("utf-8")
-        return TaskFields(task_id, datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=created), {})
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidInput("cursor: use the next_cursor of an earlier page.", field="cursor") from None
 
 
 def event(found: TaskEvent, caller: Caller) -> Json:

@@ -13,7 +13,7 @@ from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver import rights
 from mtask.store.driver.operation import Collection
-from mtask.store.layout.schema import FINISHED_INDEX, HEAD_INDEX, LAYOUTS
+from mtask.store.layout.schema import HEAD_INDEX, LAYOUTS
 
 PANEL = "Database"
 COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)
@@ -43,7 +43,7 @@ def init(
     made = [rights.role_name(client.database_name, role) for role in rights.ROLES] if with_roles else []
     indexes = {name: layout.index_names for name, layout in LAYOUTS.items()}
     # Only a collection that is sharded by another field than `_id` lacks the index of heads.
-    indexes["tasks"] += [HEAD_INDEX, FINISHED_INDEX] if with_roles else [HEAD_INDEX]
+    indexes["tasks"].append(HEAD_INDEX)
     document = {
         "database": client.database_name,
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""`mtask web`: the REST API of a database, until a signal ends it."""
+"""`mtask web`: the web page and the REST API of a database, until a signal ends them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def web(
         typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
     ] = [],  # noqa: B006 typer reads it
 ) -> None:
-    """Serve the REST API of the database. SIGTERM or SIGINT ends it.
+    """Serve the web page and the REST API of the database. SIGTERM or SIGINT ends it.
 
-    Without --token-file and --no-token, the command makes a token for this run and prints it. An address that other
-    machines reach needs --token-file.
+    Without --token-file and --no-token, the command makes a token for this run, and prints it and a link with it. An
+    address that other machines reach needs --token-file.
     """
     if host == "":
         raise InvalidInput("--host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
@@ -66,9 +66,10 @@ def web(
 
     def ready(bound: int) -> None:
         url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-        lines = [f"serving {url}/v1 (OpenAPI: {url}/v1/openapi.json)"]
+        page = url if token is None else f"{url}/login?token={token}"
+        lines = [f"page: {page}", f"API: {url}/v1 (OpenAPI: {url}/v1/openapi.json)"]
         lines += [] if token is None else [f"Authorization: Bearer {token}"]
-        cli.answer({"url": url, "token": token}, *lines)
+        cli.answer({"url": url, "page": page, "token": token}, *lines)
         sys.stdout.flush()
 
     async def serve() -> None:
@@ -88,9 +89,10 @@ def web(
 def _check_extra() -> None:
     try:
         import fastapi
+        import jinja2
         import uvicorn
     except ImportError as error:
         raise InvalidInput(
             f"mtask web needs the extra `web` ({error.name} is missing): pip install 'mtask[web]'.", field="web"
         ) from None
-    del fastapi, uvicorn
+    del fastapi, jinja2, uvicorn

@@ -20,6 +20,7 @@ from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
 from mtask.model.documents import Task
 from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import TaskStatus
+from mtask.store.driver.extended_json import parse_extended
 
 PANEL = "Tasks"
 
@@ -59,9 +60,18 @@ def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     _report(cli, task, remark)
 
 
-def retry(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
+def retry(
+    cli: Cli,
+    name: TaskArgument,
+    key: KeyArgument = None,
+    params: Annotated[
+        str | None, typer.Option("--params", metavar="JSON", help="Run with these params; the former ones are kept.")
+    ] = None,
+) -> None:
     """Let a FAIL or CANCELED task run again. Its earlier failures no longer count."""
-    _report(cli, _changed(cli, name_and_key(name, key), Client.retry), "runs again; failures so far no longer count")
+    given = {} if params is None else {"params": parse_extended(params, "params")}
+    change = partial(Client.retry, **given)
+    _report(cli, _changed(cli, name_and_key(name, key), change), "runs again; failures so far no longer count")
 
 
 def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:

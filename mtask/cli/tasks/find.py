@@ -14,9 +14,11 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import Column, clean, compact, lasting, listing, relative, status_text, task_document
+from mtask.client.reading.pages import MAX_PAGE, TaskPage
 from mtask.client.reading.partial import TaskFields
 from mtask.client.reading.views import StatRow
 from mtask.client.sync import Client
+from mtask.errors import InvalidInput
 from mtask.model import rules
 from mtask.model.documents import Task
 from mtask.model.status import TaskStatus
@@ -67,14 +69,33 @@ def list_tasks(
             show_default=False,
         ),
     ] = [],  # noqa: B006
+    key_prefix: Annotated[
+        str | None, typer.Option("--key-prefix", metavar="TEXT", help="The beginning of the keys.")
+    ] = None,
+    param: Annotated[
+        list[str],
+        typer.Option("--param", metavar="PATH=VALUE", help="A value in the params: user.id=7.", show_default=False),
+    ] = [],  # noqa: B006
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only from this time on, by the order of the list.")
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="TIME", help="Only before this time, by the order of the list.")
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", metavar="TEXT", help="Continue a list that ended with this cursor.")
+    ] = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="NAME:KEY", help="Continue after this task, the last of a page.")
+        str | None,
+        typer.Option("--after", metavar="NAME:KEY", help="Continue after this task, the newest first."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="Largest number to list; 0 = all.")] = 50,
 ) -> None:
-    """List tasks, newest first. `mtask find` and `mtask list` are the same command.
+    """List tasks. `mtask find` and `mtask list` are the same command.
 
-    A flag that is given several times matches tasks with any of its values. An index finds tasks by --lookup.
+    The newest comes first; with only --status SUCCESS, FAIL or CANCELED, the last finished; with only --status INIT or
+    RUNNING, the one that is due first. A flag that is given several times matches tasks with any of its values. An
+    index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
     wanted: dict[str, Any] = {
         "status": [text.upper() for text in separated(status)] or None,
@@ -82,13 +103,37 @@ def list_tasks(
         "queue": separated(queue) or None,
         "worker_id": separated(worker) or None,
         "lookup": values.lookup_from_pairs(lookup),
-        "after": after,
-        "limit": limit + 1 if limit else 0,
+        "fields": separated(fields) or None,
+    }
+    paged: dict[str, Any] = {
+        "key_prefix": key_prefix,
+        "params": values.lookup_from_pairs(param),
+        "since": None if since is None else values.instant(since, "since"),
+        "until": None if before is None else values.instant(before, "before"),
+        "cursor": cursor,
     }
     client = cli.client(reads_only=True)
     asked = separated(fields)
-    found: list[Any] = client.find(**wanted, fields=asked) if asked else client.find(**wanted)
-    shown = found[:limit] if limit else found
+    page: TaskPage[Any]
+    if after is None and 0 < limit <= MAX_PAGE:
+        page = client.find_page(**wanted, **paged, limit=limit)
+    elif any(value is not None for value in paged.values()):
+        raise InvalidInput(
+            "--cursor, --key-prefix, --param, --since and --before list pages: give no --after, and --limit 1 to "
+            f"{MAX_PAGE}.",
+            field="limit",
+        )
+    else:
+        found: list[Any] = client.find(**wanted, after=after, limit=limit + 1 if limit else 0)
+        page = TaskPage(found[:limit] if limit else found, None)
+        if limit and len(found) > limit:
+            cli.notice(f"there are more: --after {page.tasks[-1].id} continues, --limit 0 shows all")
+    shown = page.tasks
+    if page.looked_to is not None:
+        when = page.looked_to.isoformat()
+        cli.notice(f"looked to {when}: --cursor {page.next_cursor} continues")
+    elif page.next_cursor is not None:
+        cli.notice(f"there are more: --cursor {page.next_cursor} continues, --limit {limit * 2} shows them")
     if cli.is_json:
         cli.json([fields_document(row) if isinstance(row, TaskFields) else task_document(row) for row in shown])
         return
@@ -101,8 +146,6 @@ def list_tasks(
         cli.say(*listing(headings, lines, cli.out.width))
     else:
         _list(cli, client, shown)
-    if limit and len(found) > limit:
-        cli.notice(f"there are more: --after {shown[-1].id} continues, --limit {limit * 2} shows them, --limit 0 all")
 
 
 def _shown(value: object) -> str:

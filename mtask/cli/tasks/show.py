@@ -149,6 +149,10 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         lines.append(("lookup", compact(task.lookups, limit)))
     if task.params is not None:
         lines.append(("params", compact(task.params, limit)))
+    lines += [
+        ("formerly", f"{compact(former.params, limit)}, until {_when(former.until, now)}")
+        for former in task.former_params
+    ]
     reason_text = task.fail_reason
     if task.status == "SUCCESS" and task.returns is not None:
         lines.append(("returns", compact(task.returns, limit)))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mtask.client.asking import within
-from mtask.client.asking.pointing import TaskPointer, id_of, ids_of, position_of
-from mtask.client.asking.publication import TaskSpec, explain_unstorable, prepare_many
+from mtask.client.asking.pointing import TaskPointer, id_of, identify, ids_of, position_of
+from mtask.client.asking.publication import (
+    UNCHANGED,
+    TaskRef,
+    TaskSpec,
+    checked_params,
+    explain_unstorable,
+    prepare_many,
+)
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.reading import views
 from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields, fields_of
+from mtask.client.reading.versions import is_etag_of
 from mtask.errors import (
     DatabaseError,
     DependencyFailed,
@@ -25,9 +33,11 @@ from mtask.errors import (
     MalformedTask,
     NotStorable,
     OperationFailed,
+    PreconditionFailed,
     TaskCanceled,
     TaskError,
     TaskFailed,
+    TaskNotFinished,
     TaskNotFound,
     TaskRunning,
     shown,
@@ -38,10 +48,14 @@ from mtask.model.status import TaskStatus
 from mtask.store import callbacks, gathering, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import retention, settling
+from mtask.store.statements import filters
 from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
 
+T = TypeVar("T")
+#: The most attempts of a change that another change of the task disturbs.
+_RACES = 10
 #: The task after which a search goes on: the last task of the former page, or its id. None: begin with the newest.
 After: TypeAlias = TaskPointer | None
 
@@ -187,9 +201,37 @@ def result_of(task: Task) -> Any:
     raise TaskFailed(task.id, task.fail_reason)
 
 
-def cancel(task_id: str) -> Operation[Task]:
+def cancel(task_id: str, if_match: str | None = None) -> Operation[Task]:
     """Cancel a task."""
-    return (yield from _changed(task_id, queries.cancel(task_id)))
+    return matching(task_id, if_match, lambda also: _changed(task_id, queries.cancel(task_id, also)))
+
+
+def matching(
+    task_id: str, if_match: str | None, change: Callable[[filters.Filter | None], Operation[T]]
+) -> Operation[T]:
+    """Make a change only if the task still is of the version `if_match`; else raise PreconditionFailed.
+
+    The change tests the version in its own write, so no other change can come between.
+    """
+    if if_match is None:
+        return change(None)
+    if not isinstance(if_match, str):
+        raise InvalidInput(f"if_match is text from client.etag, not {type(if_match).__name__}.", field="if_match")
+
+    def operation() -> Operation[T]:
+        for _ in range(_RACES):
+            document = yield from queries.get(task_id)
+            if not is_etag_of(views.task_of(document), if_match):
+                break
+            try:
+                return (yield from change(filters.unchanged(document)))
+            except (TaskNotFound, TaskNotFinished) as error:
+                now = yield from queries.get(task_id)
+                if isinstance(error, TaskNotFinished) and is_etag_of(views.task_of(now), if_match):
+                    raise  # this is the version that the caller means, and it has not finished
+        raise PreconditionFailed(task_id)
+
+    return operation()
 
 
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
@@ -208,9 +250,21 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
         raise
 
 
-def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
-    """Open a finished task for a new round."""
-    opened = yield from _changed(task_id, queries.run_again(task_id, everything=everything))
+def run_again(
+    task: TaskRef, key: str, *, everything: bool, params: Any = UNCHANGED, if_match: str | None = None
+) -> Operation[Task]:
+    """Open a finished task for a new round, perhaps with other params."""
+    task_id = identify(task, key)
+    given = [] if params is UNCHANGED else [checked_params(task, params)]
+
+    def change(also: filters.Filter | None) -> Operation[Task]:
+        return _opened(task_id, queries.run_again(task_id, everything=everything, params=given, also=also))
+
+    return matching(task_id, if_match, change)
+
+
+def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
+    opened = yield from _changed(task_id, change)
     if opened.status is not TaskStatus.WAITING:
         return opened
     now = yield from get(task_id)
@@ -219,13 +273,21 @@ def run_again(task_id: str, *, everything: bool) -> Operation[Task]:
     return now
 
 
-def remove(task_id: str) -> Operation[bool]:
+def remove(task_id: str, if_match: str | None = None) -> Operation[bool]:
     """Remove a task. A step of a flow is canceled first, and its dependents are told. So are receivers of callbacks."""
-    if (yield from queries.remove(task_id)):
+    if if_match is None:
+        return _removed(task_id, None)
+    return matching(task_id, if_match, partial(_removed, task_id))
+
+
+def _removed(task_id: str, also: filters.Filter | None) -> Operation[bool]:
+    if (yield from queries.remove(task_id) if also is None else queries.remove_unchanged(task_id, also)):
         return True
     try:
-        canceled = yield from cancel(task_id)
+        canceled = yield from _changed(task_id, queries.cancel(task_id, also))
     except TaskNotFound:
+        if also is not None:
+            raise
         return False
     yield from settling.settle_all([task_id])
     yield from callbacks.settle_all([task_id])
@@ -236,11 +298,11 @@ def remove(task_id: str) -> Operation[bool]:
     raise TaskRunning(canceled.id)
 
 
-def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Task]:
+def update_option(task_id: str, changes: Mapping[str, Any], if_match: str | None = None) -> Operation[Task]:
     """Change options."""
     if not changes:
         raise InvalidInput("name at least one option to change.", field="option")
-    return (yield from _changed(task_id, queries.update_option(task_id, changes)))
+    return matching(task_id, if_match, lambda also: _changed(task_id, queries.update_option(task_id, changes, also)))
 
 
 def list_workers(*, live_only: bool) -> Operation[list[WorkerDocument]]:

@@ -17,7 +17,7 @@ from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
-from mtask.store.tasks import finding, queries
+from mtask.store.tasks import counting, finding, queries
 
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
@@ -45,9 +45,12 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     return found
 
 
-def stats() -> Operation[list[views.StatRow]]:
-    """Count tasks by queue, name and status. Add the reasons why no worker can take due tasks."""
-    rows = views.stats_of((yield from queries.statistics()))
+def stats(most: int | None = None) -> Operation[list[views.StatRow]]:
+    """Count tasks by queue, name and status. Add the reasons why no worker can take due tasks.
+
+    With `most`, count at most this number of tasks with each status.
+    """
+    rows = views.stats_of((yield from queries.statistics() if most is None else counting.statistics(most)))
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
         return rows

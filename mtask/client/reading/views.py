@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
-from mtask.model.publishing.identity import is_text
+from mtask.model.publishing.identity import check_key, is_text
 from mtask.model.publishing.lookup import Lookup, values_by_name
 from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import is_scalar
@@ -20,6 +20,8 @@ from mtask.store.driver.encoding import is_scalar
 logger = logging.getLogger("mtask.client")
 #: The highest limit that MongoDB accepts.
 MAX_LIMIT = 2**31 - 1
+#: The most parts of a path in a document.
+MAX_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class StatRow:
     oldest_preempt_time: datetime | None
     #: The reason why no worker can take the due tasks, such as a pause. None: a worker can take them.
     stuck: str | None = None
+    #: Whether the count is incomplete, because the status has more tasks than were counted.
+    is_more: bool = False
 
 
 def task_of(document: Mapping[str, Any]) -> Task:
@@ -85,6 +89,7 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
             status=str(row["_id"].get("status")),
             count=row["count"],
             oldest_preempt_time=_instant(row["oldest_preempt_time"]),
+            is_more=row.get("is_more", False),
         )
         for row in rows
     ]
@@ -103,6 +108,8 @@ def criteria(
     key: str | Sequence[str] | None,
     worker_id: str | Sequence[str] | None,
     lookup: Lookup | None = None,
+    key_prefix: str | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Check the criteria of a search and return them; raise InvalidInput."""
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
@@ -123,7 +130,24 @@ def criteria(
         checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
     if lookup is not None:
         checked["lookup"] = values_by_name(lookup, is_scalar) or None
+    if key_prefix is not None:
+        checked["key_prefix"] = check_key(key_prefix)
+    if params is not None:
+        checked["params"] = _params(params) or None
     return checked
+
+
+def _params(params: object) -> dict[str, Any]:
+    """Return the wanted values of params, by path; raise InvalidInput."""
+    if not isinstance(params, Mapping):
+        raise InvalidInput("params is a mapping from paths in the params to values.", field="params")
+    for path in params:
+        if not isinstance(path, str) or not is_text(path) or "\0" in path:
+            raise InvalidInput(f"params: {shown(path)} is no path, such as user.id.", field="params")
+        parts = path.split(".")
+        if len(parts) > MAX_PARTS or any(not part or part.startswith("$") for part in parts):
+            raise InvalidInput(f"params: {shown(path)} is no path, such as user.id.", field="params")
+    return dict(params)
 
 
 def check_limit(limit: int) -> int:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions"]
+Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session"]
 Operation = Generator["Call", Any, T]
@@ -84,6 +84,11 @@ def places(method: str, *args: Any, **kwargs: Any) -> Call:
 def actions(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection `actions`, which holds the action log."""
     return Call("actions", method, args, kwargs)
+
+
+def bulks(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection `bulks`, which holds bulk changes."""
+    return Call("bulks", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:

@@ -47,6 +47,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "controls": ("insert", "update", "listIndexes"),
         "places": ("listIndexes",),
         "actions": ("insert", "listIndexes"),
+        "bulks": ("insert", "update", "listIndexes"),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

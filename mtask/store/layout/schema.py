@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
 from mtask.model.actions import ActionDocument
+from mtask.model.bulk import BulkDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
@@ -24,6 +25,7 @@ DISCOVERY_INDEX = "mtask_discovery"
 STATUS_INDEX = "mtask_status"
 EXPIRY_INDEX = "mtask_expiry"
 FINISHED_INDEX = "mtask_finished"
+RECENT_INDEX = "mtask_recent"
 LOOKUP_INDEX = "mtask_lookup"
 FIRING_INDEX = "mtask_coming"
 PENDING_INDEX = "mtask_pending"
@@ -64,6 +66,7 @@ _INSTANTS = (
     *(f"{gather}.{name}" for gather in ("gather", "again.gather") for name in ("first_time", "newest.asked_time")),
     "gather.consumed.asked_time",
     "again.start_time",
+    "former_params.until",
     *(f"task_state.{name}" for name in ("create_time", "start_time", "finish_time", "next_preempt_time")),
     *(f"task_state.worker_states.{name}" for name in _RUN_INSTANTS),
 )
@@ -141,6 +144,7 @@ def task_schema() -> dict[str, Any]:
             "task_state.worker_states": ["run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time"],
             "flow": ["key", "step", "after", "on_failed"],
             "chain": ["before", "first", "number"],
+            "former_params": ["until"],
             "gather.newest": ["asked_time", "call_id"],
             "gather.consumed": ["asked_time", "call_id"],
             # The end of a run makes the next round the present one, so it must be as complete.
@@ -259,6 +263,11 @@ def action_validator() -> dict[str, Any]:
     return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
 
 
+def bulk_validator() -> dict[str, Any]:
+    """Return the validator of `bulks`. One of its documents holds only the secret by which plans are signed."""
+    return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -267,6 +276,8 @@ def task_indexes() -> list[IndexModel]:
       worker's query never examines tasks for other workers.
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
+    - `mtask_recent` serves lists of all tasks, the newest first.
+    - `mtask_finished` serves lists of finished tasks, the last finished first, and queues that keep only their newest.
     - `mtask_expiry` serves retention.
     - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
       fields let the server reject tasks by status, name and queue without a read of their documents.
@@ -301,6 +312,8 @@ def task_indexes() -> list[IndexModel]:
             ],
             name=STATUS_INDEX,
         ),
+        IndexModel([("task_state.create_time", DESCENDING), ("_id", DESCENDING)], name=RECENT_INDEX),
+        finished_index(),
         IndexModel(
             [("expire_time", ASCENDING)],
             name=EXPIRY_INDEX,
@@ -354,10 +367,7 @@ def head_index() -> IndexModel:
 
 
 def finished_index() -> IndexModel:
-    """Return the index of `tasks` that finds the newest finished tasks of a queue.
-
-    The index is made when a queue is first set to keep only its newest finished tasks.
-    """
+    """Return the index of `tasks` that finds the newest finished tasks of a queue."""
     order = [("task_state.finish_time", DESCENDING), ("_id", DESCENDING)]
     has_ended = {"task_state.finish_time": {"$exists": True}}
     keys = [("queue", ASCENDING), ("task_state.status", ASCENDING), *order]
@@ -409,6 +419,11 @@ def action_indexes() -> list[IndexModel]:
     ]
 
 
+def bulk_indexes() -> list[IndexModel]:
+    """Return the indexes of `bulks`. With this index, the server removes the documents of old bulk changes."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -431,4 +446,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "controls": Layout(Control, control_validator, list, "revision"),
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
+    "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
 }

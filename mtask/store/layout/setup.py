@@ -69,16 +69,10 @@ def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = Fals
 
 
 def ensure_with_roles(database: str) -> Operation[datetime]:
-    """Make the database's roles, then set up all collections again; return the server's time.
-
-    This also makes the index for queues that keep only their newest tasks. In a database without roles, a worker makes
-    this index when it needs it. With roles, a worker may not make an index.
-    """
+    """Make the database's roles, then set up all collections again; return the server's time."""
     yield from check_server()
     yield from roles.make(database)
-    now = yield from ensure(EVERY, repair=True)
-    yield from make_finished_index()
-    return now
+    return (yield from ensure(EVERY, repair=True))
 
 
 def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Operation[None]:
@@ -107,7 +101,7 @@ def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Ope
 
 
 def make_finished_index() -> Operation[None]:
-    """Make the index that finds the newest finished tasks of a queue, if it is missing."""
+    """Make the index that finds the newest finished tasks of a queue, if a database of an earlier mtask lacks it."""
     if not (yield from _has_indexes("tasks", [FINISHED_INDEX])):
         yield from _make_indexes("tasks", tasks("create_indexes", [finished_index()]))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mtask.model.listing import end_of_prefix
 from mtask.model.options import MAX_COUNT
 from mtask.model.publishing.identity import NAME_PATTERN
 from mtask.model.status import FINAL, RunStatus, TaskStatus
@@ -210,6 +212,28 @@ def not_running(task_id: str) -> Filter:
     return {"_id": task_id, "$expr": {"$eq": [{"$size": rules.live_runs(x.NOW)}, 0]}}
 
 
+#: What the version of a task covers: all that a caller may want to change, and what tells of a run, but no pings.
+_VERSION = ("$params", "$task_option", "$queue", x.STATUS, _FAILED_CNT, f"{x.STATE}.create_time")
+
+
+def unchanged(document: Mapping[str, Any]) -> Filter:
+    """Match the task if it is of the same version as this document of it."""
+    state = document["task_state"]
+    runs = state["worker_states"]
+    values = [
+        document.get("params"),
+        document["task_option"],
+        document["queue"],
+        state["status"],
+        state["failed_cnt"],
+        state["create_time"],
+        runs[-1]["run_id"] if runs else None,
+    ]
+    run_id = {"$let": {"vars": {"run": {"$last": x.RUNS}}, "in": "$$run.run_id"}}
+    here = [*({"$ifNull": [field, None]} for field in _VERSION), {"$ifNull": [run_id, None]}]
+    return {"$expr": {"$eq": [here, x.literal(values)]}}
+
+
 def final(task_id: str, statuses: Collection[TaskStatus]) -> Filter:
     """Match the task if its status is one of these final statuses."""
     return {"_id": task_id, "task_state.status": {"$in": [status.value for status in statuses]}}
@@ -225,10 +249,33 @@ def looked_up(lookup: Mapping[str, Sequence[Any]]) -> Filter:
     return {"lookup": {"$exists": True}, "$and": wanted}
 
 
-def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match tasks by status, name, queue, key and worker_id, and by lookups.
+def any_of(values: Sequence[str]) -> Any:
+    """Return the condition that a field has one of these values."""
+    return values[0] if len(values) == 1 else {"$in": list(values)}
 
-    Each criterion is one value, several values, or None for any value. The lookups are values by name.
+
+def with_key_prefix(names: Sequence[str], prefix: str) -> Filter:
+    """Match the tasks of these names whose keys begin with the prefix, as ranges of `_id`."""
+    ranges: list[Filter] = []
+    for name in names:
+        first = f"{name}:{prefix}"
+        end = end_of_prefix(first)
+        ranges.append({"_id": {"$gte": first, **({} if end is None else {"$lt": end})}})
+    return ranges[0] if len(ranges) == 1 else {"$or": ranges} if ranges else {"_id": {"$in": []}}
+
+
+def has_key_prefix(prefix: str) -> Filter:
+    """Match tasks whose keys begin with the prefix. The server can test this on the keys of an index with `_id`."""
+    # A regular expression cannot hold the character NUL, except as an escape.
+    escaped = re.escape(prefix).replace("\0", r"\x00")
+    return {"_id": {"$regex": f"^[^:]*:{escaped}"}}
+
+
+def search(criteria: Mapping[str, Any]) -> Filter:
+    """Match tasks by status, name, queue, key, key_prefix, worker_id and params, and by lookups.
+
+    Each criterion is one value, several values, or None for any value. The lookups are values by name, and the params
+    are values by path.
     """
     paths = {
         "status": "task_state.status",
@@ -243,6 +290,12 @@ def search(criteria: Mapping[str, Any]) -> Filter:
             continue
         if field == "lookup":
             matched |= looked_up(wanted)
+            continue
+        if field == "key_prefix":
+            matched |= has_key_prefix(wanted)
+            continue
+        if field == "params":
+            matched |= {f"params.{path}": {"$eq": value} for path, value in wanted.items()}
             continue
         several = [wanted] if isinstance(wanted, str) else list(wanted)
         matched[paths[field]] = several[0] if len(several) == 1 else {"$in": several}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS, SCHEMA_VERSION
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
@@ -133,6 +133,41 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     gets no field.
     """
     return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
+
+
+def change_params(params: Any, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the params, and keep the former ones: the newest few, up to a size."""
+    former = {"$ifNull": ["$former_params", []]}
+    pushed = {"$concatArrays": [[{"params": "$params", "until": now}], former]}
+    newest = {"$slice": [pushed, MAX_FORMER_PARAMS]}
+    size = {"$bsonSize": {"kept": {"$concatArrays": ["$$value.kept", ["$$this"]]}}}
+    # The first ones that together fit: after one that does not fit, none is kept.
+    has_room = {"$and": ["$$value.has_room", {"$lte": [size, MAX_FORMER_BYTES]}]}
+    fitting = {
+        "$reduce": {
+            "input": newest,
+            "initialValue": {"kept": [], "has_room": True},
+            "in": {
+                "$cond": [
+                    has_room,
+                    {"kept": {"$concatArrays": ["$$value.kept", ["$$this"]]}, "has_room": True},
+                    {"kept": "$$value.kept", "has_room": False},
+                ]
+            },
+        }
+    }
+    is_same = {"$eq": ["$params", x.literal(params)]}
+    kept = {"$let": {"vars": {"fitting": fitting}, "in": "$$fitting.kept"}}
+    return [
+        {
+            "$set": {
+                "former_params": {"$cond": [is_same, {"$ifNull": ["$former_params", "$$REMOVE"]}, kept]},
+                "params": x.literal(params),
+                # The params no longer are what the task has gathered.
+                "gather": without_calls(),
+            }
+        }
+    ]
 
 
 def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:

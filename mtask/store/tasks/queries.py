@@ -17,6 +17,8 @@ from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
+#: Matches a task that no other task needs, and whose end is told. The removal of any other one takes more steps.
+NEEDED_BY_NONE: Mapping[str, Any] = {"flow": None, "owed_since": None, "callback_owed": None}
 _RACES = 10
 #: The most ids in one query.
 _AT_ONCE = 1000
@@ -117,20 +119,29 @@ def by_index(call: Call) -> Operation[Any]:
         raise SchemaMismatch("tasks", f"the index {call.kwargs['hint']} is missing", "Run `mtask init`.") from error
 
 
-def cancel(task_id: str) -> Operation[Document]:
-    """Cancel a task, or ask its worker to stop; return the changed task. A finished task stays as it is."""
-    return (yield from _change({"_id": task_id}, requests.cancel(), task_id))
+def cancel(task_id: str, also: filters.Filter | None = None) -> Operation[Document]:
+    """Cancel a task, or ask its worker to stop; return the changed task. A finished task stays as it is.
+
+    `also` is a further condition on the task. If it does not hold, raise TaskNotFound.
+    """
+    return (yield from _change({"_id": task_id, **(also or {})}, requests.cancel(), task_id))
 
 
-def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
+def run_again(
+    task_id: str, *, everything: bool, params: Sequence[Any] = (), also: filters.Filter | None = None
+) -> Operation[Document]:
     """Open a finished task for a new round; return the task.
 
-    Without `everything`, the task must be FAIL or CANCELED.
+    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing. `also` is a
+    further condition on the task. If it does not hold, raise TaskNotFinished.
     """
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
-    guard = filters.final(task_id, allowed)
+    guard = {**filters.final(task_id, allowed), **(also or {})}
+    pipeline = requests.run_again(everything=everything)
+    for given in params:
+        pipeline = [*requests.change_params(given), *pipeline]
     document: Document | None = yield tasks(
-        "find_one_and_update", guard, requests.run_again(everything=everything), return_document=ReturnDocument.AFTER
+        "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
     )
     if document is None:
         existing = yield from get(task_id)
@@ -138,8 +149,11 @@ def run_again(task_id: str, *, everything: bool) -> Operation[Document]:
     return document
 
 
-def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Document]:
-    """Change options of a task; return the task. Raises UnknownOption, InvalidOption or TaskNotFound."""
+def update_option(task_id: str, changes: Mapping[str, Any], also: filters.Filter | None = None) -> Operation[Document]:
+    """Change options of a task; return the task. Raises UnknownOption, InvalidOption or TaskNotFound.
+
+    `also` is a further condition on the task. If it does not hold, raise TaskNotFound.
+    """
     check_option_names(changes)
     for _ in range(_RACES):
         document = yield from get(task_id)
@@ -148,13 +162,15 @@ def update_option(task_id: str, changes: Mapping[str, Any]) -> Operation[Documen
         following = None if again is None else _changed(again["task_option"], changes)
         # If a next round begins or comes meanwhile, its options need the change, too.
         next_options = None if again is None else again["task_option"]
-        guard = {"_id": task_id, "task_option": current, "again.task_option": next_options}
+        guard = {"_id": task_id, "task_option": current, "again.task_option": next_options, **(also or {})}
         pipeline = requests.update_option(option, following=following)
         changed: Document | None = yield tasks(
             "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
         )
         if changed is not None:
             return changed
+        if also is not None:
+            raise TaskNotFound(task_id)
     raise InvalidOption("task_option", "other clients keep changing it; call again")
 
 
@@ -172,8 +188,13 @@ def remove(task_id: str) -> Operation[bool]:
     """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    needed_by_none = {"flow": None, "owed_since": None, "callback_owed": None}
-    result = yield tasks("delete_one", {"_id": task_id, **needed_by_none})
+    result = yield tasks("delete_one", {"_id": task_id, **NEEDED_BY_NONE})
+    return bool(result.deleted_count)
+
+
+def remove_unchanged(task_id: str, also: filters.Filter) -> Operation[bool]:
+    """Remove a task as `remove` does, if the condition holds. A live run ends when it next pings."""
+    result = yield tasks("delete_one", {"_id": task_id, **NEEDED_BY_NONE, **also})
     return bool(result.deleted_count)
 
 

@@ -51,6 +51,7 @@ _REFUSALS: Mapping[int, str] = {
     404: "It does not exist.",
     405: "The address does not take this method.",
     409: "Its state does not allow this.",
+    412: "The task has another ETag than If-Match says.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     421: "The header Host does not name this server.",

@@ -39,22 +39,29 @@ def _control(control: Control) -> Any:
 
 @routes.get("/v1/stats", openapi_extra=_READ)
 async def stats(request: Request) -> Any:
-    """Count tasks by queue, name and status. The counts may be a few seconds old."""
+    """Count tasks by queue, name and status. The counts may be a few seconds old.
+
+    At most 10,000 tasks of each status are counted. `is_more`: the status has more tasks, so the counts are incomplete.
+    """
     rows = await request.app.state.stats.get()
     return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
 
 
 @routes.get("/v1/queues", openapi_extra=_READ)
 async def queues(request: Request, client: TheClient) -> Any:
-    """List queues with the numbers of their tasks by status and with their controls."""
-    rows = await request.app.state.stats.get()
+    """List queues with the numbers of their tasks by status and with their controls.
+
+    The numbers may be a few seconds old. Each is at most 10,000; `more` names the statuses that may have more tasks.
+    `oldest_preempt_time` is that of the tasks that any worker may take.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for counted in await request.app.state.queues.get():
+        queue = found.setdefault(counted.queue, _queue(counted.queue))
+        queue["counts"] = {status.value: count.count for status, count in counted.counts.items() if count.count}
+        queue["more"] = [status.value for status, count in counted.counts.items() if count.is_more]
+        queue["oldest_preempt_time"] = views.plain(counted.oldest_preempt_time)
+    for row in await request.app.state.stats.get():
         queue = found.setdefault(row.queue, _queue(row.queue))
-        queue["counts"][row.status] = queue["counts"].get(row.status, 0) + row.count
-        oldest = views.plain(row.oldest_preempt_time)
-        if row.status == "INIT" and oldest is not None:
-            queue["oldest_preempt_time"] = min(queue["oldest_preempt_time"] or oldest, oldest)
         if row.stuck is not None and row.stuck not in queue["stuck"]:
             queue["stuck"].append(row.stuck)
     for control in await client.controls():
@@ -65,7 +72,7 @@ async def queues(request: Request, client: TheClient) -> Any:
 
 
 def _queue(name: str) -> dict[str, Any]:
-    return {"queue": name, "counts": {}, "oldest_preempt_time": None, "stuck": [], "control": None}
+    return {"queue": name, "counts": {}, "more": [], "oldest_preempt_time": None, "stuck": [], "control": None}
 
 
 @routes.get("/v1/controls", openapi_extra=_READ)

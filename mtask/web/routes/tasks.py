@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Body, Header, Query, Request, Response
 
 from mtask.client import AsyncClient, TaskSpec
 from mtask.client.asking.publication import policy
@@ -28,24 +28,30 @@ from mtask.web.models import (
     PublishedTask,
     PublishTask,
     PutTask,
+    RetryTask,
     TaskBody,
+    TaskCount,
     TaskDocument,
     TaskList,
+    instant,
 )
 from mtask.web.paths import TaskKey, TaskName
-from mtask.web.problems import Forbidden, IdempotencyKeyReused, InvalidRequest, document_of, response_of
+from mtask.web.problems import IdempotencyKeyReused, InvalidRequest, document_of, response_of
 from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_callback, checked_options, router
 
 routes = router("tasks")
 
 _LONGEST_WAIT = 30.0
 _MOST_LISTED = 1000
-_LOOKUP = "lookup."
+_LOOKUP, _PARAMS = "lookup.", "params."
+_FREE = (_LOOKUP, _PARAMS)
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
+_ETAG = re.compile(r'"([!#-~]{1,100})"')
 IdempotencyKey = Annotated[
     str | None, Header(description="The key of a task that is published without one. Then a repeat publishes nothing.")
 ]
-IfMatch = Annotated[str | None, Header(description="Only `*` is supported: the task must exist.")]
+IfMatch = Annotated[str | None, Header(description="The ETag of the task that was read. If it has changed: 412.")]
+KeyPrefix = Annotated[str | None, Query(min_length=1, description="The beginning of the keys.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 
 
@@ -185,7 +191,7 @@ def _is_untouched(result: Published | TaskError) -> bool:
     return isinstance(result, Published) and not result.created and not result.updated
 
 
-@routes.get("/v1/tasks", response_model=TaskList, openapi_extra=about(free_query=_LOOKUP))
+@routes.get("/v1/tasks", response_model=TaskList, openapi_extra=about(free_query=_FREE))
 async def find(
     request: Request,
     client: TheClient,
@@ -196,43 +202,98 @@ async def find(
     key: Several = None,
     worker_id: Several = None,
     fields: Annotated[str | None, Query(description="Fields, comma-separated: status,params.user_id")] = None,
+    key_prefix: KeyPrefix = None,
+    since: Annotated[str | None, Query(description="Only tasks from this instant on, by the order.")] = None,
+    until: Annotated[str | None, Query(description="Only tasks before this instant, by the order.")] = None,
     limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
-    cursor: Annotated[str | None, Query(description="next_cursor of the page before.")] = None,
+    cursor: Annotated[str | None, Query(description="next_cursor of the page before, with the same criteria.")] = None,
 ) -> Any:
-    """List tasks, the newest first. `lookup.NAME=VALUE` finds tasks by a lookup: JSON, or else text."""
-    if caller.tenant is not None and not (key and name):
-        raise Forbidden("A tenant's list names its tasks: give name and key.")
-    wanted = fields.split(",") if fields is not None else list(views.LISTED)
-    found = await client.find(
-        status=status,
-        name=name,
-        queue=queue,
-        key=[caller.stored_key(one) for one in key] if key else None,
-        worker_id=worker_id,
-        lookup=_lookup(request),
-        fields=wanted,
+    """List tasks, the newest first; finished ones by their ends, the last one first; open ones as they are due.
+
+    `lookup.NAME=VALUE` finds tasks by a lookup, and `params.PATH=VALUE` by a value in their params. VALUE is JSON, or
+    else text. A page that holds fewer tasks than `limit`, and has a `next_cursor`, has looked to the instant
+    `looked_to`: `next_cursor` goes on from there.
+    """
+    page = await client.find_page(
+        **_criteria(request, caller, status, name, queue, key, worker_id, key_prefix),
+        since=_instant(since, "since"),
+        until=_instant(until, "until"),
+        fields=fields.split(",") if fields is not None else list(views.LISTED),
         limit=limit,
-        after=views.task_at(cursor),
+        cursor=cursor,
     )
-    has_more = len(found) == limit
     return views.answer(
         {
-            "tasks": [views.listed(one, caller) for one in found],
-            "next_cursor": views.cursor_of(found[-1]) if has_more else None,
+            "tasks": [views.listed(one, caller) for one in page.tasks],
+            "next_cursor": page.next_cursor,
+            "looked_to": views.plain(page.looked_to),
         }
     )
 
 
-def _lookup(request: Request) -> dict[str, list[Any]] | None:
-    lookup: dict[str, list[Any]] = {}
+@routes.get("/v1/tasks:count", response_model=TaskCount, openapi_extra=about(free_query=_FREE))
+async def count(
+    request: Request,
+    client: TheClient,
+    caller: TheCaller,
+    status: Several = None,
+    name: Several = None,
+    queue: Several = None,
+    key: Several = None,
+    worker_id: Several = None,
+    key_prefix: KeyPrefix = None,
+    most: Annotated[int, Query(ge=1, le=10_000, description="Count no more than this.")] = 10_000,
+) -> Any:
+    """Count tasks, up to a bound. `is_more`: there may be more. The criteria are those of the list."""
+    found = await client.count_up_to(
+        **_criteria(request, caller, status, name, queue, key, worker_id, key_prefix), most=most
+    )
+    return views.answer({"count": found.count, "is_more": found.is_more})
+
+
+def _criteria(
+    request: Request,
+    caller: Caller,
+    status: list[str] | None,
+    name: list[str] | None,
+    queue: list[str] | None,
+    key: list[str] | None,
+    worker_id: list[str] | None,
+    key_prefix: str | None,
+) -> dict[str, Any]:
+    params = _free(request, _PARAMS)
+    if any(len(values) > 1 for values in params.values()):
+        raise InvalidRequest("Give each path of params once.")
+    return {
+        "status": status,
+        "name": name,
+        "queue": queue,
+        "key": [caller.stored_key(one) for one in key] if key else None,
+        "worker_id": worker_id,
+        "lookup": _free(request, _LOOKUP) or None,
+        "key_prefix": caller.stored_prefix(key_prefix),
+        "params": {path: values[0] for path, values in params.items()} or None,
+    }
+
+
+def _free(request: Request, prefix: str) -> dict[str, list[Any]]:
+    """Return the values of the query parameters that begin with the prefix. A value is JSON, or else text."""
+    found: dict[str, list[Any]] = {}
     for name, text in request.query_params.multi_items():
-        if name.startswith(_LOOKUP):
+        if name.startswith(prefix):
             try:
                 value = parse_strict(text, name)
             except InvalidInput:
                 value = text
-            lookup.setdefault(name.removeprefix(_LOOKUP), []).append(value)
-    return lookup or None
+            found.setdefault(name.removeprefix(prefix), []).append(value)
+    return found
+
+
+def _instant(text: str | None, field: str) -> datetime | None:
+    try:
+        return None if text is None else instant(text)
+    except ValueError as error:
+        raise InvalidInput(f"{field}: {error}.", field=field) from None
 
 
 @routes.get(
@@ -302,22 +363,20 @@ async def remove(
     name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller, if_match: IfMatch = None
 ) -> Response:
     """Remove a task, whatever its status. If it runs, its run ends."""
-    _check_match(if_match)
     stored = caller.stored_key(key)
-    if not await client.remove(name, stored):
+    if not await client.remove(name, stored, if_match=_tag(if_match)):
         raise TaskNotFound(task_id_of(name, stored))
     return Response(None, 204)
 
 
-Action = Literal["cancel", "retry", "rerun"]
+Action = Literal["cancel", "rerun"]
 
 
 async def _act(
     action: Action, name: str, key: str, client: AsyncClient, caller: Caller, if_match: str | None
 ) -> Response:
-    _check_match(if_match)
-    act = {"cancel": client.cancel, "retry": client.retry, "rerun": client.rerun}[action]
-    return _task(await act(name, caller.stored_key(key)), caller)
+    act = {"cancel": client.cancel, "rerun": client.rerun}[action]
+    return _task(await act(name, caller.stored_key(key), if_match=_tag(if_match)), caller)
 
 
 @routes.post("/v1/tasks/{name}/{key}:cancel", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
@@ -327,9 +386,20 @@ async def cancel(name: TaskName, key: TaskKey, client: TheClient, caller: TheCal
 
 
 @routes.post("/v1/tasks/{name}/{key}:retry", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
-async def retry(name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller, if_match: IfMatch = None) -> Any:
-    """Let a FAIL or CANCELED task run again. Its earlier failures no longer count."""
-    return await _act("retry", name, key, client, caller, if_match)
+async def retry(
+    name: TaskName,
+    key: TaskKey,
+    client: TheClient,
+    caller: TheCaller,
+    body: Annotated[RetryTask, Body()] = RetryTask(),  # noqa: B008 it is never changed
+    if_match: IfMatch = None,
+) -> Any:
+    """Let a FAIL or CANCELED task run again. Its earlier failures no longer count.
+
+    With `params`, it runs with these. Its former params stay in `former_params`: the newest five, 1 MiB in all.
+    """
+    given = {"params": body.params} if "params" in body.model_fields_set else {}
+    return _task(await client.retry(name, caller.stored_key(key), **given, if_match=_tag(if_match)), caller)
 
 
 @routes.post("/v1/tasks/{name}/{key}:rerun", response_model=TaskDocument, openapi_extra=about(Role.PUBLISH))
@@ -348,9 +418,8 @@ async def change(
     if_match: IfMatch = None,
 ) -> Any:
     """Change some of a task's options."""
-    _check_match(if_match)
     options = checked_options(body.options)
-    return _task(await client.update_option(name, caller.stored_key(key), **options), caller)
+    return _task(await client.update_option(name, caller.stored_key(key), if_match=_tag(if_match), **options), caller)
 
 
 @routes.get("/v1/tasks/{name}/{key}/position", openapi_extra=about())
@@ -359,7 +428,11 @@ async def position(name: TaskName, key: TaskKey, client: TheClient, caller: TheC
     return views.answer(views.position(await client.position(name, caller.stored_key(key)), caller))
 
 
-def _check_match(if_match: str | None) -> None:
-    """Refuse a condition on the task's state: no change can test it in its own write yet."""
-    if if_match is not None and if_match.strip() != "*":
-        raise InvalidRequest("If-Match with an ETag is not supported yet. Send the request without it.")
+def _tag(if_match: str | None) -> str | None:
+    """Return the tag in a header If-Match; raise InvalidRequest. `*` is any version, so it needs no test."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    match = _ETAG.fullmatch(if_match.strip())
+    if match is None:
+        raise InvalidRequest('If-Match: send one ETag as the task had it, such as "1f0c…", or *.')
+    return match[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,9 @@ def test_find_continues_after_a_task(mtask: Commands) -> None:
         published(mtask, key)
     whole = [row["_id"] for row in mtask.ok("find", "--json").json]
     first = mtask.ok("find", "--limit", "2")
-    assert f"there are more: --after {whole[1]} continues" in first.err
+    match = re.search(r"there are more: --cursor (\S+) continues", first.err)
+    assert match is not None
+    assert [task["_id"] for task in mtask.ok("find", "--cursor", match[1], "--json").json] == whole[2:]
     rest = mtask.ok("find", "--after", whole[1], "--json").json
     assert [row["_id"] for row in rest] == whole[2:]
     assert mtask("find", "--after", "send:gone").code == 4

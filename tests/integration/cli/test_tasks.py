@@ -135,7 +135,7 @@ def test_list_filters_and_says_that_there_is_more(mtask: Commands, store: SyncSt
     assert ids() == ["hash:c", "hash:b", "hash:a", "send:k1"]
     assert ids("--status", "success") == ["send:k1"]
     assert ids("--status", "running,SUCCESS") == ["hash:a", "send:k1"]
-    assert ids("--name", "hash", "--status", "INIT") == ["hash:c", "hash:b"]
+    assert ids("--name", "hash", "--status", "INIT") == ["hash:b", "hash:c"]  # the one that is due first
     assert ids("--queue", "mail") == ["send:k1"]
     assert ids("--worker", "worker-z") == ["hash:a"]
     assert ids("--limit", "1") == ["hash:c"]

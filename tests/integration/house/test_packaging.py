@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "tests" / "typing_example"
 SERVICE, MISUSE = "service.py", "misuse.py"
 _MARK = "# wrong"
+PAGE = ROOT / "mtask" / "web" / "page"
+PARTS_OF_PAGE = (("templates", "base.html"), ("static", "app.css"), ("static", "vendor/htmx/htmx.min.js"))
 #: Strict for the program that is right. For the mistakes only what a type's precision decides: strict mode would refuse
 #: some of them for unknown types, or as unused expressions, too.
 _PYRIGHT = {"strict": [SERVICE], "reportUnusedExpression": "none", "reportUnnecessaryComparison": "error"}
@@ -109,6 +111,11 @@ def test_wheel_holds_the_package_with_its_types_and_licence_and_nothing_else(bui
     assert {"mtask/py.typed", f"mtask-{mtask.__version__}.dist-info/licenses/LICENSE"} <= names
     sources = {str(file.relative_to(ROOT)) for file in (ROOT / "mtask").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
+    page = {str(file.relative_to(ROOT)) for kind in ("templates", "static") for file in (PAGE / kind).rglob("*.*")}
+    assert {f"{kind}/{name}" for kind, name in PARTS_OF_PAGE} <= {
+        str(Path(name).relative_to("mtask/web/page")) for name in page
+    }
+    assert page <= names
 
 
 def test_wheel_from_the_sdist_equals_the_wheel_from_the_working_tree(built: Built) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import FINISHED_INDEX, STATUS_INDEX, finished_index
+from mtask.store.layout.schema import FINISHED_INDEX
 from tests.integration.cli.commands import Commands
 from tests.integration.house import known_queue
 from tests.integration.house.known_queue import FAR, NOW, OLD
@@ -77,7 +77,9 @@ def questions() -> list[Question]:
 #: `create_time` and the like are no indexes.
 ALL = questions()
 OF_FLOWS = {"mtask_flow", "mtask_unended", "mtask_owed", "mtask_children"}
-KNOWN_INDEXES = {"mtask_status", "mtask_discovery", "mtask_coming", "mtask_lookup", "_id_", *OF_FLOWS}
+#: Where statuses and a bound on create_time are given, the server takes the one of these that leads to fewer tasks.
+EITHER = {"mtask_status", "mtask_recent"}
+KNOWN_INDEXES = {*EITHER, "mtask_discovery", "mtask_coming", "mtask_lookup", "_id_", *OF_FLOWS}
 each = pytest.mark.parametrize("question", ALL, ids=lambda question: str(question.number))
 
 
@@ -187,7 +189,10 @@ def test_index_is_the_one_that_is_named_and_leads_past_what_is_not_asked_for(
         plan = explained(known, asked)
         assert "COLLSCAN" not in plan.stages
         assert plan.collection_scans == 0
-        assert plan.indexes == question.indexes & KNOWN_INDEXES
+        named = question.indexes & KNOWN_INDEXES
+        assert plan.indexes
+        assert plan.indexes <= named
+        assert named == plan.indexes or named - plan.indexes < EITHER <= named
     assert plan.documents <= len(known_queue.tasks()) + 4, "documents"
     assert plan.keys < FAR * 2 + 150 < OLD, "keys of the index"
 
@@ -236,20 +241,15 @@ def test_plan_without_an_index_would_be_noticed(known: SyncStore) -> None:
     assert plan.documents > OLD
 
 
-def test_finish_time_is_in_the_index_of_queues_that_keep_their_newest(known: SyncStore) -> None:
+def test_finish_time_is_in_the_index_of_the_last_finished_tasks(known: SyncStore) -> None:
     asked = {
         "queue": "mail",
         "task_state.status": "SUCCESS",
         "task_state.finish_time": {"$gte": known_queue.at("08:10")},
     }
-    assert STATUS_INDEX in explained(known, [{"$match": asked}]).indexes
-    known.tasks.create_indexes([finished_index()])
-    try:
-        plan = explained(known, [{"$match": asked}])
-        assert plan.indexes == {FINISHED_INDEX}
-        assert plan.documents == 2
-    finally:
-        known.tasks.drop_index(FINISHED_INDEX)
+    plan = explained(known, [{"$match": asked}])
+    assert plan.indexes == {FINISHED_INDEX}
+    assert plan.documents == 2
 
 
 #: What a command must show of the known queue.

@@ -11,7 +11,7 @@ from pymongo.errors import WriteError
 
 from mtask import Client, Flow, RunStatus, TaskSpec
 from mtask.client.operating import purging
-from mtask.errors import DatabaseUnavailable, TaskRunning
+from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
 from mtask.model.callbacks.callback import MAX_OWED
 from mtask.model.status import TaskStatus
 from mtask.store import callbacks
@@ -360,6 +360,28 @@ def test_a_removal_tells_the_end_first(store: SyncStore, client: Client) -> None
     assert client.remove("task", "k")
     assert told(store) == [("task:k", "SUCCESS", 1)]
     assert client.count(name="task") == 0
+
+
+def test_a_bulk_removal_tells_the_ends_first(store: SyncStore, client: Client) -> None:
+    succeed(store, client)
+    assert client.run_bulk(client.plan_bulk("remove", name="task").plan).done_cnt == 1
+    assert told(store) == [("task:k", "SUCCESS", 1)]
+
+
+def test_a_removal_on_a_condition_tells_the_end_first(store: SyncStore, client: Client) -> None:
+    succeed(store, client)
+    assert client.remove("task", "k", if_match=client.etag(client.get("task", "k")))
+    assert told(store) == [("task:k", "SUCCESS", 1)]
+
+
+def test_a_delivery_is_tried_again_only_with_its_own_params(store: SyncStore, client: Client) -> None:
+    client.publish("task", key="k", callback=TO)
+    client.cancel("task", "k")
+    (delivery,) = client.find(name="mtask/callback")
+    client.cancel("mtask/callback", delivery.key)
+    with pytest.raises(InvalidInput, match="mtask's own"):
+        client.retry("mtask/callback", delivery.key, params={"url": "https://elsewhere.example"})
+    assert client.retry("mtask/callback", delivery.key).params == delivery.params
 
 
 def test_a_task_with_a_next_one_expires_only_when_both_are_published(store: SyncStore, client: Client) -> None:

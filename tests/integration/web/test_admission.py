@@ -54,7 +54,7 @@ def test_each_change_takes_its_role_and_a_read_only_server_refuses_all(mongo_uri
     async def refusing(server: Serving) -> None:
         for method, path, body, _ in CHANGES:
             assert (await server.ask(method, path, json=body)).status_code == 403, (method, path)
-        assert (await server.ask("GET", "/v1/tasks")).json() == {"tasks": [], "next_cursor": None}
+        assert (await server.ask("GET", "/v1/tasks")).json() == {"tasks": [], "next_cursor": None, "looked_to": None}
 
     with_server(mongo_uri, f"{database_name}_ro", refusing, settings=WebSettings(port=0, is_read_only=True))
     with_server(mongo_uri, database_name, scenario)
@@ -138,7 +138,7 @@ def test_only_json_of_a_bounded_size_is_read(mongo_uri: str, database_name: str)
 def test_errors_of_addresses_and_methods_are_problems(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         for method, path, status in (
-            ("GET", "/", 404),
+            ("GET", "/nothing", 404),
             ("GET", "/docs", 404),
             ("GET", "/v1/tasks/", 404),
             ("GET", "/v1/tasks//a", 404),

@@ -40,7 +40,6 @@ _ALLOWED = {
     ("cli/options.py", "app.command"): "Typer's",
     ("cli/tasks/find.py", "client.find"): "our own client's",
     ("testing/bench.py", "self.client.find"): "our own client's",
-    ("web/routes/tasks.py", "client.find"): "our own client's",
     ("web/routes/events.py", "stack.aclose"): "an AsyncExitStack's",
     ("demo/watch.py", "self._client.find"): "our own client's",
     ("demo/play.py", "self._fleet.find"): "a worker process of the demo",

@@ -28,11 +28,13 @@ from mtask.store.layout.schema import (
     CHILDREN_INDEX,
     DISCOVERY_INDEX,
     EXPIRY_INDEX,
+    FINISHED_INDEX,
     FLOW_INDEX,
     HEAD_INDEX,
     HELD_INDEX,
     LOOKUP_INDEX,
     OWED_INDEX,
+    RECENT_INDEX,
     STATUS_INDEX,
     UNENDED_INDEX,
     schema_title,
@@ -48,7 +50,8 @@ from tests.mongo import Client, eventually
 pytestmark = pytest.mark.fresh_database
 Document = dict[str, Any]
 _FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX, CALLBACKS_INDEX]
-_OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_FLOWS])
+_LISTS = [RECENT_INDEX, FINISHED_INDEX]
+_OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_LISTS, *_FLOWS])
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""Bulk changes: plans, and the loop that carries one out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtask.client.operating.actions import said
+from mtask.errors import InvalidInput, SchemaMismatch
+from mtask.model.actions import Intent
+from mtask.model.bulk import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
+from mtask.model.documents import describe_validation
+from mtask.store import bulk, diagnosis
+from mtask.store.driver.extended_json import extended_exactly, parse_extended
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks import counting
+from mtask.store.tasks.counting import Count
+
+#: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
+_PAUSE = 1.0
+#: The pause before it is looked whether another process still carries the bulk change out, in seconds.
+_LOOK_AGAIN = 1.0
+_INTENTS: Mapping[Action, Intent] = {"cancel": "bulk cancel", "retry": "bulk retry", "remove": "bulk remove"}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPlan:
+    """A bulk change that was planned and counted, and not begun."""
+
+    action: Action
+    count: Count  #: the number of tasks, exact up to 10,000
+    #: The text with which the change is run, within ten minutes.
+    plan: str
+    cutoff: datetime  #: only tasks that ended, or were created, at this time or before are changed
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """A bulk change that was begun, and how far it has come."""
+
+    bulk_id: str
+    action: Action
+    criteria: Mapping[str, Any]  #: the criteria of the tasks, as `find_page` takes them
+    #: The beginning of the keys to which the change was restricted. None: any key.
+    within: str | None
+    cutoff: datetime  #: only tasks that ended, or were created, at this time or before are changed
+    begin_time: datetime
+    end_time: datetime | None  #: None: tasks are left
+    #: The number of tasks that were changed, at least: if a process dies, its last batch may not be counted.
+    done_cnt: int
+    #: The number of tasks that were found and could not be changed: they changed meanwhile, or belong to a flow.
+    left_cnt: int
+    #: The end of the lease of the process that carries the change out. After it, another process may go on.
+    lease_expire_time: datetime | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all tasks were changed."""
+        return self.end_time is not None
+
+
+def plan(action: str, criteria: Mapping[str, Any], within: str | None = None) -> Operation[BulkPlan]:
+    """Check a bulk change, and return the operation that counts its tasks and signs its plan; raise InvalidInput.
+
+    `within` is the beginning of the keys that the caller may change at all.
+    """
+    known = check_action(action)
+    checked = checked_criteria(known, criteria)
+    if within is not None:
+        checked["key_prefix"] = within + checked.get("key_prefix", "")
+
+    def operation() -> Operation[BulkPlan]:
+        secret = yield from bulk.secret()
+        now = yield from diagnosis.server_time()
+        found = yield from counting.count(checked)
+        text = json.dumps(extended_exactly(checked), ensure_ascii=True)
+        made = Plan(secrets.token_hex(12), known, text, within, now, now + PLAN_LASTS)
+        return BulkPlan(known, found, signed(made, secret), made.cutoff, made.expires)
+
+    return operation()
+
+
+def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:
+    """Store the bulk change of a plan. `within`: see `plan`."""
+    known = None if action is None else check_action(action)
+
+    def operation() -> Operation[Bulk]:
+        now = yield from diagnosis.server_time()
+        return bulk_of((yield from bulk.begin(text, known, within, now)))
+
+    return operation()
+
+
+def logged_as(begun: Bulk) -> tuple[Intent, str]:
+    """Return the intent of a bulk change and the tasks that it changes, for the action log.
+
+    Of params and lookups, the log holds the names alone.
+    """
+    hidden = {name: list(begun.criteria[name]) for name in ("params", "lookup") if begun.criteria.get(name)}
+    return _INTENTS[begun.action], said({**begun.criteria, **hidden})
+
+
+def get(bulk_id: str) -> Operation[Bulk]:
+    """Return a bulk change."""
+    if not isinstance(bulk_id, str):
+        raise InvalidInput(f"a bulk change has an id of text, not {type(bulk_id).__name__}.", field="bulk_id")
+    return _get(bulk_id)
+
+
+def _get(bulk_id: str) -> Operation[Bulk]:
+    return bulk_of((yield from bulk.get(bulk_id)))
+
+
+def every(limit: int, within: str | None) -> Operation[list[Bulk]]:
+    """Return the newest bulk changes. With `within`, return only those that were restricted to these keys."""
+    return [bulk_of(document) for document in (yield from bulk.every(limit, within))]
+
+
+def bulk_of(document: Mapping[str, Any]) -> Bulk:
+    """Return a document as a bulk change; raise SchemaMismatch."""
+    try:
+        found = BulkDocument.model_validate(document)
+        return Bulk(
+            found.id,
+            found.action,
+            parse_extended(found.criteria, "criteria"),
+            found.within,
+            found.cutoff,
+            found.begin_time,
+            found.end_time,
+            found.done_cnt,
+            found.left_cnt,
+            found.lease_expire_time,
+        )
+    except ValidationError as error:
+        reason = f"bulk change {document.get('_id')!r} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch("bulks", reason, "Remove its document.") from None
+
+
+@dataclass(slots=True)
+class Carrying:
+    """The work of one process on a bulk change."""
+
+    bulk_id: str
+    holder: str = field(default_factory=lambda: secrets.token_hex(12))
+    is_ours: bool = False
+
+    def step(self) -> Operation[Bulk]:
+        """Carry out the next batch, unless another process does."""
+        found = yield from bulk.step(self.bulk_id, self.holder)
+        self.is_ours = found.is_ours
+        return bulk_of(found.document)
+
+    def pause(self, took: float) -> float:
+        """Return the pause after a batch, in seconds. `took`: the time that the batch took, in seconds."""
+        return took * _PAUSE if self.is_ours else _LOOK_AGAIN

@@ -1,0 +1,71 @@
+"""Pages of lists: the request for a page, checked, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from mtask.client.reading import views
+from mtask.client.reading.partial import check_fields, fields_of
+from mtask.errors import InvalidInput, shown
+from mtask.model.listing import Place, cursor_of, place_of
+from mtask.store.driver.operation import Operation
+from mtask.store.tasks import counting, listing
+from mtask.store.tasks.counting import Count
+from mtask.store.tasks.listing import Asked
+
+T = TypeVar("T")
+#: The most tasks of one page.
+MAX_PAGE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage(Generic[T]):
+    """A page of a list of tasks."""
+
+    tasks: list[T]
+    #: The text with which the next page begins. None: the list has ended.
+    next_cursor: str | None
+    #: The instant up to which the search has come, if it stopped before the page was full: then `next_cursor` goes on
+    #: from there. None: the page is full, or the list has ended.
+    looked_to: datetime | None = None
+
+
+def page(
+    criteria: Mapping[str, Any],
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    cursor: str | None,
+    fields: Sequence[str] | None,
+) -> Operation[TaskPage[Any]]:
+    """Check the arguments of a page, and return the operation that reads it; raise InvalidInput."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"limit {shown(limit)}: use a whole number from 1 to {MAX_PAGE}.", field="limit")
+    for name, instant in (("since", since), ("until", until)):
+        if instant is not None and (not isinstance(instant, datetime) or instant.utcoffset() is None):
+            raise InvalidInput(f"{name} {shown(instant)}: use a datetime with a time zone.", field=name)
+    asked = Asked(criteria, since, until)
+    after: Place | None = None if cursor is None else place_of(cursor, asked.order)
+    wanted = None if fields is None else check_fields(fields)
+
+    def operation() -> Operation[TaskPage[Any]]:
+        found = yield from listing.page(asked, limit, after, wanted)
+        tasks = views.tasks_of(found.documents) if wanted is None else fields_of(found.documents, wanted)
+        return TaskPage(tasks, None if found.next is None else cursor_of(asked.order, found.next), found.looked_to)
+
+    return operation()
+
+
+def count_up_to(criteria: Mapping[str, Any], most: int) -> Operation[Count]:
+    """Check the arguments of a count, and return the operation that counts; raise InvalidInput."""
+    return counting.count(criteria, check_most(most))
+
+
+def check_most(most: int) -> int:
+    """Return the bound of a count; raise InvalidInput."""
+    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 1_000_000:
+        raise InvalidInput(f"most {shown(most)}: use a whole number from 1 to 1000000.", field="most")
+    return most

@@ -1,0 +1,168 @@
+"""Operations of bulk changes: plan, begin, carry out batch by batch, read.
+
+A bulk change goes through its tasks in an order that does not move, and takes only those up to its cutoff. Each batch
+is one guarded write, so a batch that is done twice changes nothing more. One process at a time carries a bulk change
+out, under a lease; if it dies, another process goes on where the last written batch ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import BulkNotFound, DuplicateKey, InvalidInput
+from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.listing import cursor_of, place_of
+from mtask.model.status import TaskStatus
+from mtask.store import callbacks
+from mtask.store.driver.extended_json import parse_extended
+from mtask.store.driver.operation import Operation, bulks, tasks
+from mtask.store.flows import settling
+from mtask.store.layout import setup
+from mtask.store.statements import expressions as x
+from mtask.store.statements import filters, requests
+from mtask.store.tasks import listing
+from mtask.store.tasks.listing import Asked
+from mtask.store.tasks.queries import NEEDED_BY_NONE
+
+Document = dict[str, Any]
+#: The most tasks of one batch.
+BATCH = 500
+#: The time for which a process may carry out a bulk change without a sign of life.
+LEASE = timedelta(seconds=30)
+#: The time for which the document of a bulk change is kept.
+KEPT = timedelta(days=7)
+_MS = timedelta(milliseconds=1)
+
+
+def secret() -> Operation[bytes]:
+    """Return the secret by which this database's plans are signed. The first call makes it."""
+    found = yield bulks("find_one", {"_id": SECRET_ID})
+    if found is None:
+        yield from setup.make_sure(["bulks"])
+        fresh = {"secret": secrets.token_hex(32), "schema_version": SCHEMA_VERSION}
+        with suppress(DuplicateKey):  # another process was faster
+            yield bulks("update_one", {"_id": SECRET_ID}, {"$setOnInsert": fresh}, upsert=True)
+        found = yield bulks("find_one", {"_id": SECRET_ID})
+    return bytes.fromhex(found["secret"])
+
+
+def begin(text: str, action: Action | None, within: str | None, now: datetime) -> Operation[Document]:
+    """Store the bulk change of a plan; return its document. A plan is begun once, however often this is called."""
+    plan = plan_of(text, (yield from secret()), within, now)
+    if action is not None and plan.action != action:
+        raise InvalidInput(f"plan: it is to {plan.action} tasks, not to {action} them.", field="plan")
+    return (yield from _insert(plan))
+
+
+def _insert(plan: Plan) -> Operation[Document]:
+    fresh = {
+        "action": plan.action,
+        "criteria": x.literal(plan.criteria),
+        "within": x.literal(plan.within),
+        "cutoff": plan.cutoff,
+        "begin_time": x.NOW,
+        "done_cnt": 0,
+        "left_cnt": 0,
+        "expire_time": x.add_ms(x.NOW, KEPT // _MS),
+        "schema_version": SCHEMA_VERSION,
+    }
+    is_new = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+    pipeline = [{"$replaceWith": {"$cond": [is_new, {"$mergeObjects": ["$$ROOT", fresh]}, "$$ROOT"]}}]
+    while True:
+        try:
+            made: Document = yield bulks(
+                "find_one_and_update",
+                {"_id": plan.bulk_id},
+                pipeline,
+                upsert=True,
+                return_document=ReturnDocument.AFTER,
+            )
+        except DuplicateKey:
+            continue
+        return made
+
+
+def get(bulk_id: str) -> Operation[Document]:
+    """Return the document of a bulk change; raise BulkNotFound."""
+    found: Document | None = None if bulk_id == SECRET_ID else (yield bulks("find_one", {"_id": {"$eq": bulk_id}}))
+    if found is None:
+        raise BulkNotFound(bulk_id)
+    return found
+
+
+def every(limit: int, within: str | None = None) -> Operation[list[Document]]:
+    """Return the documents of the newest bulk changes, of all, or of those that were restricted to these keys."""
+    of_changes = {"_id": {"$ne": SECRET_ID}, **({} if within is None else {"within": within})}
+    found: list[Document] = yield bulks("find", of_changes, sort=[("begin_time", -1), ("_id", -1)], limit=limit)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one batch."""
+
+    document: Document
+    is_ours: bool  #: whether this process carries out the bulk change
+
+
+def step(bulk_id: str, holder: str) -> Operation[Step]:
+    """Carry out the next batch of a bulk change, unless another process does; raise BulkNotFound."""
+    is_free = {"$lte": [{"$ifNull": ["$lease_expire_time", x.NOW]}, x.NOW]}
+    free = {
+        "_id": {"$eq": bulk_id, "$ne": SECRET_ID},
+        "end_time": None,
+        "$expr": {"$or": [{"$eq": ["$holder", x.literal(holder)]}, is_free]},
+    }
+    lease = {"holder": x.literal(holder), "lease_expire_time": x.add_ms(x.NOW, LEASE // _MS)}
+    document: Document | None = yield bulks(
+        "find_one_and_update", free, [{"$set": lease}], return_document=ReturnDocument.AFTER
+    )
+    if document is None:
+        return Step((yield from get(bulk_id)), False)
+    bulk = BulkDocument.model_validate(document)
+    criteria = parse_extended(bulk.criteria, "criteria")
+    order = order_of(criteria)
+    place = None if bulk.cursor is None else place_of(bulk.cursor, order)
+    asked = Asked(criteria, until=bulk.cutoff + _MS, by=order)
+    page = yield from listing.page(asked, BATCH, place, ["flow.key"])
+    ids = [row["_id"] for row in page.documents]
+    of_flows = [row["_id"] for row in page.documents if row["f"][0] is not None]
+    still = {"$and": [filters.search(criteria), {"_id": {"$in": ids}}, {order.path: {"$lte": bulk.cutoff}}]}
+    if ids and bulk.action == "remove":
+        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first
+    done = (yield from _change(bulk.action, still, of_flows)) if ids else 0
+    change: dict[str, Any] = {
+        "$set": {"cursor": None if page.next is None else cursor_of(order, page.next)},
+        "$inc": {"done_cnt": done, "left_cnt": len(ids) - done},
+    }
+    if page.next is None:
+        change["$currentDate"] = {"end_time": True}
+    after: Document | None = yield bulks(
+        "find_one_and_update", {"_id": bulk_id, "holder": holder}, change, return_document=ReturnDocument.AFTER
+    )
+    if after is None:  # the lease lapsed meanwhile, and another process goes on
+        return Step((yield from get(bulk_id)), False)
+    return Step(after, True)
+
+
+def _change(action: Action, still: filters.Filter, of_flows: Sequence[str]) -> Operation[int]:
+    """Change a batch of tasks, those that still are as they were asked for; return their number."""
+    if action == "remove":
+        # A live run ends sooner if its worker is asked first.
+        running = {**still, "task_state.status": TaskStatus.RUNNING.value, "flow": None}
+        yield tasks("update_many", running, {"$set": {"task_state.cancel_requested": True}})
+        result = yield tasks("delete_many", {**still, **NEEDED_BY_NONE})
+        return int(result.deleted_count)
+    pipeline = requests.cancel() if action == "cancel" else requests.run_again(everything=False)
+    result = yield tasks("update_many", still, pipeline)
+    if of_flows:
+        yield from settling.settle_all(list(of_flows))
+    return int(result.matched_count)

@@ -1,0 +1,1 @@
+"""Pure geometry: the pictures of tasks and flows, as numbers that the templates draw as SVG."""

@@ -1,0 +1,201 @@
+"""The page as an ASGI application beside the API: sessions, CSRF, the views, and how errors look."""
+
+from __future__ import annotations
+
+import logging
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mtask.client import AsyncClient
+from mtask.client.operating.actions import acting_as
+from mtask.errors import DatabaseError, MtaskError
+from mtask.web.access import ANYBODY
+from mtask.web.hub import Hub
+from mtask.web.page import rendering
+from mtask.web.page.forms import Form, form_of, query_of
+from mtask.web.page.reads import Reads
+from mtask.web.page.routes import flows, live, log, overview, queues, schedules, task, tasks, workers
+from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
+from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
+from mtask.web.problems import (
+    Forbidden,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    Problem,
+    Refusal,
+    Unauthenticated,
+    detail_of,
+    status_of,
+    title_of,
+)
+from mtask.web.settings import WebSettings
+from mtask.web.tokens import Tokens
+
+logger = logging.getLogger("mtask.web")
+_LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
+_HEADS = frozenset({"GET", "HEAD"})
+
+
+class WebPage:
+    """The page."""
+
+    def __init__(self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub) -> None:
+        self._settings, self._tokens = settings, tokens
+        self._sessions = Sessions()
+        self._parts = Parts(client, settings, hub, Reads(client), {})
+        self.addresses = Addresses()
+        for views in (overview, tasks, task, flows, queues, workers, schedules, log, live):
+            self.addresses |= views.addresses
+        self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
+
+    def owns(self, path: str) -> bool:
+        """Whether the page answers at this path, and not the API."""
+        return path in self._paths or path == _ICON or path.startswith(_STATIC)
+
+    async def end(self) -> None:
+        """End all live pages."""
+        for pulse in self._parts.pulses.values():
+            await pulse.end()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ClientDisconnect:
+            return
+        if request.method == "HEAD":
+            answer = Response(None, answer.status_code, headers=dict(answer.headers))
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        session, fresh = None, None
+        try:
+            path = request.scope["path"]
+            if path.startswith(_STATIC) or path == _ICON:
+                return _static(path)
+            session = self._session(request)
+            if path == _LOGIN:
+                return await self._login(request, session)
+            if session is None and not self._settings.is_open:
+                raise Unauthenticated("This takes a session. Show a token.")
+            if session is None:
+                fresh, session = self._sessions.begin(ANYBODY)
+            answer = await self._view(request, session)
+        except (MtaskError, Refusal) as error:
+            answer = self._problem(request, session, error)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            logger.exception("a page failed")
+            mistake = InternalError("This is a mistake of the server. Its log says more.")
+            answer = self._problem(request, session, mistake)
+        if fresh is not None:
+            answer.headers["Set-Cookie"] = set_cookie(request, fresh)
+        return answer
+
+    def _session(self, request: Request) -> Session | None:
+        value = cookie_in(request)
+        return None if value is None else self._sessions.session_of(value)
+
+    async def _view(self, request: Request, session: Session) -> Response:
+        path, method = request.scope["path"], "GET" if request.method in _HEADS else request.method
+        form = Form()
+        if method == "POST":
+            form = await self._checked_form(request, session)
+        if path == _LOGOUT and method == "POST":
+            self._sessions.end(session)
+            left = see(_LOGIN)
+            left.headers["Set-Cookie"] = set_cookie(request, "")
+            return left
+        address = self.addresses.get((method, path))
+        if address is None:
+            raise MethodNotAllowed("This address does not take this method.")
+        visit = Visit(request, self._parts, session, query_of(request), form)
+        address.check(visit)
+        # What the visit changes goes into the action log under the name of the session's token.
+        with acting_as(session.caller.name, "web"):
+            return await address.view(visit)
+
+    async def _checked_form(self, request: Request, session: Session) -> Form:
+        """Return the form of a change. Its page must be one of this server, and of this session."""
+        _check_origin(request)
+        form = await form_of(request, self._settings.max_body)
+        if not session.proves(form.exact("csrf") or request.headers.get("x-csrf-token")):
+            raise Forbidden("This form belongs to another session. Reload the page, and send it again.")
+        return form
+
+    async def _login(self, request: Request, session: Session | None) -> Response:
+        """Exchange a token for a session. A link with a token leaves the address bar at once, by a redirect."""
+        query = query_of(request)
+        form = query
+        if request.method == "POST":
+            _check_origin(request)
+            form = await form_of(request, self._settings.max_body)
+        target = _own_address(form.exact("next"))
+        token = form.text("token")
+        if self._settings.is_open or (session is not None and not token):
+            return see(target)
+        if not token:
+            return rendering.html("login.html", {"target": target, "wrong": ""})
+        caller = self._tokens.caller_of(token)
+        if caller is None:
+            wrong = "The server does not know this token."
+            return rendering.html("login.html", {"target": target, "wrong": wrong}, 401)
+        if session is not None:
+            self._sessions.end(session)
+        value, _ = self._sessions.begin(caller)
+        answer = see(target)
+        answer.headers["Set-Cookie"] = set_cookie(request, value)
+        return answer
+
+    def _problem(self, request: Request, session: Session | None, error: Problem) -> Response:
+        """Return the page that tells of an error."""
+        if isinstance(error, DatabaseError):
+            logger.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, detail_of(error))
+        if isinstance(error, Unauthenticated):
+            is_page = request.method in _HEADS and request.headers.get("hx-request") != "true"
+            if is_page and request.scope["path"] != "/live":
+                return see(to_login(request.scope["path"] + _query(request)))
+            return rendering.html("login.html", {"target": "/", "wrong": "The session has ended."}, 401)
+        status = status_of(type(error))
+        shown = ANYBODY if session is None else session.caller
+        context = {"title": title_of(type(error)), "detail": shown.shown_text(detail_of(error)), "status": status}
+        if session is None:
+            return rendering.html("bare.html", context, status)
+        visit = Visit(request, self._parts, session, Form())
+        again = request.method in _HEADS and isinstance(error, DatabaseError)
+        back = _own_address(urlsplit(request.headers.get("referer", "")).path or None)
+        answer = visit.html("problem.html", status, **context, again=again, back=back)
+        if status == 503:
+            answer.headers["Retry-After"] = "2"
+        return answer
+
+
+def _query(request: Request) -> str:
+    query = request.scope.get("query_string", b"").decode("ascii", "replace")
+    return f"?{query}" if query else ""
+
+
+def _static(path: str) -> Response:
+    found = rendering.static("/static/icon.svg" if path == _ICON else path)
+    if found is None:
+        raise NotFound("There is no such file.")
+    return found
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse a form that names no page of this server. The gate has refused other sites; browsers name all others."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is None or urlsplit(origin).netloc.lower() != host.lower():
+        raise Forbidden("A form must come from a page of this server.")
+
+
+def _own_address(given: str | None) -> str:
+    """Return the address if it is one of this server, else the overview."""
+    is_own = given is not None and given.startswith("/") and given[1:2] not in ("/", "\\") and given.isprintable()
+    return given if is_own and given is not None and given.isascii() else "/"

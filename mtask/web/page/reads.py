@@ -1,0 +1,300 @@
+"""What the views read of the database, all through the client. How a list is searched is decided here alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from mtask.client import AsyncClient
+from mtask.client.diagnosis.explain import Inspected, limits_of
+from mtask.client.diagnosis.position import Position
+from mtask.client.reading.pages import TaskPage
+from mtask.client.reading.partial import TaskFields
+from mtask.client.reading.views import StatRow
+from mtask.errors import DatabaseUnavailable, TaskNotFound
+from mtask.model.controls import Control
+from mtask.model.documents import WorkerDocument
+from mtask.model.publishing.identity import check_key, check_name, task_id_of
+from mtask.model.status import TaskStatus, WorkerStatus
+from mtask.store.tasks.counting import MOST, QueueCounts
+from mtask.web.access import Caller
+
+T = TypeVar("T")
+#: The longest time that a view waits for the database, in seconds.
+PATIENCE = 5.0
+#: The tasks of one page of the list.
+PAGE = 50
+#: The most searches whose first page is kept for a moment.
+_MOST_KEPT = 64
+_LISTED = (
+    "status",
+    "queue",
+    "task_state.create_time",
+    "task_state.next_preempt_time",
+    "task_state.finish_time",
+    "task_state.failed_cnt",
+    "task_state.cancel_requested",
+    "fail_reason",
+    "flow.key",
+)
+
+
+class Fresh(Generic[T]):
+    """A read that all viewers share. A read that takes long is repeated the more seldom: it takes a tenth of the time.
+
+    So the statistics of a small database are live, and those of a large one do not burden it.
+    """
+
+    LEAST, MOST, _PART = 0.3, 30.0, 9
+
+    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+        self._read = read
+        self._lock = asyncio.Lock()
+        self._kept: T
+        self._until = 0.0
+
+    async def get(self) -> T:
+        """Return what was read last, or read anew."""
+        async with self._lock:
+            if time.monotonic() >= self._until:
+                begun = time.monotonic()
+                self._kept = await self._read()
+                took = time.monotonic() - begun
+                self._until = time.monotonic() + min(self.MOST, max(self.LEAST, self._PART * took))
+            return self._kept
+
+    def forget(self) -> None:
+        """Read anew at the next call: something was changed here."""
+        self._until = 0.0
+
+
+@dataclass(slots=True)
+class Queue:
+    """A queue, with the numbers of its tasks and its control."""
+
+    name: str
+    counts: dict[str, int] = field(default_factory=dict)
+    more: set[str] = field(default_factory=set)  #: the statuses that have more tasks than were counted
+    names: dict[str, dict[str, int]] = field(default_factory=dict)
+    names_more: set[str] = field(default_factory=set)  #: the same, of the counts by name
+    oldest: datetime | None = None
+    stuck: dict[str, str] = field(default_factory=dict)  #: reasons by task name
+    control: Control | None = None
+    limits: Sequence[str] = ()
+
+    def shown(self, *statuses: str) -> str:
+        """Return the number of tasks with these statuses for readers: "10,000+" where the count has stopped."""
+        return _shown([self], statuses)
+
+    def shown_of(self, name: str, *statuses: str) -> str:
+        """Return the number of tasks with this name and these statuses for readers."""
+        total = sum(self.names[name].get(status, 0) for status in statuses)
+        return f"{total:,}{'+' * bool(self.names_more.intersection(statuses))}"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether workers claim nothing from it."""
+        return self.control is not None and self.control.paused
+
+    def oldest_due(self, now: datetime) -> datetime | None:
+        """Return since when the longest waiting task has been due; None: nothing is due."""
+        return self.oldest if self.oldest is not None and self.oldest <= now else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of the whole database."""
+
+    now: datetime
+    queues: Mapping[str, Queue]
+    workers: Sequence[WorkerDocument]  #: live ones first
+    names: Sequence[Control]  #: the controls of task names
+
+    @property
+    def live(self) -> list[WorkerDocument]:
+        """The live workers."""
+        return [worker for worker in self.workers if worker.is_live(self.now)]
+
+    @property
+    def silent(self) -> list[WorkerDocument]:
+        """The workers that neither stopped nor beat."""
+        return [w for w in self.workers if not w.is_live(self.now) and w.status is not WorkerStatus.STOPPED]
+
+    def shown(self, *statuses: str) -> str:
+        """Return the number of tasks with these statuses for readers."""
+        return _shown(self.queues.values(), statuses)
+
+    @property
+    def oldest_due(self) -> datetime | None:
+        """Since when the longest waiting task has been due."""
+        return min((due for q in self.queues.values() if (due := q.oldest_due(self.now)) is not None), default=None)
+
+
+def _shown(queues: Iterable[Queue], statuses: Sequence[str]) -> str:
+    total, is_more = 0, False
+    for queue in queues:
+        total += sum(queue.counts.get(status, 0) for status in statuses)
+        is_more |= bool(queue.more.intersection(statuses))
+    return f"{total:,}{'+' * is_more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a list of tasks shows. `params`: values by path below params.
+
+    `since` and `until` bound the instant by which the list is sorted.
+    """
+
+    status: Sequence[str] = ()
+    name: Sequence[str] = ()
+    queue: Sequence[str] = ()
+    key: Sequence[str] = ()
+    worker_id: Sequence[str] = ()
+    lookup: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One page of a list of tasks."""
+
+    page: TaskPage[TaskFields]
+    now: datetime
+
+
+class Reads:
+    """The reads of all views."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._state = Fresh(self._read_state)
+        self._firsts: OrderedDict[str, Fresh[Found]] = OrderedDict()
+
+    async def within(self, reading: Awaitable[T]) -> T:
+        """Wait for a read, but not for long: a page says soon that the database is away."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await reading
+        except TimeoutError:
+            raise DatabaseUnavailable("it did not answer in time") from None
+
+    async def now(self) -> datetime:
+        """Return the server's time."""
+        return await self.within(self._client.server_time())
+
+    async def state(self) -> State:
+        """Return the state of the whole database, as it was a moment ago at the earliest."""
+        return await self.within(self._state.get())
+
+    def forget(self) -> None:
+        """Read the state anew at the next call."""
+        self._state.forget()
+
+    async def _read_state(self) -> State:
+        now = await self._client.server_time()
+        workers = await self._client.workers(live_only=False)
+        controls = await self._client.controls()
+        counts, rows = await self._client.queues(), await self._client.stats(most=MOST)
+        queues = queues_of(counts, rows, controls, workers, now)
+        names = [control for control in controls if control.kind == "name"]
+        workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
+        return State(now, queues, workers, names)
+
+    async def tasks(self, wanted: Search, caller: Caller, cursor: str | None = None) -> Found:
+        """Return a page of tasks. At most 20,000 tasks are examined for it."""
+        return await self.within(self._search(wanted, caller, cursor))
+
+    async def first(self, wanted: Search, caller: Caller) -> Found:
+        """Return the first page of a list, as it was a moment ago at the earliest."""
+        known = f"{caller.tenant!r} {wanted!r}"
+        if known not in self._firsts:
+            self._firsts[known] = Fresh(partial(self._search, wanted, caller, None))
+            if len(self._firsts) > _MOST_KEPT:
+                self._firsts.popitem(last=False)
+        self._firsts.move_to_end(known)
+        return await self.within(self._firsts[known].get())
+
+    async def _search(self, wanted: Search, caller: Caller, cursor: str | None) -> Found:
+        page = await self._client.find_page(
+            status=list(wanted.status) or None,
+            name=list(wanted.name) or None,
+            queue=list(wanted.queue) or None,
+            key=[caller.stored_key(key) for key in wanted.key] or None,
+            worker_id=list(wanted.worker_id) or None,
+            lookup={name: list(values) for name, values in wanted.lookup.items()} or None,
+            key_prefix=None if caller.tenant is None else f"{caller.tenant}:",
+            params=wanted.params or None,
+            since=wanted.since,
+            until=wanted.until,
+            fields=_LISTED,
+            limit=PAGE,
+            cursor=cursor,
+        )
+        return Found(page, await self._client.server_time())
+
+    async def rows(self, task_ids: Sequence[str]) -> tuple[Mapping[str, TaskFields], datetime]:
+        """Return the tasks of a list that is shown already, by id."""
+
+        async def read() -> tuple[Mapping[str, TaskFields], datetime]:
+            found = await self._client.get_many(task_ids, fields=_LISTED)
+            return found.tasks, await self._client.server_time()
+
+        return await self.within(read())
+
+    async def task(self, name: str, key: str, caller: Caller) -> tuple[Inspected, Position | None]:
+        """Return a task, with why it waits and, if it waits for a worker, where it stands. Raises TaskNotFound."""
+
+        async def read() -> tuple[Inspected, Position | None]:
+            stored = caller.stored_key(key)
+            found = await self._client.inspect(task_id_of(check_name(name), check_key(stored)))
+            if found.task is None or found.task.status is not TaskStatus.INIT:
+                return found, None
+            try:
+                return found, await self._client.position(name, stored)
+            except TaskNotFound:
+                return found, None
+
+        return await self.within(read())
+
+
+def queues_of(
+    counts: Iterable[QueueCounts],
+    rows: Iterable[StatRow],
+    controls: Iterable[Control],
+    workers: Iterable[WorkerDocument],
+    now: datetime,
+) -> dict[str, Queue]:
+    """Return the queues that have tasks, a control, or a worker, by name."""
+    found: dict[str, Queue] = {}
+    for counted in counts:
+        queue = found.setdefault(counted.queue, Queue(counted.queue))
+        queue.counts = {status.value: count.count for status, count in counted.counts.items()}
+        queue.more = {status.value for status, count in counted.counts.items() if count.is_more}
+        queue.oldest = counted.oldest_preempt_time
+    for row in rows:
+        queue = found.setdefault(row.queue, Queue(row.queue))
+        queue.names.setdefault(row.name, {})[row.status] = row.count
+        if row.is_more:
+            queue.names_more.add(row.status)
+        if row.status == "INIT" and row.oldest_preempt_time is not None:
+            # The queue's own instant leaves out the tasks that only named workers may take.
+            queue.oldest = min(queue.oldest or row.oldest_preempt_time, row.oldest_preempt_time)
+        if row.stuck is not None:
+            queue.stuck[row.name] = row.stuck
+    every = list(controls)
+    for control in every:
+        if control.kind == "queue":
+            queue = found.setdefault(control.target, Queue(control.target))
+            queue.control, queue.limits = control, limits_of(control.target, every)
+    for worker in workers:
+        for name in worker.queues if worker.is_live(now) else ():
+            found.setdefault(name, Queue(name))
+    return dict(sorted(found.items()))

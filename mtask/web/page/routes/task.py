@@ -1,0 +1,177 @@
+"""One task: its life, why it waits, and what can be done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from mtask.client.diagnosis.explain import Inspected
+from mtask.errors import InvalidInput, TaskNotFound
+from mtask.model.documents import Task
+from mtask.model.options import TaskOption
+from mtask.model.publishing.identity import task_id_of
+from mtask.web import views as answers
+from mtask.web.access import Role
+from mtask.web.page.drawing.timeline import WIDTH, timeline
+from mtask.web.page.rendering import pretty, url, whole
+from mtask.web.page.views import Addresses, Visit, see
+
+addresses = Addresses()
+#: The longest params that the form of a retry shows, in characters.
+_LONGEST_EDITED = 200_000
+
+
+@addresses.get_at("/task")
+async def task(visit: Visit) -> Response:
+    """Show a task."""
+    name, key = _named(visit)
+    caller = visit.caller
+    found, position = await visit.parts.reads.task(name, key, caller)
+    made = found.task
+    shown: dict[str, Any] = {"name": name, "key": key, "now": found.now, "position": position, "found": found}
+    if made is None:
+        fault = caller.shown_text(found.malformed or "")
+        return visit.html("malformed.html", **shown, fault=fault, document=_document(found))
+    flow = made.flow
+    return visit.html(
+        "task.html",
+        **shown,
+        task=made,
+        status=made.status.value,
+        reasons=[(caller.shown_text(reason.message), reason.until) for reason in found.reasons],
+        ended_by=caller.shown_text(made.fail_reason or ""),
+        timeline=timeline(made, found.now),
+        width=WIDTH,
+        options=_options(made),
+        flow_key=None if flow is None else caller.shown_key(flow.key),
+        neighbours=_neighbours(made, visit),
+        params=pretty(made.params),
+        editable=text if len(text := whole(made.params)) <= _LONGEST_EDITED else None,
+        runs=list(reversed(made.runs)),
+        returns=None if made.returns is None else pretty(made.returns),
+    )
+
+
+def _named(visit: Visit) -> tuple[str, str]:
+    name, key = visit.query.exact("name"), visit.query.exact("key")
+    if not name or not key:
+        raise InvalidInput("Name the task: /task?name=NAME&key=KEY.", field="key")
+    return name, key
+
+
+def _document(found: Inspected) -> str:
+    try:
+        return pretty(found.document)
+    except (ValueError, TypeError):  # what is no JSON cannot be shown
+        return str(found.document)
+
+
+def _options(made: Task) -> list[tuple[str, Any, bool]]:
+    """Return each option's name and value, and whether the value differs from the default."""
+    default = TaskOption()
+    return [
+        (name, getattr(made.task_option, name), getattr(made.task_option, name) != getattr(default, name))
+        for name in TaskOption.model_fields
+    ]
+
+
+def _neighbours(made: Task, visit: Visit) -> list[tuple[str, str, str]]:
+    """Return the tasks to which this one leads: what they are to it, their names and their keys."""
+    ids = []
+    if made.flow is not None:
+        ids += [("depends on", task_id) for task_id in made.flow.after[:20]]
+        if made.flow.held_by is not None:
+            ids.append(("held by", made.flow.held_by))
+    if made.chain is not None:
+        ids.append(("goes on from", made.chain.before))
+    if made.task_state.next_id is not None:
+        ids.append(("goes on as", made.task_state.next_id))
+    pairs = [(what, *visit.caller.shown_id(task_id).partition(":")[::2]) for what, task_id in dict.fromkeys(ids)]
+    return [(what, name, key) for what, name, key in pairs]
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def _address(name: str, key: str) -> str:
+    return url("/task", name=name, key=key)
+
+
+@addresses.post_at("/task/cancel", Role.PUBLISH)
+async def cancel(visit: Visit) -> Response:
+    """Cancel a task, or ask the worker that runs it to stop."""
+    name, key = _named(visit)
+    made = await visit.parts.client.cancel(name, visit.caller.stored_key(key))
+    if made.status.is_final:
+        return visit.back(_address(name, key), f"It is {made.status.value}.")
+    return visit.back(_address(name, key), "Its worker was asked to stop the run.")
+
+
+@addresses.post_at("/task/retry", Role.PUBLISH)
+async def retry(visit: Visit) -> Response:
+    """Let a FAIL or CANCELED task run again, with the params of the form if they were changed."""
+    name, key = _named(visit)
+    stored, client = visit.caller.stored_key(key), visit.parts.client
+    text = visit.form.exact("params")
+    if text is None:
+        await client.retry(name, stored)
+        return visit.back(_address(name, key), "It runs again.")
+    params = visit.form.value("params")
+    made = await client.get(name, stored)
+    if answers.same_params(params, made.params):
+        await client.retry(name, stored)
+        return visit.back(_address(name, key), "It runs again, with the same params.")
+    await _with_params(visit, made, params)
+    return visit.back(_address(name, key), "It runs again, with the changed params.")
+
+
+async def _with_params(visit: Visit, made: Task, params: Any) -> None:
+    """Give a finished task other params, and let it run again."""
+    options = made.task_option.stored()
+    await visit.parts.client.publish(
+        made.name,
+        params,
+        key=made.key,
+        queue=made.queue,
+        start_time=made.task_state.start_time,
+        lookup=made.lookups or None,
+        if_exists="update",
+        not_update_running=True,
+        **options,
+    )
+    if not (await visit.parts.client.get(made.name, made.key)).status.is_final:
+        return  # the update has opened it
+    await visit.parts.client.retry(made.name, made.key)
+
+
+@addresses.post_at("/task/rerun", Role.PUBLISH)
+async def rerun(visit: Visit) -> Response:
+    """Let a finished task run again from the start."""
+    name, key = _named(visit)
+    await visit.parts.client.rerun(name, visit.caller.stored_key(key))
+    return visit.back(_address(name, key), "It runs again from the start.")
+
+
+@addresses.post_at("/task/priority", Role.PUBLISH)
+async def priority(visit: Visit) -> Response:
+    """Change the priority of a task."""
+    name, key = _named(visit)
+    text = visit.form.needed("priority")
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidInput("priority: use a whole number.", field="priority") from None
+    await visit.parts.client.update_option(name, visit.caller.stored_key(key), priority=value)
+    return visit.back(_address(name, key), f"Its priority is {value}.")
+
+
+@addresses.post_at("/task/remove", Role.OPERATE)
+async def remove(visit: Visit) -> Response:
+    """Remove a task."""
+    name, key = _named(visit)
+    stored = visit.caller.stored_key(key)
+    if not await visit.parts.client.remove(name, stored):
+        raise TaskNotFound(task_id_of(name, stored))
+    visit.session.note(f"{name}:{key} is removed.")
+    return see("/tasks")

@@ -1,0 +1,356 @@
+"""Lists of many tasks: each page holds what a list of all of them would, and examines a bounded number of documents."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask.model.listing import Order, Place
+from mtask.model.options import TaskOption
+from mtask.model.status import TaskStatus
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import counting, listing
+from mtask.store.tasks.counting import Count
+from mtask.store.tasks.listing import Asked
+from tests.explaining import Examined, examined_by
+
+#: Tasks, queues, names and tenants; a tie is a set of tasks of one instant.
+TASKS, QUEUES, NAMES, TENANTS, TIE = 6_000, 70, 7, 3, 300
+PAGE = 25
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+STATUSES = [
+    TaskStatus.SUCCESS,
+    TaskStatus.INIT,
+    TaskStatus.FAIL,
+    TaskStatus.SUCCESS,
+    TaskStatus.RUNNING,
+    TaskStatus.CANCELED,
+    TaskStatus.SUCCESS,
+]
+Document = dict[str, Any]
+
+
+def document(number: int) -> Document:
+    """Return a task. Ids, names, queues and statuses are spread over all instants."""
+    chosen = random.Random(number)
+    name, queue = f"n{chosen.randrange(NAMES)}", f"q{chosen.randrange(QUEUES):02}"
+    # One tenant has few tasks.
+    tenant = "rare" if number % 300 == 7 else f"t{chosen.randrange(TENANTS)}"
+    key = f"{tenant}:{chosen.randrange(10**9):09}"
+    status = chosen.choice(STATUSES)
+    instant = NOW - timedelta(milliseconds=number // TIE)
+    other = NOW - timedelta(milliseconds=chosen.randrange(TASKS // TIE))
+    times: Document = {"finish_time": other} if status.is_final else {"next_preempt_time": other}
+    return {
+        "_id": f"{name}:{key}",
+        "name": name,
+        "key": key,
+        "queue": queue,
+        "params": {"user": {"id": chosen.randrange(50)}},
+        "task_option": TaskOption(priority=chosen.randrange(3)).stored(),
+        "lookup": [{"k": "order", "v": chosen.randrange(30)}],
+        "task_state": {
+            "status": status.value,
+            "create_time": instant,
+            **times,
+            "failed_cnt": 0,
+            "cancel_requested": False,
+            "worker_states": [],
+        },
+        "schema_version": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Document]:
+    return list({each["_id"]: each for each in map(document, range(TASKS))}.values())
+
+
+@pytest.fixture(scope="module")
+def store(module_store: SyncStore, everything: list[Document]) -> SyncStore:
+    module_store.tasks.insert_many(everything, ordered=False, bypass_document_validation=True)
+    return module_store
+
+
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all bounds as small as this database is, in comparison with one of millions of tasks."""
+    monkeypatch.setattr(listing, "STEPS", (400, 3_600))
+    monkeypatch.setattr(listing, "SORTED", 1_000)
+    monkeypatch.setattr(counting, "_DOCUMENTS", 3_000)
+
+
+CRITERIA: dict[str, Mapping[str, Any]] = {
+    "all": {},
+    "one queue": {"queue": "q03"},
+    "a name and queues": {"name": "n2", "queue": ["q03", "q04", "q05"]},
+    "a worker that has run nothing": {"worker_id": "nobody"},
+    "params": {"params": {"user.id": 7}},
+    "mixed statuses": {"status": ["FAIL", "INIT"]},
+    "waiting": {"status": "WAITING"},
+    "failed": {"status": "FAIL"},
+    "final": {"status": ["SUCCESS", "FAIL", "CANCELED"]},
+    "failed of a queue": {"status": "FAIL", "queue": "q07"},
+    "final of queues": {"status": ["SUCCESS", "FAIL"], "queue": ["q07", "q08"]},
+    "failed of a name": {"status": "FAIL", "name": "n3"},
+    "failed of a name and a queue": {"status": ["FAIL", "CANCELED"], "name": "n3", "queue": "q01"},
+    "failed by params": {"status": "FAIL", "params": {"user.id": 7}},
+    "initial": {"status": "INIT"},
+    "open": {"status": ["INIT", "RUNNING"]},
+    "open of a name": {"status": "INIT", "name": "n5"},
+    "running of a queue": {"status": "RUNNING", "queue": "q11"},
+    "a tenant": {"key_prefix": "t1:"},
+    "a small tenant": {"key_prefix": "rare:"},
+    "a tenant and a name": {"key_prefix": "t2:", "name": "n1"},
+    "a tenant, failed": {"key_prefix": "t2:", "status": "FAIL"},
+    "a tenant, open": {"key_prefix": "t0:", "status": ["INIT", "RUNNING"]},
+    "a lookup": {"lookup": {"order": [3]}},
+    "a lookup and more": {"lookup": {"order": [3, 4]}, "status": "FAIL", "name": "n1", "key_prefix": "t1:"},
+    "nothing": {"queue": "q99", "status": "FAIL"},
+}
+each = pytest.mark.parametrize("criteria", CRITERIA.values(), ids=CRITERIA.keys())
+
+
+def expected(everything: list[Document], asked: Asked) -> list[str]:
+    """Return the ids of the list, found without the database."""
+    order = asked.order
+    field = order.path.removeprefix("task_state.")
+
+    def is_wanted(task: Document) -> bool:
+        state, criteria = task["task_state"], asked.criteria
+        lookup = {entry["k"]: entry["v"] for entry in task["lookup"]}
+        return (
+            all(
+                not asked.several(name) or value in asked.several(name)
+                for name, value in (("status", state["status"]), ("name", task["name"]), ("queue", task["queue"]))
+            )
+            and "worker_id" not in criteria
+            and task["key"].startswith(criteria.get("key_prefix", ""))
+            and all(lookup[name] in values for name, values in criteria.get("lookup", {}).items())
+            and ("params" not in criteria or task["params"]["user"]["id"] == criteria["params"]["user.id"])
+            and (asked.since is None or state[field] >= asked.since)
+            and (asked.until is None or state[field] < asked.until)
+        )
+
+    found = sorted((task["task_state"][field], task["_id"]) for task in everything if is_wanted(task))
+    return [task_id for _, task_id in (reversed(found) if order.is_descending else found)]
+
+
+def assert_bounded(found: list[Examined]) -> None:
+    documents = sum(each.documents for each in found)
+    assert documents <= sum(listing.STEPS) + 4 * PAGE, found
+    assert not any("COLLSCAN" in each.stages for each in found)
+    assert all(each.keys <= sum(listing.STEPS) + 3 * listing._PAIRS + 1 for each in found), found
+
+
+def pages(store: SyncStore, asked: Asked, limit: int, fields: list[str] | None = None) -> list[list[str]]:
+    """Return the ids of all pages. A page that stopped early is joined with the next one."""
+    read: list[list[str]] = []
+    after: Place | None = None
+    for _ in range(10_000):
+        found = store.run(listing.page(asked, limit, after, fields))
+        assert len(found.documents) <= limit
+        assert (found.looked_to is None) or len(found.documents) < limit
+        read.append([row["_id"] for row in found.documents])
+        after = found.next
+        if after is None:
+            return read
+        prefix = asked.criteria.get("key_prefix", "")
+        assert not after.task_id or not after.task_id.partition(":")[2] or prefix[:-1] in after.task_id
+    raise AssertionError("the list has no end")
+
+
+@each
+def test_pages_together_are_the_list(store: SyncStore, everything: list[Document], criteria: Mapping[str, Any]) -> None:
+    asked = Asked(criteria)
+    wanted = expected(everything, asked)
+    for count, fields in ((3, None), (7, ["status"])):
+        read = pages(store, asked, len(wanted) // count + 1, fields)
+        assert [task_id for page in read for task_id in page] == wanted
+
+
+@each
+def test_a_small_page_after_any_task_goes_on_with_the_next_one(
+    store: SyncStore, everything: list[Document], criteria: Mapping[str, Any]
+) -> None:
+    asked = Asked(criteria)
+    wanted = expected(everything, asked)
+    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
+    for index in range(0, len(wanted), max(1, len(wanted) // 5)):
+        place = Place(times[wanted[index]], wanted[index])
+        found = store.run(listing.page(asked, PAGE, place, []))
+        ids = [row["_id"] for row in found.documents]
+        assert ids == wanted[index + 1 : index + 1 + PAGE] or (
+            found.looked_to and ids == wanted[index + 1 :][: len(ids)]
+        )
+
+
+@each
+def test_each_page_examines_a_bounded_number_of_documents(
+    store: SyncStore, everything: list[Document], criteria: Mapping[str, Any]
+) -> None:
+    asked = Asked(criteria)
+    wanted = expected(everything, asked)
+    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
+    places: list[Place | None] = [None]
+    places += [Place(times[wanted[index]], wanted[index]) for index in (0, len(wanted) // 2, len(wanted) - 1) if wanted]
+    for place in places:
+        _, examined = examined_by(store, listing.page(asked, PAGE, place, ["status"]))
+        assert_bounded(examined)
+
+
+#: What an index serves from its order: a page examines hardly more than it returns.
+BY_INDEX = ("all", "failed", "final", "failed of a queue", "final of queues", "a lookup", "initial", "open", "nothing")
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_a_page_that_an_index_serves_examines_hardly_more_than_it_returns(
+    store: SyncStore, everything: list[Document], name: str
+) -> None:
+    asked = Asked(CRITERIA[name])
+    wanted = expected(everything, asked)
+    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
+    middle = [] if not wanted else [Place(times[wanted[len(wanted) // 2]], wanted[len(wanted) // 2])]
+    for place in [None, *middle]:
+        found, examined = examined_by(store, listing.page(asked, PAGE, place, ["status"]))
+        left = len(wanted) if place is None else len(wanted) - len(wanted) // 2 - 1
+        assert len(found.documents) == min(PAGE, left)
+        # Tasks that are due at one instant are not sorted by an index: all of them are.
+        ties = 2 * TASKS // (TASKS // TIE) if asked.order is Order.DUE else 0
+        assert sum(each.documents for each in examined) <= 3 * PAGE + ties, examined
+
+
+def test_since_and_until_bound_the_instant_of_the_order(store: SyncStore, everything: list[Document]) -> None:
+    since, until = NOW - timedelta(milliseconds=30), NOW - timedelta(milliseconds=20)
+    for criteria in ({}, {"status": "FAIL"}, {"status": "INIT"}, {"key_prefix": "rare:"}, {"lookup": {"order": [3]}}):
+        for bounds in ((since, until), (None, until), (since, None), (until, since)):
+            asked = Asked(criteria, *bounds)
+            wanted = expected(everything, asked)
+            assert [i for page in pages(store, asked, 333) for i in page] == wanted, (criteria, bounds)
+            _, examined = examined_by(store, listing.page(asked, PAGE, None, ["status"]))
+            assert_bounded(examined)
+
+
+def test_a_walk_that_meets_nothing_stops_and_says_how_far_it_came(store: SyncStore, everything: list[Document]) -> None:
+    asked = Asked({"params": {"user.id": -1}})
+    found = store.run(listing.page(asked, PAGE, None, []))
+    newest = sorted(((t["task_state"]["create_time"], t["_id"]) for t in everything), reverse=True)
+    assert found.documents == []
+    assert found.next == Place(*newest[sum(listing.STEPS) - 1])
+    assert found.looked_to == newest[sum(listing.STEPS) - 1][0]
+    rest = store.run(listing.page(asked, PAGE, found.next, []))
+    assert (rest.documents, rest.next, rest.looked_to) == ([], None, None)
+
+
+def test_a_tie_of_very_many_due_tasks_is_listed_in_bounded_pages(
+    store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A tie is large in relation to this bound, as millions of tasks of one batch are to the usual one.
+    monkeypatch.setattr(listing, "SORTED", 20)
+    for criteria in ({"status": "INIT"}, {"status": ["INIT", "RUNNING"], "queue": "q03"}):
+        asked = Asked(criteria)
+        assert [i for page in pages(store, asked, 777) for i in page] == expected(everything, asked)
+        _, examined = examined_by(store, listing.page(asked, PAGE, None, ["status"]))
+        assert_bounded(examined)
+
+
+def test_many_queues_are_merged_from_several_queries(
+    store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_PAIRS", 60)
+    for criteria in ({"status": ["FAIL", "CANCELED"]}, {"status": "SUCCESS", "params": {"user.id": 7}}):
+        asked = Asked(criteria)
+        assert [i for page in pages(store, asked, 777) for i in page] == expected(everything, asked)
+    monkeypatch.setattr(listing, "STEPS", (20, 50))
+    asked = Asked({"status": "SUCCESS", "params": {"user.id": 7}})
+    assert [i for page in pages(store, asked, 50) for i in page] == expected(everything, asked)
+
+
+@pytest.mark.parametrize("steps", [(1,), (3, 11), (299, 301)])
+def test_any_length_of_steps_gives_the_same_list(
+    store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(listing, "STEPS", steps)
+    since = NOW - timedelta(milliseconds=3)
+    for criteria in (
+        {"queue": "q03"},
+        {"status": "INIT", "queue": "q03"},
+        {"status": "FAIL", "params": {"user.id": 7}},
+    ):
+        asked = Asked(criteria, since)
+        assert [i for page in pages(store, asked, 5, ["status"]) for i in page] == expected(everything, asked)
+
+
+def test_a_cursor_of_a_tenant_names_no_key_of_another_one(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_NAMES", 1)  # so that the tenant's tasks are looked for among all tasks
+    monkeypatch.setattr(listing, "STEPS", (7, 40))
+    for status in (None, "FAIL", "INIT"):
+        asked = Asked({"key_prefix": "rare:", "status": status})
+        after: Place | None = None
+        places = []
+        for _ in range(20):
+            after = store.run(listing.page(asked, PAGE, after, [])).next
+            if after is None:
+                break
+            places.append(after)
+        assert places
+        assert not any(key.startswith("t") for key in (place.task_id.partition(":")[2] for place in places))
+
+
+# --- counts -----------------------------------------------------------------------------------------------
+
+
+@each
+def test_counts_are_exact_up_to_their_bound(
+    store: SyncStore, everything: list[Document], criteria: Mapping[str, Any]
+) -> None:
+    wanted = len(expected(everything, Asked(criteria)))
+    counted, examined = examined_by(store, counting.count(criteria))
+    if any(value is not None for value in criteria.values()):
+        assert counted.count <= min(wanted, counting.MOST)
+        assert counted == Count(wanted) or counted.is_more, wanted
+    assert sum(each.documents for each in examined) <= counting._DOCUMENTS
+    few = store.run(counting.count(criteria, 10))
+    assert few == counted if not criteria else few == Count(min(wanted, 10), wanted > 10) or few.is_more
+
+
+COVERED = ("failed", "final", "failed of a queue", "final of queues", "failed of a name", "initial", "a tenant")
+
+
+@pytest.mark.parametrize("name", [*COVERED, "open of a name", "a tenant and a name", "a small tenant"])
+def test_counts_by_index_read_no_document(store: SyncStore, everything: list[Document], name: str) -> None:
+    counted, examined = examined_by(store, counting.count(CRITERIA[name]))
+    assert sum(each.documents for each in examined) == 0
+    assert counted == Count(len(expected(everything, Asked(CRITERIA[name]))))
+
+
+def test_queues_are_counted_with_the_time_at_which_their_oldest_task_is_due(
+    store: SyncStore, everything: list[Document]
+) -> None:
+    found = {row.queue: row for row in store.run(counting.queues())}
+    assert len(found) == QUEUES
+    for queue, row in found.items():
+        mine = [task for task in everything if task["queue"] == queue]
+        for status, count in row.counts.items():
+            assert count == Count(sum(task["task_state"]["status"] == status for task in mine)), (queue, status)
+        due = [t["task_state"]["next_preempt_time"] for t in mine if "next_preempt_time" in t["task_state"]]
+        assert (row.oldest_preempt_time, row.is_oldest_rough) == (min(due), False)
+    (_, is_rough), examined = examined_by(store, counting.oldest_due("q03"))
+    assert not is_rough
+    assert len(examined) == 4  # one for each priority, and one that finds no further one
+    assert all(each.documents <= 1 and each.keys <= 8 for each in examined), examined
+    few = store.run(counting.queues(5))
+    assert all(row.counts[TaskStatus.SUCCESS] == Count(5, True) for row in few)
+
+
+def test_statistics_up_to_a_bound_say_which_counts_are_incomplete(store: SyncStore, everything: list[Document]) -> None:
+    whole = store.run(counting.statistics(100_000))
+    assert sum(row["count"] for row in whole) == len(everything)
+    assert not any(row["is_more"] for row in whole)
+    rows, examined = examined_by(store, counting.statistics(100))
+    assert sum(each.documents for each in examined) <= 101 * len(TaskStatus)
+    assert all(row["is_more"] for row in rows)

@@ -1,0 +1,292 @@
+"""Sessions, CSRF, roles and tenants of the page, over real HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
+import pytest
+
+from mtask.web.page.page import WebPage
+from mtask.web.settings import WebSettings
+from mtask.web.tokens import Tokens
+from tests.integration.web.serving import Serving, with_server
+
+_CSRF = re.compile(r'"X-CSRF-Token": "([^"]+)"')
+_VIEWS = ("/", "/tasks", "/flows", "/queues", "/queue?queue=mail", "/workers", "/schedules", "/log", "/charts", "/live")
+#: A change of each address, with a form that would do something.
+_CHANGES = {
+    "/task/cancel?name=echo&key=a": {},
+    "/task/retry?name=echo&key=a": {"params": "{}"},
+    "/task/rerun?name=echo&key=a": {},
+    "/task/priority?name=echo&key=a": {"priority": "5"},
+    "/task/remove?name=echo&key=a": {},
+    "/flow/cancel?key=f": {},
+    "/flow/retry?key=f": {},
+    "/flow/retry-step?key=f&name=echo&step=f/a": {},
+    "/queue/pause?queue=mail": {},
+    "/queue/resume?queue=mail": {},
+    "/queue/limit?queue=mail": {"concurrency": "1"},
+    "/queue/keep?queue=mail": {"success": "1"},
+    "/name/pause": {"name": "echo"},
+    "/name/resume": {"name": "echo"},
+    "/worker/stop?worker_id=w": {},
+    "/worker/resize?worker_id=w": {"concurrency": "1"},
+    "/schedule/add": {"id": "s", "name": "echo", "when": "* * * * *"},
+    "/schedule/pause?id=s": {},
+    "/schedule/resume?id=s": {},
+    "/schedule/remove?id=s": {},
+}
+_OF_PUBLISHERS = ("/task/cancel", "/task/retry", "/task/rerun", "/task/priority", "/flow/")
+
+
+class Visitor:
+    """A browser without scripts."""
+
+    def __init__(self, server: Serving, http: httpx.AsyncClient) -> None:
+        self.server, self.http = server, http
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.http.get(path, headers=headers)
+
+    async def csrf(self) -> str:
+        """Return the session's CSRF token, as each page's forms hold it."""
+        found = _CSRF.search((await self.get("/tasks")).text)
+        assert found is not None
+        return found[1]
+
+    async def post(self, path: str, form: dict[str, str], **headers: str) -> httpx.Response:
+        given = {"Origin": self.server.url, "Content-Type": "application/x-www-form-urlencoded", **headers}
+        return await self.http.post(path, content=urlencode(form), headers=given)
+
+    async def send(self, path: str, **form: str) -> httpx.Response:
+        """Send a form as its page does."""
+        return await self.post(path, {"csrf": await self.csrf(), **form})
+
+
+@asynccontextmanager
+async def visiting(server: Serving, token: str | None = None) -> AsyncIterator[Visitor]:
+    """Give the block a browser, with the session of a token."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
+        if token is not None:
+            answer = await http.get(f"/login?token={token}")
+            assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        yield Visitor(server, http)
+
+
+@pytest.fixture
+def serve(mongo_uri: str, database_name: str) -> Callable[..., None]:
+    """Run a scenario against a server of its own."""
+
+    def run(scenario: Callable[[Serving], Coroutine[Any, Any, None]], **given: Any) -> None:
+        with_server(mongo_uri, database_name, scenario, **given)
+
+    return run
+
+
+def test_without_a_session_there_is_only_the_login(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server) as visitor:
+            for path in (*_VIEWS, *(f"/task?name=echo&key={quote('a/b', safe='')}",)):
+                answer = await visitor.get(path)
+                if path == "/live":
+                    assert answer.status_code == 401
+                    continue
+                assert answer.status_code == 303, path
+                where = answer.headers["location"]
+                assert where == "/login" if path == "/" else f"/login?next={quote(path, safe='')}"
+                fragment = await visitor.get(path, **{"HX-Request": "true"})
+                assert fragment.status_code == 401, path
+            for path, form in _CHANGES.items():
+                assert (await visitor.post(path, form)).status_code == 401, path
+            bearer = {"Authorization": "Bearer operate"}
+            assert (await visitor.get("/tasks", **bearer)).status_code == 303, "the page takes no token"
+
+    serve(scenario)
+
+
+def test_token_becomes_a_cookie_and_leaves_the_address(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server) as visitor:
+            answer = await visitor.get("/login?token=read&next=%2Ftasks%3Fstatus%3DFAIL")
+            assert (answer.status_code, answer.headers["location"]) == (303, "/tasks?status=FAIL")
+            name, _, rest = answer.headers["set-cookie"].partition("=")
+            assert name == f"mtask-{server.port}"
+            value, *attributes = rest.split("; ")
+            assert "read" not in value
+            assert set(attributes) == {"Path=/", "Max-Age=43200", "HttpOnly", "SameSite=Strict"}
+            assert answer.headers["cache-control"] == "no-store"
+            over_tls = await visitor.get("/login?token=read", **{"X-Forwarded-Proto": "https"})
+            assert over_tls.headers["set-cookie"].startswith(f"__Host-mtask-{server.port}=")
+            assert "Secure" in over_tls.headers["set-cookie"].split("; ")
+            for wrong in ("wrong", "x" * 5_000, "%00", "reader"):
+                refused = await visitor.get(f"/login?token={wrong}")
+                assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+                assert "does not know this token" in refused.text
+        async with visiting(server, "operate") as visitor:
+            cookie = f"mtask-{server.port}={visitor.http.cookies[f'mtask-{server.port}']}"
+            api = await server.ask("GET", "/v1/tasks", token=None, headers={"Cookie": cookie})
+            assert api.status_code == 401, "the API takes no cookie"
+            assert (await visitor.send("/logout")).headers["location"] == "/login"
+            again = await server.http.get("/tasks", headers={"Cookie": cookie})
+            assert again.status_code == 303, "the session is over, though the cookie was kept"
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    "target", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\r\nSet-Cookie: x=y", ""]
+)
+def test_login_leads_to_no_other_site(serve: Callable[..., None], target: str) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server) as visitor:
+            answer = await visitor.get(f"/login?token=read&next={quote(target, safe='')}")
+            assert answer.headers["location"] == "/"
+
+    serve(scenario)
+
+
+def test_forged_form_is_refused(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.publish("echo", key="a", delay=3600)
+        path = "/task/cancel?name=echo&key=a"
+        async with visiting(server, "operate") as visitor, visiting(server, "operate") as other:
+            own = {"csrf": await visitor.csrf()}
+            forged: list[tuple[dict[str, str], dict[str, str]]] = [
+                ({}, {}),
+                ({"csrf": ""}, {}),
+                ({"csrf": own["csrf"][:-1]}, {}),
+                ({"csrf": await other.csrf()}, {}),
+                (own, {"Origin": "https://evil.example"}),
+                (own, {"Origin": "null"}),
+                (own, {"Origin": f"http://127.0.0.1:{server.port + 1}"}),
+            ]
+            for form, headers in forged:
+                assert (await visitor.post(path, form, **headers)).status_code == 403, (form, headers)
+            without_origin = await visitor.http.post(path, data=own)
+            assert without_origin.status_code == 403
+            as_json = await visitor.http.post(path, json=own, headers={"Origin": server.url})
+            assert as_json.status_code == 415
+            as_text = await visitor.http.post(
+                path, content=f"csrf={own['csrf']}", headers={"Origin": server.url, "Content-Type": "text/plain"}
+            )
+            assert as_text.status_code == 415
+            assert (await visitor.get(path)).status_code == 405, "a link changes nothing"
+            assert (await server.client.get("echo", "a")).status == "INIT"
+            by_header = await visitor.post(path, {}, **{"X-CSRF-Token": own["csrf"]})
+            assert by_header.status_code == 303
+            assert (await server.client.get("echo", "a")).status == "CANCELED"
+
+    serve(scenario)
+
+
+def test_each_change_takes_its_role(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.publish("echo", key="a", delay=3600)
+        for token in ("read", "publish", "acme"):
+            async with visiting(server, token) as visitor:
+                csrf = await visitor.csrf() if token != "acme" else _CSRF.search((await visitor.get("/flows")).text)[1]  # type: ignore[index]
+                for path, form in _CHANGES.items():
+                    answer = await visitor.post(path, {"csrf": csrf, **form})
+                    is_of_tasks = path.startswith(("/task/", "/flow/"))
+                    if token == "read" or (token == "publish" and not path.startswith(_OF_PUBLISHERS)):
+                        assert answer.status_code == 403, (token, path)
+                    elif token == "acme":
+                        assert answer.status_code == (404 if is_of_tasks else 403), (token, path, answer.text)
+                    else:
+                        assert answer.status_code in (303, 404, 409), (token, path)
+        everything = {path.partition("?")[0] for path in _CHANGES}
+        page = WebPage(server.client, WebSettings(), Tokens(), server.hub)
+        assert {path for method, path in page.addresses if method == "POST"} == everything, "each change is tried"
+
+    serve(scenario)
+
+
+def test_read_only_server_refuses_all_changes_and_shows_no_forms(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.publish("echo", key="a", delay=3600)
+        async with visiting(server, "operate") as visitor:
+            csrf = await visitor.csrf()
+            for path, form in _CHANGES.items():
+                assert (await visitor.post(path, {"csrf": csrf, **form})).status_code == 403, path
+            for path in ("/task?name=echo&key=a", "/queue?queue=default", "/schedules", "/workers"):
+                forms = re.findall(r'<form method="post" action="([^"]+)"', (await visitor.get(path)).text)
+                assert forms == ["/logout"], path
+
+    serve(scenario, settings=WebSettings(port=0, is_read_only=True))
+
+
+def test_tenants_never_meet(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        for tenant in ("acme", "umbra"):
+            await server.client.publish("echo", {"of": tenant}, key=f"{tenant}:same", delay=3600)
+        async with visiting(server, "acme") as acme:
+            shown = await acme.get("/task?name=echo&key=same")
+            assert "acme&#34;" in shown.text
+            assert "umbra" not in shown.text
+            assert "acme:same" not in shown.text
+            for key in ("umbra:same", "acme:same", ":same"):
+                assert (await acme.get(f"/task?name=echo&key={key}")).status_code == 404, key
+            listed = await acme.get("/tasks?name=echo&key=same")
+            assert listed.status_code == 200
+            assert listed.text.count("<tr data-id=") == 1
+            everything = (await acme.get("/tasks")).text
+            assert (everything.count("<tr data-id="), "umbra" in everything) == (1, False)
+            for path in ("/log", "/queues", "/queue?queue=default", "/workers", "/schedules"):
+                assert (await acme.get(path)).status_code == 403, path
+            assert (await acme.get("/")).headers["location"] == "/tasks"
+            assert (await acme.send("/task/cancel?name=echo&key=same")).status_code == 303
+        assert (await server.client.get("echo", "acme:same")).status == "CANCELED"
+        assert (await server.client.get("echo", "umbra:same")).status == "INIT"
+
+    serve(scenario)
+
+
+def test_open_server_still_binds_forms_to_a_session(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.publish("echo", key="a", delay=3600)
+        async with visiting(server) as visitor:
+            first = await visitor.get("/tasks")
+            assert first.status_code == 200
+            assert "HttpOnly; SameSite=Strict" in first.headers["set-cookie"]
+            assert (await visitor.post("/task/cancel?name=echo&key=a", {})).status_code == 403
+            assert (await visitor.send("/task/cancel?name=echo&key=a")).status_code == 303
+            assert (await visitor.get("/login")).headers["location"] == "/"
+
+    serve(scenario, settings=WebSettings(port=0, is_open=True))
+
+
+def test_every_answer_carries_the_security_headers(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server, "operate") as visitor:
+            links = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', (await visitor.get("/")).text))
+            assert len(links) >= 6
+            for path in (
+                *_VIEWS[:-1],
+                *sorted(links),
+                "/login",
+                "/task?name=no&key=no",
+                "/tasks?status=WRONG",
+                "/static/no",
+            ):
+                answer = await visitor.get(path)
+                policy = answer.headers["content-security-policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.headers["x-frame-options"] == "DENY"
+                if not path.startswith("/static/"):
+                    assert answer.headers["cache-control"] == "no-store"
+                if "text/html" in answer.headers.get("content-type", ""):
+                    assert not re.search(r"<(script|link|img)[^>]+=\"?(https?:)?//", answer.text)
+                    assert not re.search(r"<script(?![^>]*\ssrc=)[^>]*>|\sstyle=|\son\w+=|javascript:", answer.text), (
+                        path
+                    )
+            rebound = await server.http.get("/login", headers={"Host": "evil.example"})
+            assert rebound.status_code == 421
+
+    serve(scenario)
