@@ -560,9 +560,9 @@ class AsyncClient(AsyncConnection):
                 await self._run(purging.batch())
                 await self._sleep(purging.pause(time.monotonic() - begun))
         except MtaskError as error:
-            await self._run(log.end(action_id, type(error).__name__, purging.removed))
+            await self._run(log.end(action_id, f"{type(error).__name__}: {purging.removed} removed"))
             raise
-        await self._run(log.end(action_id, DONE, purging.removed))
+        await self._run(log.end(action_id, f"{DONE}: {purging.removed} removed"))
         return purging.removed
 
     async def plan_bulk(
@@ -604,7 +604,10 @@ class AsyncClient(AsyncConnection):
 
         Raises InvalidInput, also if the plan is for another `action`.
         """
-        return await self._run(bulk_requests.begin(plan, within, action))
+        begun = await self._run(bulk_requests.begin(plan, within, action))
+        intent, detail = bulk_requests.logged_as(begun)
+        await self._run(self._actions.begin(intent, "tasks", detail, begun.bulk_id))
+        return begun
 
     async def carry_bulk(self, bulk_id: str) -> Bulk:
         """Carry out a bulk change, and return it once all its tasks are changed.
@@ -617,6 +620,7 @@ class AsyncClient(AsyncConnection):
             begun = time.monotonic()
             found = await self._run(carrying.step())
             if found.is_over:
+                await self._run(self._actions.end(bulk_id, f"{DONE}: {found.done_cnt} changed"))
                 return found
             await self._sleep(carrying.pause(time.monotonic() - begun))
 

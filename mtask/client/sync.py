@@ -561,9 +561,9 @@ class Client(SyncConnection):
                 self._run(purging.batch())
                 self._sleep(purging.pause(time.monotonic() - begun))
         except MtaskError as error:
-            self._run(log.end(action_id, type(error).__name__, purging.removed))
+            self._run(log.end(action_id, f"{type(error).__name__}: {purging.removed} removed"))
             raise
-        self._run(log.end(action_id, DONE, purging.removed))
+        self._run(log.end(action_id, f"{DONE}: {purging.removed} removed"))
         return purging.removed
 
     def plan_bulk(
@@ -605,7 +605,10 @@ class Client(SyncConnection):
 
         Raises InvalidInput, also if the plan is for another `action`.
         """
-        return self._run(bulk_requests.begin(plan, within, action))
+        begun = self._run(bulk_requests.begin(plan, within, action))
+        intent, detail = bulk_requests.logged_as(begun)
+        self._run(self._actions.begin(intent, "tasks", detail, begun.bulk_id))
+        return begun
 
     def carry_bulk(self, bulk_id: str) -> Bulk:
         """Carry out a bulk change, and return it once all its tasks are changed.
@@ -618,6 +621,7 @@ class Client(SyncConnection):
             begun = time.monotonic()
             found = self._run(carrying.step())
             if found.is_over:
+                self._run(self._actions.end(bulk_id, f"{DONE}: {found.done_cnt} changed"))
                 return found
             self._sleep(carrying.pause(time.monotonic() - begun))
 

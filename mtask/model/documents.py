@@ -35,6 +35,8 @@ SCHEMA_VERSION = 1
 SCHEMA_REVISION = 6
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
+#: The first revision whose workers know callbacks. An older worker ends a task without telling anybody.
+CALLBACKS_REVISION = 6
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20

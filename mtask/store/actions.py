@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson.timestamp import Timestamp
 
+from mtask.errors import DuplicateKey
 from mtask.model.actions import KEPT_FOR, MAX_DETAIL, MAX_TARGET, RESULT_SUFFIX, Actor, Intent
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.store.driver.operation import Operation, actions
@@ -22,9 +24,9 @@ Document = dict[str, Any]
 _PATIENCE = timedelta(seconds=3)
 
 
-def begin(actor: Actor, intent: Intent, target: str, detail: str = "") -> Operation[str]:
-    """Write down who is about to do what; return the action's id."""
-    action_id = secrets.token_hex(12)
+def begin(actor: Actor, intent: Intent, target: str, detail: str = "", action_id: str | None = None) -> Operation[str]:
+    """Write down who is about to do what; return the action's id. With an `action_id`, it is written down once."""
+    action_id = action_id or secrets.token_hex(12)
     said = {"actor": actor.name, "via": actor.via, "intent": intent, "target": _cut(target, MAX_TARGET)}
     if detail:
         said["detail"] = _cut(detail, MAX_DETAIL)
@@ -41,7 +43,8 @@ def _insert(document_id: str, said: Mapping[str, Any]) -> Operation[None]:
     # No decision rests on expire_time, so the client's clock is good enough for it.
     expiry = datetime.now(UTC) + KEPT_FOR
     document = {"_id": document_id, "time": Timestamp(0, 0), **said, "expire_time": expiry}
-    yield actions("insert_one", {**document, "schema_version": SCHEMA_VERSION}).within(_PATIENCE)
+    with suppress(DuplicateKey):  # another process, or the same one before, has written it
+        yield actions("insert_one", {**document, "schema_version": SCHEMA_VERSION}).within(_PATIENCE)
 
 
 def _cut(text: str, most: int) -> str:

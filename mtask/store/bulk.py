@@ -21,6 +21,7 @@ from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, pl
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.listing import cursor_of, place_of
 from mtask.model.status import TaskStatus
+from mtask.store import callbacks
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
 from mtask.store.flows import settling
@@ -29,6 +30,7 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
 from mtask.store.tasks import listing
 from mtask.store.tasks.listing import Asked
+from mtask.store.tasks.queries import NEEDED_BY_NONE
 
 Document = dict[str, Any]
 #: The most tasks of one batch.
@@ -134,6 +136,8 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     ids = [row["_id"] for row in page.documents]
     of_flows = [row["_id"] for row in page.documents if row["f"][0] is not None]
     still = {"$and": [filters.search(criteria), {"_id": {"$in": ids}}, {order.path: {"$lte": bulk.cutoff}}]}
+    if ids and bulk.action == "remove":
+        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first
     done = (yield from _change(bulk.action, still, of_flows)) if ids else 0
     change: dict[str, Any] = {
         "$set": {"cursor": None if page.next is None else cursor_of(order, page.next)},
@@ -155,7 +159,7 @@ def _change(action: Action, still: filters.Filter, of_flows: Sequence[str]) -> O
         # A live run ends sooner if its worker is asked first.
         running = {**still, "task_state.status": TaskStatus.RUNNING.value, "flow": None}
         yield tasks("update_many", running, {"$set": {"task_state.cancel_requested": True}})
-        result = yield tasks("delete_many", {**still, "flow": None, "owed_since": None})
+        result = yield tasks("delete_many", {**still, **NEEDED_BY_NONE})
         return int(result.deleted_count)
     pipeline = requests.cancel() if action == "cancel" else requests.run_again(everything=False)
     result = yield tasks("update_many", still, pipeline)

@@ -10,25 +10,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
+from mtask.errors import WorkersTooOld
 from mtask.logs import fields
 from mtask.model.callbacks import callback as rules
 from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
 from mtask.model.options import build_option
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
+from mtask.model.status import TaskStatus
+from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import CALLBACKS_INDEX
+from mtask.store.layout.schema import CALLBACKS_INDEX, STATUS_INDEX
 from mtask.store.statements import callbacks as statements
+from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
+from mtask.store.statements.filters import NEXT
 
 Document = dict[str, Any]
 logger = logging.getLogger("mtask.store")
 #: The most tasks that one call settles.
 BATCH = 500
+_EXAMPLES = 5
 #: The options of a delivery. After 10 s, 20 s, 40 s ... it is tried again, at last once an hour, for about two days.
 _OPTION = build_option(
     {},
@@ -37,10 +43,38 @@ _OPTION = build_option(
         "unexpected_retry_delay_ms": 10_000,
         "retry_backoff": 2.0,
         "retry_max_delay_ms": 3_600_000,
+        "ping_interval_ms": 10_000,
+        "worker_timeout_ms": 30_000,
         "run_timeout_ms": 90_000,
         "retain_success_ms": 7 * 86_400_000,
     },
 ).stored()
+
+
+def check_workers() -> Operation[None]:
+    """Raise WorkersTooOld if a live worker would end a task without telling anybody."""
+    old = yield from workers.without_callbacks(_EXAMPLES)
+    if old:
+        raise WorkersTooOld(old, what="callbacks")
+
+
+def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
+    """Return tasks with ends that have not been told for this time."""
+    before = {"$subtract": [x.NOW, age // timedelta(milliseconds=1)]}
+    oldest = {"$min": f"${statements.OWED_FIELD}.time"}
+    matched = {**statements.owed(), "$expr": {"$lte": [oldest, before]}}
+    found = yield tasks("find", matched, {"_id": 1}, limit=limit, hint=CALLBACKS_INDEX)
+    return [str(document["_id"]) for document in found]
+
+
+def deliveries(status: TaskStatus, limit: int, *, is_due: bool = False) -> Operation[list[str]]:
+    """Return deliveries with this status. With `is_due`, only those that a worker should have taken by now."""
+    matched: Document = {"task_state.status": status.value, "name": DELIVERY}
+    if is_due:
+        matched[NEXT] = {"$exists": True}
+        matched["$expr"] = {"$lte": [f"${NEXT}", x.NOW]}
+    found = yield tasks("find", matched, {"_id": 1}, limit=limit, hint=STATUS_INDEX)
+    return [str(document["_id"]) for document in found]
 
 
 def is_any() -> Operation[bool]:

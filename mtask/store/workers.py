@@ -10,7 +10,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
-from mtask.model.documents import FLOWS_REVISION, SCHEMA_REVISION
+from mtask.model.documents import CALLBACKS_REVISION, FLOWS_REVISION, SCHEMA_REVISION
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.operation import Operation, workers
 from mtask.store.statements import expressions as x
@@ -108,15 +108,21 @@ def find(worker_id: str) -> Operation[Document | None]:
     return document
 
 
-def too_old() -> dict[str, Any]:
-    """Match live workers of a version that knows neither flows nor publishing that gathers."""
+def too_old(revision: int = FLOWS_REVISION) -> dict[str, Any]:
+    """Match live workers of a version before this revision; by default, of one that knows no flows and no gathering."""
     live = {"status": {"$ne": _STOPPED}, "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]}}
-    return {**live, "schema_revision": {"$not": {"$gte": FLOWS_REVISION}}}
+    return {**live, "schema_revision": {"$not": {"$gte": revision}}}
 
 
 def without_flows(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know flows."""
     found = yield workers("find", too_old(), {"_id": 1}, limit=limit)
+    return [str(document["_id"]) for document in found]
+
+
+def without_callbacks(limit: int) -> Operation[list[str]]:
+    """Return live workers of a version that does not know callbacks."""
+    found = yield workers("find", too_old(CALLBACKS_REVISION), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
 
 

@@ -101,7 +101,12 @@ class Bench:
         return self._finished_since(begun)
 
     def advance(
-        self, by: timedelta | None = None, *, timeout: timedelta | float = _PATIENCE, concurrency: int = 100
+        self,
+        by: timedelta | None = None,
+        *,
+        timeout: timedelta | float = _PATIENCE,
+        concurrency: int = 100,
+        callbacks: CallbackReceiver | None = None,
     ) -> list[Task]:
         """Let time pass for all waiting tasks, and run the tasks that are due then. Return the tasks that finished.
 
@@ -112,7 +117,7 @@ class Bench:
             step = store.run(workbench.until_next()) if by is None else by
             if step is not None and step > timedelta(0):
                 store.run(workbench.bring_nearer(step))
-        return self.run(timeout=timeout, concurrency=concurrency)
+        return self.run(timeout=timeout, concurrency=concurrency, callbacks=callbacks)
 
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
         """Publish the task of a schedule's next firing now, and run it. Return the tasks that finished.

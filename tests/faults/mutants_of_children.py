@@ -90,21 +90,21 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-lost-to-a-purge",
         "A purge removes a task that is still to publish its next one.",
-        (Edit("mtask/store/tasks/retention.py", '{"flow": None, "owed_since": None}', '{"flow": None}'),),
+        (Edit("mtask/store/tasks/queries.py", '{"flow": None, "owed_since": None, ', '{"flow": None, '),),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
     Mutation(
         "next-lost-to-a-removal",
         "A removal takes a task away that is still to publish its next one.",
-        (Edit("mtask/store/tasks/queries.py", '{"_id": task_id, "flow": None, "owed_since": None}',
-              '{"_id": task_id, "flow": None}'),),
+        (Edit("mtask/store/tasks/queries.py", '"delete_one", {"_id": task_id, **NEEDED_BY_NONE})',
+              '"delete_one", {"_id": task_id, "flow": None})'),),
         (f"{_NEXT_RUN}::test_a_task_that_owes_its_next_one_is_removed_after_it_is_published",),
     ),
     Mutation(
         "next-unseen-by-scans",
         "Where there are no flows, no scan finds the next task that a dead worker owes.",
         (Edit(_FINDING, "    if found is None:\n        found = yield", "    if False:\n        found = yield"),
-         Edit("mtask/worker/running/finisher.py", "            self._ledger.has_flows = True\n", "            pass\n")),
+         Edit("mtask/worker/running/finisher.py", "        self._ledger.has_flows |= ending.goes_on\n", "")),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
     Mutation(

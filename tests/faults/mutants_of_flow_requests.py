@@ -72,13 +72,13 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "step-is-removed-while-it-owes",
         "A step is deleted before its dependents were told of its end.",
-        (Edit("mtask/store/tasks/queries.py", '**ended, "owed_since": None,', "**ended,"),),
+        (Edit("mtask/store/tasks/queries.py", 'told: Document = {"owed_since": None, ', "told: Document = {"),),
         (f"{_TEST}::test_a_step_is_not_removed_while_it_owes_others_something",),
     ),
     Mutation(
         "keep-takes-steps",
         "Keeping the newest tasks of a queue, or a purge, deletes steps that others depend on.",
-        (Edit("mtask/store/tasks/retention.py", '_NEEDED_BY_NONE = {"flow": None, ', "_NEEDED_BY_NONE = {"),),
+        (Edit("mtask/store/tasks/queries.py", 'Mapping[str, Any] = {"flow": None, ', "Mapping[str, Any] = {"),),
         (f"{_TEST}::test_keep_leaves_the_steps_of_flows",),
     ),
     Mutation(

@@ -14,7 +14,7 @@ LOOKUP_MUTATIONS = (
     Mutation(
         "update-keeps-the-lookups",
         "A task that is published again with other lookups, or none, is still found by the former ones.",
-        (Edit(_REQUESTS, '"lookup": "$$REMOVE" if (lookup', '"lookup": "$lookup" if (lookup'),),
+        (Edit(_REQUESTS, 'name: "$$REMOVE" if (value :=', 'name: f"${name}" if (value :='),),
         (f"{_LOOKUP}::test_update_replaces_the_lookups_and_keep_leaves_them",),
     ),
     Mutation(

@@ -27,6 +27,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
@@ -47,6 +48,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CHILD_MUTATIONS,
     *FLOW_REQUEST_MUTATIONS,
     *GATHERING_MUTATIONS,
+    *CALLBACK_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

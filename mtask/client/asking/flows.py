@@ -16,6 +16,7 @@ from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_key, check_text
+from mtask.store import callbacks
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import publishing
 from mtask.store.flows.publishing import NewFlow, NewStep, PublishedFlow
@@ -209,6 +210,8 @@ class FlowPublication:
     def operation(self) -> Operation[PublishedFlow]:
         """Return the operation that publishes the flow. It must run in a transaction, and can be repeated."""
         try:
+            if any(step.task.callback is not None for step in self._flow.steps):
+                yield from callbacks.check_workers()
             return (yield from publishing.publish(self._flow))
         except (NotStorable, DocumentTooLarge) as error:
             raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error

@@ -71,8 +71,7 @@ class TaskSpec:
         """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`."""
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
-        if name == DELIVERY:
-            raise InvalidInput(f"{DELIVERY} is a task of mtask's own: publish a task with a callback.", field="name")
+        _check_ours(name)
         params = _checked_params(name, self.params)
         collects = policy.gather is not None and policy.gather.kind == "calls"
         if collects:
@@ -191,10 +190,18 @@ UNCHANGED = Unchanged.UNCHANGED
 def checked_params(task: TaskRef, params: Any) -> Any:
     """Return the params of a task as they are stored; raise InvalidParams. The handler checks them if it is at hand."""
     handler = handler_of(task)
-    checked = _checked_params(handler.name if handler else check_name(task), params)
+    name = handler.name if handler else check_name(task)
+    _check_ours(name)
+    checked = _checked_params(name, params)
     if handler:
         handler.bind(checked)
     return checked
+
+
+def _check_ours(name: str) -> None:
+    """Raise InvalidInput if the params of these tasks are mtask's own: workers sign what they hold."""
+    if name == DELIVERY:
+        raise InvalidInput(f"{DELIVERY} is a task of mtask's own: publish a task with a callback.", field="name")
 
 
 def _checked_params(name: str, params: Any) -> Any:

@@ -74,6 +74,8 @@ def publish(
 
     def operation() -> Operation[Published]:
         try:
+            if prepared.callback is not None:
+                yield from callbacks.check_workers()
             if policy.gather is not None:
                 (result,) = yield from gathering.publish([prepared], policy.gather, in_session=in_session)
                 if isinstance(result, TaskError):
@@ -102,6 +104,8 @@ def publish_many(
         if not prepared:
             return []
         try:
+            if any(task.callback is not None for task in prepared):
+                yield from callbacks.check_workers()
             if policy.gather is not None:
                 return (yield from gathering.publish(prepared, policy.gather, in_session=in_session))
             if policy.window is not None:

@@ -95,7 +95,9 @@ class ActionLog:
         yield from self.end(action_id, DONE)
         return result
 
-    def begin(self, intent: Intent, target: str, detail: str = "") -> Operation[str | None]:
+    def begin(
+        self, intent: Intent, target: str, detail: str = "", action_id: str | None = None
+    ) -> Operation[str | None]:
         """Write down who is about to do what; return the action's id. None: that was not possible."""
         if not self._is_on:
             return None
@@ -104,17 +106,17 @@ class ActionLog:
             if not self._is_made:
                 yield from setup.make_sure(["actions"])
                 self._is_made = True
-            return (yield from actions.begin(actor, intent, target, detail))
+            return (yield from actions.begin(actor, intent, target, detail, action_id))
         except MtaskError as error:
             self._warn(error)
             return None
 
-    def end(self, action_id: str | None, result: str, removed: int | None = None) -> Operation[None]:
-        """Write down what came of an action, and how many tasks it has removed."""
-        if action_id is None:
+    def end(self, action_id: str | None, result: str) -> Operation[None]:
+        """Write down what came of an action."""
+        if action_id is None or not self._is_on:
             return
         try:
-            yield from actions.end(action_id, result if removed is None else f"{result}: {removed} removed")
+            yield from actions.end(action_id, result)
         except MtaskError as error:
             self._warn(error)
 

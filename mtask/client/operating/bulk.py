@@ -11,7 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mtask.client.operating.actions import said
 from mtask.errors import InvalidInput, SchemaMismatch
+from mtask.model.actions import Intent
 from mtask.model.bulk import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.model.documents import describe_validation
 from mtask.store import bulk, diagnosis
@@ -24,6 +26,7 @@ from mtask.store.tasks.counting import Count
 _PAUSE = 1.0
 #: The pause before it is looked whether another process still carries the bulk change out, in seconds.
 _LOOK_AGAIN = 1.0
+_INTENTS: Mapping[Action, Intent] = {"cancel": "bulk cancel", "retry": "bulk retry", "remove": "bulk remove"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,15 @@ def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:
         return bulk_of((yield from bulk.begin(text, known, within, now)))
 
     return operation()
+
+
+def logged_as(begun: Bulk) -> tuple[Intent, str]:
+    """Return the intent of a bulk change and the tasks that it changes, for the action log.
+
+    Of params and lookups, the log holds the names alone.
+    """
+    hidden = {name: list(begun.criteria[name]) for name in ("params", "lookup") if begun.criteria.get(name)}
+    return _INTENTS[begun.action], said({**begun.criteria, **hidden})
 
 
 def get(bulk_id: str) -> Operation[Bulk]:

@@ -17,6 +17,8 @@ from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
+#: Matches a task that no other task needs, and whose end is told. The removal of any other one takes more steps.
+NEEDED_BY_NONE: Mapping[str, Any] = {"flow": None, "owed_since": None, "callback_owed": None}
 _RACES = 10
 #: The most ids in one query.
 _AT_ONCE = 1000
@@ -186,14 +188,13 @@ def remove(task_id: str) -> Operation[bool]:
     """
     asked = {"_id": task_id, "task_state.status": TaskStatus.RUNNING.value}
     yield tasks("update_one", asked, {"$set": {"task_state.cancel_requested": True}})
-    needed_by_none = {"flow": None, "owed_since": None, "callback_owed": None}
-    result = yield tasks("delete_one", {"_id": task_id, **needed_by_none})
+    result = yield tasks("delete_one", {"_id": task_id, **NEEDED_BY_NONE})
     return bool(result.deleted_count)
 
 
 def remove_unchanged(task_id: str, also: filters.Filter) -> Operation[bool]:
     """Remove a task as `remove` does, if the condition holds. A live run ends when it next pings."""
-    result = yield tasks("delete_one", {"_id": task_id, "flow": None, "owed_since": None, **also})
+    result = yield tasks("delete_one", {"_id": task_id, **NEEDED_BY_NONE, **also})
     return bool(result.deleted_count)
 
 

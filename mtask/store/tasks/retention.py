@@ -16,10 +16,10 @@ from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, rules
+from mtask.store.tasks.queries import NEEDED_BY_NONE
 
 #: The most tasks that one command removes.
 BATCH = 500
-_NEEDED_BY_NONE = {"flow": None, "owed_since": None, "callback_owed": None}
 
 
 def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters.Filter:
@@ -29,7 +29,7 @@ def purgeable(criteria: Mapping[str, Any], older_than_ms: int | None) -> filters
     if older_than_ms is not None:
         ended = {"$ifNull": [f"{x.STATE}.finish_time", f"{x.STATE}.create_time"]}
         conditions.append({"$lte": [ended, {"$subtract": [x.NOW, older_than_ms]}]})
-    return {**matched, **_NEEDED_BY_NONE, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
+    return {**matched, **NEEDED_BY_NONE, "$expr": {"$and": [{"$isArray": [x.RUNS]}, *conditions]}}
 
 
 def count(matched: filters.Filter) -> Operation[int]:
@@ -62,7 +62,7 @@ def remove_older(
     `also` holds further guards for the removal.
     """
     assert set(statuses) <= FINAL_STATUSES
-    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}, **_NEEDED_BY_NONE}
+    finished = {"queue": queue, "task_state.status": {"$in": [status.value for status in statuses]}, **NEEDED_BY_NONE}
     order = [("task_state.finish_time", -1), ("_id", -1)]
     view = {"_id": 1, "task_state.finish_time": 1}
     has_ended = {**finished, "task_state.finish_time": {"$exists": True}}

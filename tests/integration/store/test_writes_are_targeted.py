@@ -175,7 +175,7 @@ def opened(uri: str, database: str) -> Iterator[tuple[Client, Mongo]]:
 
 
 def tells(client: Client) -> None:
-    """Cancel a task with a callback, and one whose mark cannot be read."""
+    """Cancel a task with a callback, and one whose mark cannot be read; then remove them."""
     for key in ("told", "unreadable"):
         client.publish("quick", key=key, callback={"url": "https://hooks.example.com"})
     client.cancel("quick", "told")
@@ -183,6 +183,8 @@ def tells(client: Client) -> None:
     client.tasks.update_one({"_id": "quick:unreadable"}, {"$set": mark}, bypass_document_validation=True)
     with pytest.raises(MalformedTask):
         client.cancel("quick", "unreadable")
+    assert client.remove("quick", "told", if_match=client.etag(client.get("quick", "told")))
+    assert client.run_bulk(client.plan_bulk("remove", key="unreadable").plan).done_cnt == 1
 
 
 def test_every_write_of_workers_and_clients_names_its_documents_by_id(

@@ -14,6 +14,7 @@ import pytest
 import mtask
 from mtask import errors
 from mtask.model import rules
+from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
 
 ROOT = Path(__file__).parents[3]
 PAGES_OF_THE_CODE = ("docs", "CONTRIBUTING.md")
@@ -94,7 +95,8 @@ def test_every_link_and_anchor_leads_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES_THAT_NAME_CODE)
 def test_every_file_that_a_page_names_exists(page: str) -> None:
-    named = _FILE.findall(prose_of(ROOT / page))
+    # One task name looks like a path.
+    named = [path for path in _FILE.findall(prose_of(ROOT / page)) if path not in (DELIVERY, DELIVERY_QUEUE)]
     assert [path for path in named if not any(ROOT.glob(path.rstrip("/")))] == []
 
 

@@ -206,6 +206,19 @@ def test_a_service_can_leave_its_actions_out(mongo_uri: str, database_name: str)
         assert client.actions() == []
 
 
+def test_a_bulk_change_is_written_down_once_without_the_values_of_params(client: AnyClient) -> None:
+    for key in "ab":
+        client.publish("send", {"token": SECRET}, key=key, lookup={"user": SECRET})
+    plan = client.plan_bulk("cancel", name="send", params={"token": SECRET}, lookup={"user": SECRET})
+    assert client.run_bulk(plan.plan).done_cnt == 2
+    client.run_bulk(plan.plan)
+    (action,) = client.actions()
+    assert (action.intent, action.target, action.result) == ("bulk cancel", "tasks", "done: 2 changed")
+    assert "name='send'" in action.detail
+    assert "token" in action.detail
+    assert SECRET not in repr(action)
+
+
 def test_an_action_whose_process_is_killed_is_in_the_log(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
     """A purge of many tasks dies in its pause between two batches. Its result is not known, but who began it is."""
     with Client(mongo_uri, database=database_name) as client:

@@ -75,6 +75,15 @@ def test_a_resolver_that_changes_its_mind_leads_nowhere_else() -> None:
         assert len(receiver.received) == 1
 
 
+def test_the_connection_goes_to_the_address_that_was_checked() -> None:
+    """The name means another address here, as it would after a rebinding: nobody listens at it."""
+    with CallbackReceiver() as receiver:
+        read = read_options(f"http://rebound.invalid:{receiver.port}", LOCAL)
+        target = read.target(f"http://rebound.invalid:{receiver.port}/")
+        assert send(target, b"{}", {}, read, lambda host, port: ["127.0.0.1"]) == 204
+        assert receiver.received[0].headers["host"] == f"rebound.invalid:{receiver.port}"
+
+
 def test_the_next_address_is_tried_if_one_refuses_the_connection() -> None:
     with CallbackReceiver() as receiver:
         assert posted(receiver.port, options_for(receiver.port), ["127.0.0.2", "127.0.0.1"]) == 204

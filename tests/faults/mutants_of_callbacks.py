@@ -1,0 +1,171 @@
+"""Mutations of callbacks: each leaves out one step between the end of a task and the receiver, or one check of it."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_ADDRESSES = "mtask/model/callbacks/addresses.py"
+_BULK = "mtask/store/bulk.py"
+_DERIVE = "mtask/store/statements/derive.py"
+_FLOWS = "mtask/store/statements/flows.py"
+_OPERATION = "mtask/store/callbacks.py"
+_PIPELINES = "mtask/store/statements/pipelines.py"
+_QUERIES = "mtask/store/tasks/queries.py"
+_RULES = "mtask/model/callbacks/callback.py"
+_SENDING = "mtask/worker/callbacks/sending.py"
+_SHORT = "mtask/store/statements/short.py"
+_TWINS = "mtask/store/statements/callbacks.py"
+
+_STORE = "tests/integration/store/test_callbacks.py"
+_WAYS = f"{_STORE}::test_each_way_to_an_end_owes_one_callback_and_the_next_process_publishes_it"
+_SEND = "tests/unit/worker/callbacks/test_sending.py"
+
+CALLBACK_MUTATIONS = (
+    Mutation(
+        "end-without-a-callback",
+        "A task ends and nobody is owed anything.",
+        (Edit(_DERIVE, '                **callbacks.owe(f"{derived}.tells", f"{derived}.status", now),\n', ""),),
+        (_WAYS,),
+    ),
+    Mutation(
+        "quarantine-without-a-callback",
+        "A malformed task is marked FAIL, and its callback is forgotten.",
+        (Edit(_PIPELINES, '"flow": unheld, **told}}]', '"flow": unheld}}]'),),
+        (f"{_WAYS}[quarantine]",),
+    ),
+    Mutation(
+        "short-finish-of-a-task-with-a-callback",
+        "The short finish ends a task with a callback and owes nothing.",
+        (Edit(_SHORT, "        _TELLS_NONE,\n", ""),),
+        (f"{_WAYS}[succeed]", "tests/parity/test_simple_parity.py::test_simple_task_is_taken_as_one"),
+    ),
+    Mutation(
+        "end-is-told-at-each-change",
+        "Each further change of a task that has ended tells its end again.",
+        (Edit(_TWINS, '[CALLBACK, {"$not": [was_final]}, ', "[CALLBACK, "),),
+        (f"{_STORE}::test_a_client_tells_at_once_what_it_has_ended",),
+    ),
+    Mutation(
+        "callback-crossed-off-first",
+        "The mark is removed before the delivery is published: a death in between loses it.",
+        (
+            Edit(_OPERATION, '    if made:\n        yield tasks("insert_new", made)\n', ""),
+            Edit(
+                _OPERATION,
+                'statements.cross_off(told), hint="_id_")\n',
+                'statements.cross_off(told), hint="_id_")\n    if made:\n        yield tasks("insert_new", made)\n',
+            ),
+        ),
+        (f"{_STORE}::test_a_death_at_any_point_leaves_the_mark_or_has_done_all",),
+    ),
+    Mutation(
+        "callback-is-not-crossed-off",
+        "The mark stays for ever, and with it the task.",
+        (Edit(_TWINS, '{"$cond": [{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]}', "OWED"),),
+        (_WAYS,),
+    ),
+    Mutation(
+        "cross-off-takes-all",
+        "A process that read before a retry crosses off the end that came after it.",
+        (Edit(_TWINS, '"cond": {"$not": [{"$in": ["$$one.number", numbers]}]}', '"cond": False'),),
+        (f"{_STORE}::test_each_end_has_a_number_of_its_own_also_between_two_looks",),
+    ),
+    Mutation(
+        "cross-off-of-the-next-task",
+        "The mark of a removed task is crossed off the task that was published after it.",
+        (
+            Edit(
+                _TWINS, '[{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]', '[{"$isArray": [OWED]}, left, OWED]'
+            ),
+        ),
+        (f"{_STORE}::test_a_mark_of_the_task_that_was_there_before_is_not_crossed_off_the_next_one",),
+    ),
+    Mutation(
+        "id-without-the-create-time",
+        "A task that is published again after its removal has the ids of the former one: nobody hears of it.",
+        (Edit(_RULES, r'f"{task.task_id}\0{created}\0{number}"', r'f"{task.task_id}\0{number}"'),),
+        (f"{_STORE}::test_a_task_that_is_published_again_after_its_removal_has_other_ids",),
+    ),
+    Mutation(
+        "expires-before-it-is-told",
+        "The TTL index removes a task whose end is still to be told.",
+        (
+            Edit(
+                _DERIVE,
+                '{"$or": [x.OWED_SINCE, callbacks.OWED, f"{derived}.tells"]}',
+                "x.OWED_SINCE",
+            ),
+        ),
+        (f"{_STORE}::test_retention_begins_when_the_end_is_told",),
+    ),
+    Mutation(
+        "never-expires-after-it-is-told",
+        "The retention of a task with a callback never begins.",
+        (Edit(_TWINS, '"expire_time": begun, "quiet_time": now', '"quiet_time": now'),),
+        (f"{_STORE}::test_retention_begins_when_the_end_is_told",),
+    ),
+    Mutation(
+        "removed-before-it-is-told",
+        "A removal, a purge and the keep of a queue take the end with them.",
+        (Edit(_QUERIES, '"owed_since": None, "callback_owed": None}\n_RACES', '"owed_since": None}\n_RACES'),),
+        (
+            f"{_STORE}::test_a_removal_tells_the_end_first",
+            f"{_STORE}::test_neither_a_purge_nor_the_keep_of_a_queue_removes_a_task_whose_end_is_to_be_told",
+        ),
+    ),
+    Mutation(
+        "bulk-removal-leaves-what-is-owed",
+        "A bulk removal does not tell the ends first, so it leaves these tasks.",
+        (
+            Edit(
+                _BULK,
+                "        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first\n",
+                "        pass\n",
+            ),
+        ),
+        (f"{_STORE}::test_a_bulk_removal_tells_the_ends_first",),
+    ),
+    Mutation(
+        "flow-ends-before-it-is-told",
+        "The retention of a flow begins while the end of a step is still to be told.",
+        (
+            Edit(
+                _FLOWS,
+                '{"$or": [{"owed_since": {"$exists": True}}, callbacks.owed()]}',
+                '{"owed_since": {"$exists": True}}',
+            ),
+        ),
+        (f"{_STORE}::test_the_retention_of_a_flow_waits_for_its_callbacks",),
+    ),
+    # --- what may be called ---------------------------------------------------------------------------------
+    Mutation(
+        "only-the-first-address-is-checked",
+        "A host with a public and a private address is called at the private one.",
+        (Edit(_SENDING, "    for text in texts:\n        try:", "    for text in texts[:1]:\n        try:"),),
+        (f"{_SEND}::test_a_host_with_one_address_that_may_not_be_called_is_not_called_at_all",),
+    ),
+    Mutation(
+        "host-is-resolved-again",
+        "The connection goes to the name, so to whatever it means a moment after the check.",
+        (Edit(_SENDING, "(str(self._address), self._target.port)", "(self._target.host, self._target.port)"),),
+        (f"{_SEND}::test_the_connection_goes_to_the_address_that_was_checked",),
+    ),
+    Mutation(
+        "address-stays-wrapped",
+        "An IPv4 address inside an IPv6 one is taken for a public address.",
+        (
+            Edit(
+                _ADDRESSES,
+                "    inner = unwrapped(address)\n    if isinstance(inner",
+                "    inner = address\n    if isinstance(inner",
+            ),
+        ),
+        ("tests/unit/model/callbacks/test_addresses.py::test_public_addresses_may_be_called",),
+    ),
+    Mutation(
+        "message-without-a-deadline",
+        "A receiver that sends a byte now and then holds a message for ever.",
+        (Edit(_SENDING, "        self._timer.start()\n", ""),),
+        (f"{_SEND}::test_a_slow_receiver_ends_at_the_time_limit",),
+    ),
+)
