@@ -31,7 +31,7 @@ from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 5
+SCHEMA_REVISION = 6
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
 DEFAULT_QUEUE = "default"
@@ -130,6 +130,8 @@ class FlowStep(BaseModel):
     #: While the task is WAITING: one open dependency. The end of that dependency makes the task look again. After an
     #: end that another task caused: that task.
     held_by: Text | None = None
+    #: Whether no WAITING task watches this one, so that its success needs no mark. A watch removes the field first.
+    unwatched: StrictBool = False
     #: The tasks to which this task was added as a child, the nearest last.
     ancestors: Annotated[list[Text], Field(max_length=MAX_DEPTH)] = Field(default_factory=list)
     has_children: StrictBool = False
