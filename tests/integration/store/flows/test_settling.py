@@ -344,6 +344,20 @@ def test_a_success_that_nobody_watches_is_not_marked(store: SyncStore) -> None:
     assert status(store, "p") == "INIT"
 
 
+@pytest.mark.parametrize("had_a_run", [False, True])
+def test_a_success_renews_the_mark_of_an_earlier_change(store: SyncStore, had_a_run: bool) -> None:
+    """Nobody watches D, but its earlier change is not settled: whoever is about to remove that mark must notice."""
+    publish(store, {"d": []})
+    if had_a_run:
+        end(store, "d", fails=True)
+        store.run(queries.run_again(_id("d"), everything=False))
+    else:
+        store.tasks.update_one({"_id": _id("d")}, [{"$set": {"owed_since": "$$NOW"}}])
+    before = stores.stored(store, "f/d")["owed_since"]
+    end(store, "d", settles=False)
+    assert stores.stored(store, "f/d")["owed_since"] > before
+
+
 @pytest.mark.parametrize("ends", ["SUCCESS", "FAIL", "CANCELED"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_watch_that_comes_after_the_end_counts_for_nothing(store: SyncStore, ends: str, dies: bool) -> None:
