@@ -104,17 +104,19 @@ def _released(scratch: Scratch) -> datetime | None:
 def documents(side: str, count: int, now: datetime, delay: timedelta) -> Iterator[Document]:
     """Make the tasks; of a flow, also the step that waits for all, and the parent of the children."""
     keys = [f"{LABEL}/{number:07}" for number in range(count)]
+    watched = Random(count).choice(keys)
     for number, key in enumerate(keys):
         made = raw.document("noop", key, now, delay=delay)
         if side != PLAIN:
             part = _part(f"s{number}", [])
             made["flow"] = part | {"release_time": now} | ({"ancestors": [_PARENT]} if side == CHILDREN else {})
+            made["flow"] |= {} if key == watched else {"unwatched": True}
         yield made
     if side == PLAIN:
         return
     waits = raw.document("noop", f"{_FLOW}/last", now)
     after = [_PARENT] if side == CHILDREN else [f"noop:{key}" for key in keys]
-    waits["flow"] = _part("last", after) | {"held_by": f"noop:{Random(count).choice(keys)}"}
+    waits["flow"] = _part("last", after) | {"held_by": f"noop:{watched}"}
     waits["task_state"]["status"] = "WAITING"
     del waits["task_state"]["next_preempt_time"]
     yield waits

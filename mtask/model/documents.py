@@ -132,6 +132,8 @@ class FlowStep(BaseModel):
     #: While the task is WAITING: one open dependency. The end of that dependency makes the task look again. After an
     #: end that another task caused: that task.
     held_by: Text | None = None
+    #: Whether no WAITING task watches this one, so that its success needs no mark. A watch removes the field first.
+    unwatched: StrictBool = False
     #: The tasks to which this task was added as a child, the nearest last.
     ancestors: Annotated[list[Text], Field(max_length=MAX_DEPTH)] = Field(default_factory=list)
     has_children: StrictBool = False

@@ -86,6 +86,51 @@ FLOW_MUTATIONS = (
         (f"{_TESTS}::test_moved_watch",),
     ),
     Mutation(
+        "watch-is-not-written",
+        "The end of the task that a step now watches is not marked, so nobody releases the step.",
+        (Edit(_DECIDING, "    open_cnt = yield from change(flows.still_open([*task_ids]), flows.watch())\n",
+              '    rows = yield from looking.newest(flows.still_open([*task_ids]), {"_id": 1}, "_id_")\n'
+              "    open_cnt = len(rows)\n"),),
+        (f"{_TESTS}::test_a_watch_marks_the_end_that_comes_right_after_it",),
+    ),
+    Mutation(
+        "watch-of-an-ended-task-counts",
+        "A step watches a task that ended unmarked before the watch.",
+        (Edit(_DECIDING, "    if open_cnt == len(task_ids):\n", "    if open_cnt >= 0:\n"),),
+        (f"{_TESTS}::test_a_watch_that_comes_after_the_end_counts_for_nothing",),
+    ),
+    Mutation(
+        "watch-is-not-made-up-for",
+        "A settler died between a move and the watch, and whoever finds the mark forgets the watch.",
+        (Edit(_DECIDING, '{row["other"] for row in staying if row["unwatched"]}', "set()"),
+         Edit(_DECIDING, 'if row["unwatched"] and row["other"] not in watched:', "if False:")),
+        (f"{_TESTS}::test_a_settler_that_dies_before_the_watch_leaves_it_to_the_next",),
+    ),
+    Mutation(
+        "published-steps-are-watched-by-none",
+        "The publisher forgets which steps are watched, so their ends release nobody.",
+        (Edit("mtask/store/flows/publishing.py", "if step.task.task_id not in watches.watched:", "if True:"),),
+        (f"{_TESTS}::test_a_step_that_two_settlers_release_at_once_starts_once",),
+    ),
+    Mutation(
+        "unmarked-although-a-change-is",
+        "The success of a step leaves the mark of an earlier change as it is, and whoever settles that removes it.",
+        (Edit("mtask/store/statements/expressions.py", '{"$not": [OWED_SINCE]}, ', ""),),
+        (f"{_TESTS}::test_a_success_renews_the_mark_of_an_earlier_change",),
+    ),
+    Mutation(
+        "unmarked-although-it-owes",
+        "The success of a step that owes children is not marked.",
+        (Edit("mtask/store/statements/expressions.py", ', {"$not": ["$owed_tasks"]}', ""),),
+        (f"{_TESTS}::test_outbox_gap",),
+    ),
+    Mutation(
+        "failure-of-an-unwatched-step-is-not-marked",
+        "A failure of a step that nobody watches cancels nobody by fail_fast.",
+        (Edit("mtask/store/statements/expressions.py", '{"$eq": [status, TaskStatus.SUCCESS.value]}, ', ""),),
+        ("tests/parity/test_changes_parity.py::test_settling_closes_lapsed_runs_and_derives_the_rest",),
+    ),
+    Mutation(
         "decide-whoever-holds",
         "A step is released by one who read before its watch moved to an open task.",
         (Edit(_FLOWS, "return {**_held_as_before(holders), STATUS: _WAITING}",
@@ -126,7 +171,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "ended-while-it-owes-tasks",
         "A step counts as ended although tasks that it added are still to be published.",
-        (Edit(_LOOKING, 'known, row["owes"], ', "known, False, "),),
+        (Edit(_LOOKING, '        row["owes"],\n', "        False,\n"),),
         (f"{_PARITY}::test_what_a_look_reads_decides_as_the_rules_do",),
     ),
     Mutation(
@@ -173,7 +218,7 @@ FLOW_MUTATIONS = (
         "short-finish-owes-nothing",
         "The short finish of a step leaves no mark: if its worker dies then, its dependents wait for ever.",
         (Edit("mtask/store/statements/short.py",
-              'changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
+              'changed["owed_since"] = {"$cond": [must_tell, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
               'changed["owed_since"] = x.OWED_SINCE'),),
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
     ),

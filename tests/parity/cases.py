@@ -152,6 +152,7 @@ def flow(random: Random) -> Document:
         "held_by": random.choice(["task:a", "$held"]),
         "ancestors": ["task:z"],
         "has_children": True,
+        "unwatched": random.random() < 0.8,
         "end_time": earlier(random),
     }
     return drawn | {name: value for name, value in optional.items() if random.random() < 0.5}

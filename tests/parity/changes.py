@@ -11,7 +11,7 @@ from typing import Any
 from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.options import TaskOption
-from mtask.model.publishing import gathering
+from mtask.model.publishing import flows, gathering
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.publishing.gathering import Call
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
@@ -75,9 +75,10 @@ def derive(document: Document, now: datetime) -> None:
     state["cancel_requested"] = state["cancel_requested"] and not status.is_final
     finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
     expire_time = document.pop("expire_time", None)
-    has_news = document.get("flow") is not None and status.is_final is not bool(finish_time)
-    if has_news:
-        owed_since = document.get("owed_since")
+    flow, owed_since = document.get("flow"), document.get("owed_since")
+    has_news = flow is not None and status.is_final is not bool(finish_time)
+    unwatched, owes = (flow or {}).get("unwatched") is True, "owed_tasks" in document
+    if has_news and flows.must_tell(status, unwatched=unwatched, is_marked=owed_since is not None, owes_tasks=owes):
         document["owed_since"] = max(now, owed_since + timedelta(milliseconds=1)) if owed_since else now
     if not status.is_final:
         state.pop("reason", None)
@@ -300,7 +301,7 @@ def owed_document(owed: OwedTask, now: datetime) -> Document:
         state["start_time"] = start
     made = {**owed.fixed, "task_state": state | {"cancel_requested": False, "worker_states": []}, "schema_version": 1}
     if "flow" in made:
-        made["flow"] = {**made["flow"], "release_time": now}
+        made["flow"] = {**made["flow"], "release_time": now, "unwatched": True}
     return made
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from mtask.errors import OperationFailed
-from mtask.model.publishing import flows as rules
 from mtask.model.publishing.flows import Verdict
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
@@ -53,7 +52,7 @@ def decide(task_ids: Sequence[str]) -> Operation[Decided]:
         rows = yield from looking.look(pending)
         pending = []
         moved: list[Document] = []
-        decided.marks |= {row["_id"]: row.get("owed_since") for row in rows if _stays(row)}
+        staying = [row for row in rows if _stays(row)]
         for verdict in Verdict:
             group = [row for row in rows if row["verdict"] == verdict and not _stays(row)]
             if not group:
@@ -76,6 +75,12 @@ def decide(task_ids: Sequence[str]) -> Operation[Decided]:
                 refusal = error  # the other tasks of the group are changed, and the other groups must not wait
             if changed_cnt < len(group):
                 pending += others  # another process was faster with some of them
+        watched = yield from _watch({row["other"] for row in staying if row["unwatched"]})
+        for row in staying:
+            if row["unwatched"] and row["other"] not in watched:
+                pending.append(row["_id"])
+            else:
+                decided.marks[row["_id"]] = row.get("owed_since")
         pending += yield from _confirm(moved)
         pending = [*dict.fromkeys(pending)]
     if refusal is not None:
@@ -100,22 +105,37 @@ def _release(guard: filters.Filter, count: int) -> Operation[int]:
     return released_cnt
 
 
-def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
-    """Read the new holders of moved tasks; return the tasks whose new holder has ended meanwhile.
+def _watch(task_ids: Collection[str]) -> Operation[Collection[str]]:
+    """Let the ends of these tasks be marked; return those of them that are open and whose end will be marked.
 
-    Without this second read, the new holder could have ended, and told the tasks that it held, between the first read
-    and the move.
+    A majority has the watch before the mark of the step that watches is removed. So a failover undoes both or none.
+    """
+    if not task_ids:
+        return task_ids
+    open_cnt = yield from change(flows.still_open([*task_ids]), flows.watch())
+    if open_cnt == len(task_ids):
+        return task_ids
+    rows = yield from looking.newest(flows.watched([*task_ids]), {"_id": 1}, "_id_")
+    return {row["_id"] for row in rows}
+
+
+def _confirm(moved: Sequence[Document]) -> Operation[list[str]]:
+    """Watch the new holders of moved tasks; return the tasks whose new holder has ended meanwhile.
+
+    The new holder could have ended between the first read and the move: unmarked, or told its dependents before the
+    move. The steps are read before the watch. So if a mark is still there when it is removed, the step was held by an
+    open task whose end will be marked.
     """
     if not moved:
         return []
-    steps, moment = yield from looking.at_one_moment(flows.waiting_now, [row["_id"] for row in moved], flows.STEP_VIEW)
+    moved_ids = [row["_id"] for row in moved]
+    steps = yield from looking.newest(flows.waiting_now(moved_ids), {"flow.held_by": 1, "owed_since": 1}, "_id_")
     held_by = {step["_id"]: text_of(step, "held_by") for step in steps}
-    holders = yield from looking.awaited_at([holder for holder in held_by.values() if holder is not None], moment)
-    is_open = {task_id: holder in holders and rules.is_open(holders[holder]) for task_id, holder in held_by.items()}
+    watched = yield from _watch({holder for holder in held_by.values() if holder is not None})
     was_marked = {row["_id"] for row in moved if row.get("owed_since") is not None}
-    done = {step["_id"]: step["owed_since"] for step in steps if is_open[step["_id"]] and "owed_since" in step}
-    marks = {task_id: mark for task_id, mark in done.items() if task_id not in was_marked}
+    done = [step for step in steps if held_by[step["_id"]] in watched and step["_id"] not in was_marked]
+    marks = {step["_id"]: step["owed_since"] for step in done if "owed_since" in step}
     if marks:
         statuses = dict.fromkeys(marks, TaskStatus.WAITING.value)
         yield tasks("update_many", flows.owed_as_read(marks, statuses), flows.cross_off(), hint="_id_")
-    return [task_id for task_id in held_by if not is_open[task_id]]
+    return [task_id for task_id, holder in held_by.items() if holder not in watched]

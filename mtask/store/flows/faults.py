@@ -47,7 +47,8 @@ def _with_ended_holder(among: filters.Filter, limit: int) -> Operation[list[Docu
     held = {**among, "flow.held_by": {"$exists": True}, **_WAITING, **_UNMARKED}
     owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
     is_open = {"$or": [{"$not": [x.is_final()]}, owes]}
-    holder = {"open": is_open, "owed": {"$gt": ["$owed_since", None]}, "status": f"${flows.STATUS}"}
+    will_tell = {"$and": [is_open, {"$ne": ["$flow.unwatched", True]}]}
+    holder = {"open": will_tell, "owed": {"$gt": ["$owed_since", None]}, "status": f"${flows.STATUS}"}
     join = {"from": TASKS, "localField": "held_by", "foreignField": "_id", "as": "it"}
     stages = [
         {"$match": held},

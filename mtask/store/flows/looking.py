@@ -31,8 +31,8 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
     """Decide on the WAITING tasks among these by the rules; change nothing.
 
     All is read as it was at one moment. A row holds `_id`, `held_by`, `owed_since`, `verdict`, `other`, and `now`, the
-    server's time. For the verdict "wait", `other` is an open task: the present holder, if it is open. For "cancel" and
-    "fail", it is a task that has failed.
+    server's time. For the verdict "wait", `other` is an open task: the watched one, if it is open. `unwatched` tells
+    that the end of `other` would not be marked. For "cancel" and "fail", `other` is a task that has failed.
     """
     steps, moment = yield from at_one_moment(flows.waiting_now, task_ids, flows.STEP_VIEW)
     groups: dict[tuple[str, ...], list[Document]] = {}
@@ -44,6 +44,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
     for after, group in groups.items():
         awaited: list[Awaited] = [found.get(task_id) or Awaited(task_id, None) for task_id in after]
         awaited += {one.task_id: one for task_id in after for one in below.get(task_id, ())}.values()
+        unwatched = {one.task_id for one in awaited if isinstance(one, _Found) and one.unwatched}
         holders, culprits = rules.holders(awaited), rules.culprits(awaited)
         verdicts = {on_failed: rules.verdict(on_failed, awaited) for on_failed in get_args(OnFailed)}
         among = frozenset(holders)
@@ -59,6 +60,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
                     "now": step["now"],
                     "verdict": verdicts.get(text_of(step, "on_failed"), verdicts["fail"]),
                     "other": holder or next(iter(culprits), None),
+                    "unwatched": holder in unwatched,
                 }
             )
     return rows
@@ -72,6 +74,7 @@ def _after(step: Document) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class _Found(Awaited):
     has_children: bool = False
+    unwatched: bool = False
     ancestors: Sequence[str] = ()
 
 
@@ -101,7 +104,14 @@ def _parsed(row: Document) -> _Found:
     # A task whose status is none is open until a worker marks it FAIL.
     known = TaskStatus(status) if status in _STATUSES else TaskStatus.INIT
     part = part_of(row)
-    return _Found(row["_id"], known, row["owes"], bool(part.get("has_children")), _texts(part.get("ancestors")))
+    return _Found(
+        row["_id"],
+        known,
+        row["owes"],
+        has_children=bool(part.get("has_children")),
+        unwatched=part.get("unwatched") is True,
+        ancestors=_texts(part.get("ancestors")),
+    )
 
 
 def part_of(row: Document) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -76,8 +76,9 @@ def publish(flow: NewFlow) -> Operation[PublishedFlow]:
     taken = yield tasks("find", {"_id": {"$in": task_ids}}, {"_id": 1}, limit=_EXAMPLES).within(_LONG)
     if taken:
         raise FlowConflict(flow.key, [document["_id"] for document in taken])
-    now = yield from _insert_head(flow)
-    rest = [_document(flow, step, now) for step in flow.steps if step is not flow.head]
+    watches = _Watches.of(flow)
+    now = yield from _insert_head(flow, watches)
+    rest = [_document(flow, step, watches, now) for step in flow.steps if step is not flow.head]
     if rest:
         try:
             yield tasks("insert_many", rest).within(_LONG)
@@ -105,13 +106,27 @@ def _shape_of(found: Sequence[Document]) -> _Shape:
     }
 
 
-def _insert_head(flow: NewFlow) -> Operation[datetime]:
+@dataclass(frozen=True, slots=True)
+class _Watches:
+    """Which dependency each step watches at first."""
+
+    of_step: Mapping[str, str]  #: the `_id` of the dependency, by the `_id` of the step
+    watched: frozenset[str]  #: all these dependencies
+
+    @classmethod
+    def of(cls, flow: NewFlow) -> _Watches:
+        # The steps must not all watch the same dependency, so the choice is random.
+        of_step = {step.task.task_id: random.choice(step.after) for step in flow.steps if step.after}
+        return cls(of_step, frozenset(of_step.values()))
+
+
+def _insert_head(flow: NewFlow, watches: _Watches) -> Operation[datetime]:
     """Insert the first step; return the server's time.
 
     All other steps get the same create_time. A transaction cannot ask for the server's time in another way.
     """
     head = flow.head
-    fixed = {**head.task.fixed(), "flow": _part(flow, head)}
+    fixed = {**head.task.fixed(), "flow": _part(flow, head, watches)}
     pipeline = requests.publish(fixed, head.task.start_expression(), released=x.NOW)
     update = tasks(
         "find_one_and_update",
@@ -129,23 +144,24 @@ def _insert_head(flow: NewFlow) -> Operation[datetime]:
     return now
 
 
-def _part(flow: NewFlow, step: NewStep) -> Document:
+def _part(flow: NewFlow, step: NewStep, watches: _Watches) -> Document:
     """Return the step's part in its flow, without times."""
     part: Document = {"key": flow.key, "step": step.step, "after": list(step.after), "on_failed": step.on_failed}
     if flow.fail_fast:
         part["fail_fast"] = True
+    if step.task.task_id not in watches.watched:
+        part["unwatched"] = True
     if step is flow.head:
         part |= {"head": flow.key, "end_time": None}
     return part
 
 
-def _document(flow: NewFlow, step: NewStep, now: datetime) -> Document:
-    task, part = step.task, _part(flow, step)
+def _document(flow: NewFlow, step: NewStep, watches: _Watches, now: datetime) -> Document:
+    task, part = step.task, _part(flow, step, watches)
     if not step.after:
         fixed = {**task.fixed(), "flow": {**part, "release_time": now}}
         return requests.task_document(fixed, task.start_at(now), now)
-    # The dependents of a task must not all be held by the same dependency, so the choice is random.
-    part["held_by"] = random.choice(step.after)
+    part["held_by"] = watches.of_step[task.task_id]
     start = task.start
     if isinstance(start, timedelta):  # a delay counts from the release
         part["delay_ms"], start = milliseconds(start), None

@@ -91,7 +91,7 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
     was_final = {"$gt": [f"{x.STATE}.finish_time", None]}
     # The retention of a step begins at the end of its flow. Until then, the step stays.
     kept_with_flow = {"$cond": [{"$and": [final, was_final]}, "$expire_time", "$$REMOVE"]}
-    has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}]}
+    has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}, x.must_tell(f"{derived}.status")]}
     return [
         {"$set": {_DERIVED: rules.derived(now)}},
         {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT
-from mtask.model.status import FINAL, RunStatus
+from mtask.model.status import FINAL, RunStatus, TaskStatus
 
 Expression = Any
 
@@ -68,6 +68,12 @@ def exists(runs: Expression) -> Expression:
 def is_waiting() -> Expression:
     """Whether the task waits for other tasks of its flow. This is the server's form of `rules.is_waiting`."""
     return {"$and": [FLOW, {"$not": [f"{FLOW}.release_time"]}]}
+
+
+def must_tell(status: Expression = STATUS) -> Expression:
+    """Whether a step's end with this status is to be marked. This is the server's form of `flows.must_tell`."""
+    concerns_none = [{"$eq": [status, TaskStatus.SUCCESS.value]}, {"$eq": [f"{FLOW}.unwatched", True]}]
+    return {"$not": [{"$and": [*concerns_none, {"$not": [OWED_SINCE]}, {"$not": ["$owed_tasks"]}]}]}
 
 
 def later_than(mark: Expression, now: Expression) -> Expression:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
-from mtask.model.status import FAILED, OPEN, TaskStatus
+from mtask.model.status import FAILED, FINAL, OPEN, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
@@ -26,7 +26,7 @@ STEP_VIEW = {"flow.after": 1, "flow.on_failed": 1, "flow.held_by": 1, "owed_sinc
 def awaited_view() -> x.Expression:
     """Return what the deciding reads return of a task for which steps wait."""
     owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
-    return {STATUS: 1, "owes": owes, "flow.has_children": 1, "flow.ancestors": 1}
+    return {STATUS: 1, "owes": owes, "flow.has_children": 1, "flow.ancestors": 1, "flow.unwatched": 1}
 
 
 def waiting_now(task_ids: Sequence[str]) -> Filter:
@@ -189,6 +189,24 @@ def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
             }
         }
     ]
+
+
+def still_open(task_ids: Sequence[str]) -> Filter:
+    """Match those of these tasks that have not ended. This is the server's form of `model.publishing.flows.is_open`."""
+    return {**by_ids(task_ids), "$or": [{STATUS: {"$nin": FINAL}}, {"owed_tasks.0": {"$exists": True}}]}
+
+
+def watched(task_ids: Sequence[str]) -> Filter:
+    """Match those of these tasks whose end will be marked."""
+    return {**still_open(task_ids), "flow.unwatched": {"$ne": True}}
+
+
+def watch(now: x.Expression = x.NOW) -> Pipeline:
+    """Let the end of these tasks be marked. Tasks of which that holds already are not written."""
+    unwatched = {"$eq": [f"{x.FLOW}.unwatched", True]}
+    kept = {"$ifNull": [x.FLOW, "$$REMOVE"]}  # a task of no flow gets no field
+    flow = {"$cond": [unwatched, x.without(x.FLOW, "unwatched"), kept]}
+    return [{"$set": {"flow": flow, "quiet_time": {"$cond": [unwatched, now, "$quiet_time"]}}}]
 
 
 def release_unbegun(now: x.Expression = x.NOW) -> Pipeline:

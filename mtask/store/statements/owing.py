@@ -43,7 +43,10 @@ class OwedTask:
 
 
 def document(parts: str, now: x.Expression) -> x.Expression:
-    """Return the document of the owed task whose parts are in this variable. A step of a flow is released at once."""
+    """Return the document of the owed task whose parts are in this variable.
+
+    A step of a flow is released at once. No other step can watch it before it exists.
+    """
     start = {"$ifNull": [f"{parts}.start", x.add_ms(now, f"{parts}.delay_ms"), None]}
     state = {
         "status": TaskStatus.INIT.value,
@@ -55,7 +58,7 @@ def document(parts: str, now: x.Expression) -> x.Expression:
         "worker_states": [],
     }
     flow = f"{parts}.fixed.flow"
-    released = {"$cond": [flow, {"flow": {"$mergeObjects": [flow, {"release_time": now}]}}, {}]}
+    released = {"$cond": [flow, {"flow": {"$mergeObjects": [flow, {"release_time": now, "unwatched": True}]}}, {}]}
     made = {"$mergeObjects": [f"{parts}.fixed", released, {"task_state": state, "schema_version": SCHEMA_VERSION}]}
     return {"$let": {"vars": {"start": start}, "in": made}}
 

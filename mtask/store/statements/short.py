@@ -105,7 +105,7 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_st
 def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps: bool = False) -> Pipeline:
     """Close the only run of each task that matches `held_alone`, as a SUCCESS. `outcomes` has one success per task.
 
-    This makes the same change as `pipelines.finish`. The end of a step is marked, because it concerns other steps. The
+    This makes the same change as `pipelines.finish`. The end of a step is marked if it concerns other steps. The
     retention of a step begins later, at the end of its flow.
     """
     retain = f"{x.OPTION}.retain_success_ms"
@@ -123,7 +123,8 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps
     }
     if has_steps:
         changed["expire_time"] = {"$cond": [x.FLOW, "$$REMOVE", changed["expire_time"]]}
-        changed["owed_since"] = {"$cond": [x.FLOW, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
+        must_tell = {"$and": [x.FLOW, x.must_tell(x.literal(TaskStatus.SUCCESS.value))]}
+        changed["owed_since"] = {"$cond": [must_tell, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}
     return [{"$set": changed}]
 
 

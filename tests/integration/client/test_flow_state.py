@@ -112,10 +112,10 @@ def test_a_flow_has_not_ended_before_all_ends_are_told(store: SyncStore, reader:
     flow = Flow("f")
     flow.add("a", NAME)
     reader.publish_flow(flow)
-    succeed(store, task_id("a"), claim(store, task_id("a")))
+    fail(store, task_id("a"), claim(store, task_id("a")), final=True)
     found = reader.flow("f")
     assert (found.progress, found.is_ended, found.end_time) == (1.0, False, None)
-    with pytest.raises(FlowWaitTimeout, match="task work:f/a is SUCCESS"):
+    with pytest.raises(FlowWaitTimeout, match="task work:f/a is FAIL"):
         reader.wait_flow("f", timeout=0)
     store.run(settling.settle_all([task_id("a")]))
     assert reader.flow("f").is_ended

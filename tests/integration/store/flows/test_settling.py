@@ -94,8 +94,12 @@ def recover(store: SyncStore) -> None:
 
 
 def hold(store: SyncStore, step: str, by: str) -> None:
-    """Let this dependency hold the step, whatever the publisher's choice was."""
-    store.tasks.update_one({"_id": _id(step)}, {"$set": {"flow.held_by": _id(by)}})
+    """Let the step watch this dependency, whatever the publisher's choice was."""
+    before = store.tasks.find_one_and_update({"_id": _id(step)}, {"$set": {"flow.held_by": _id(by)}})
+    assert before is not None
+    if not store.tasks.count_documents({"flow.held_by": before["flow"]["held_by"]}):
+        store.tasks.update_one({"_id": before["flow"]["held_by"]}, {"$set": {"flow.unwatched": True}})
+    store.tasks.update_one({"_id": _id(by)}, {"$unset": {"flow.unwatched": ""}})
 
 
 def owed(store: SyncStore) -> set[str]:
@@ -323,6 +327,101 @@ def test_moved_watch(store: SyncStore, is_killed: bool) -> None:
         settler.resume()
     assert status(store, "p") == "INIT"
     assert owed(store) == set()
+
+
+def is_of_watch(call: Call) -> bool:
+    return is_write(call) and call.args[1] == flows.watch()
+
+
+def test_a_success_that_nobody_watches_is_not_marked(store: SyncStore) -> None:
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    end(store, "d2", settles=False)
+    assert owed(store) == set()
+    end(store, "d1", settles=False)
+    assert owed(store) == {"d1"}
+    settle(store, "d1")
+    assert status(store, "p") == "INIT"
+
+
+@pytest.mark.parametrize("had_a_run", [False, True])
+def test_a_success_renews_the_mark_of_an_earlier_change(store: SyncStore, had_a_run: bool) -> None:
+    """Nobody watches D, but its earlier change is not settled: whoever is about to remove that mark must notice."""
+    publish(store, {"d": []})
+    if had_a_run:
+        end(store, "d", fails=True)
+        store.run(queries.run_again(_id("d"), everything=False))
+    else:
+        store.tasks.update_one({"_id": _id("d")}, [{"$set": {"owed_since": "$$NOW"}}])
+    before = stores.stored(store, "f/d")["owed_since"]
+    end(store, "d", settles=False)
+    assert stores.stored(store, "f/d")["owed_since"] > before
+
+
+@pytest.mark.parametrize("ends", ["SUCCESS", "FAIL", "CANCELED"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_watch_that_comes_after_the_end_counts_for_nothing(store: SyncStore, ends: str, dies: bool) -> None:
+    """D2 ends between the move to it and the watch. Its end was not to be marked, so only P's own mark is left."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]}, p="run")
+    hold(store, "p", "d1")
+    end(store, "d1", settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d1")]), is_of_watch)
+    assert "p" in owed(store)
+    if ends == "CANCELED":
+        store.run(queries.cancel(_id("d2")))
+    else:
+        end(store, "d2", fails=ends == "FAIL", settles=False)
+    if dies:
+        recover(store)
+    else:
+        settler.resume()
+    assert status(store, "p") == "INIT"
+    recover(store)
+    assert owed(store) == set()
+
+
+def test_a_settler_that_dies_before_the_watch_leaves_it_to_the_next(store: SyncStore) -> None:
+    """P is moved to D2, and is marked. Whoever finds the mark must watch D2 before it removes the mark."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    end(store, "d1", settles=False)
+    Frozen(store, settling.settle_all([_id("d1")]), is_of_watch)
+    recover(store)
+    assert (status(store, "p"), owed(store)) == ("WAITING", set())
+    end(store, "d2", settles=False)
+    assert owed(store) == {"d2"}
+    settle(store, "d2")
+    assert status(store, "p") == "INIT"
+
+
+def test_a_watch_marks_the_end_that_comes_right_after_it(store: SyncStore) -> None:
+    """D2 ends marked between the watch and the removal of P's mark. Others release P."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d1")
+    end(store, "d1", settles=False)
+    settler = Frozen(store, settling.settle_all([_id("d1")]), is_of_watch)
+    settler.step()
+    end(store, "d2", settles=False)
+    assert "d2" in owed(store)
+    settler.resume()  # it removes the mark of P
+    recover(store)
+    assert status(store, "p") == "INIT"
+
+
+def test_a_step_that_is_open_again_watches_what_it_waits_for(store: SyncStore) -> None:
+    """P was canceled because of D1, which it had never watched. D1 is retried: P must be marked until it watches D1."""
+    publish(store, {"d1": [], "d2": [], "p": ["d1", "d2"]})
+    hold(store, "p", "d2")
+    end(store, "d1", fails=True)
+    end(store, "d2")
+    assert status(store, "p") == "CANCELED"
+    store.run(queries.run_again(_id("d1"), everything=False))
+    settle(store, "d1")
+    assert (status(store, "p"), owed(store)) == ("WAITING", set())
+    end(store, "d1", settles=False)
+    assert owed(store) == {"d1"}
+    settle(store, "d1")
+    assert status(store, "p") == "INIT"
 
 
 def test_a_step_that_two_settlers_release_at_once_starts_once(store: SyncStore) -> None:
