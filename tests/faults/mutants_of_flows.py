@@ -128,7 +128,7 @@ FLOW_MUTATIONS = (
         "failure-of-an-unwatched-step-is-not-marked",
         "A failure of a step that nobody watches cancels nobody by fail_fast.",
         (Edit("mtask/store/statements/expressions.py", '{"$eq": [status, TaskStatus.SUCCESS.value]}, ', ""),),
-        ("tests/parity/test_changes_parity.py",),
+        ("tests/parity/test_changes_parity.py::test_settling_closes_lapsed_runs_and_derives_the_rest",),
     ),
     Mutation(
         "decide-whoever-holds",
