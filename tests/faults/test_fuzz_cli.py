@@ -169,7 +169,8 @@ def test_commands_that_start_processes_or_serve_refuse_what_they_cannot_use(mtas
         ["demo", "/nowhere"], ["demo", "--workers", "0"], ["demo", "--workers", "9" * 30], ["demo", "--limit", "-1"],
         ["demo", "--limit", "x"], ["demo", "\x1b[2J"], ["local", "nonsense"], ["local", "start", "--folder", ""],
         ["local", "start"], ["local", "status", "-z"], ["web", "--port", "70000"], ["web", "--port", "x"],
-        ["web", "--host", ""], ["web", "--token-file", "\x1b[2J"], ["web", "-z"], ["web", "nonsense"], ["nonsense"], ["\x1b[2J"], ["--nonsense"], ["-"],
+        ["web", "--host", ""], ["web", "--token-file", "\x1b[2J"], ["web", "-z"], ["web", "nonsense"],
+        ["nonsense"], ["\x1b[2J"], ["--nonsense"], ["-"],
     ):  # fmt: skip
         ended = mtask(*line)
         check(ended)
