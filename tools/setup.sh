@@ -4,7 +4,7 @@
 #   tools/setup.sh demo|short|dev|docs [VENV]
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
-# short: with mtask[short], for the tests that run on each Python.
+# short: with mtask[short], for the tests that run on other Pythons. They use the mongod of the dev environment.
 # dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
 # docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
@@ -99,7 +99,9 @@ if ! is_recent_python "$venv/bin/python" || ! "$venv/bin/python" -m pip --versio
 fi
 extra=${purpose/demo/local}
 echo "setup: installing mtask[$extra] into $venv"
-"$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
+options=()
+[[ $purpose != short ]] || options=(--no-compile) # its tests import a small part of what is installed
+"$venv/bin/python" -m pip install --quiet "${options[@]}" --editable ".[$extra]"
 
 # Node.js from PyPI, if the machine has no suitable one: needs no root, and does not conflict with other sources.
 if [[ $purpose == dev || $purpose == docs ]]; then
