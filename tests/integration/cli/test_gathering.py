@@ -132,7 +132,7 @@ def test_a_collected_call_without_params_is_told_apart_from_null(
     file = tmp_path / "calls"
     file.write_text('{"key": "k"}')
     ended = mtask("publish", "send", "--many", str(file), "--collect")
-    assert (ended.code, "give the line params, or null for none" in ended.err) == (2, True)
+    assert (ended.code, "give the line params, or null if a call has none" in ended.err) == (2, True)
     assert store.tasks.count_documents({}) == 0
     file.write_text('{"key": "k", "params": null}')
     mtask.ok("publish", "send", "--many", str(file), "--collect")
