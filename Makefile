@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.demo-ready ## Run the demo on a real folder: make demo [FOLDER=path] [DEMO_ARGS=--keep]
@@ -48,8 +48,12 @@ test-all: ## The same with the long tests, which repeat what others prove with o
 	$(MAKE) test PYTEST_ARGS="--long $(PYTEST_ARGS)"
 
 .PHONY: pythons
-pythons: $(VENV)/.dev-ready ## Run the short part of the tests on each other Python from 3.11 to 3.13 on this machine
+pythons: $(VENV)/.dev-ready ## Run the short part of the tests on the lowest and highest other Python of this machine
 	tools/pythons.sh $(VENV)
+
+.PHONY: pythons-all
+pythons-all: $(VENV)/.dev-ready ## The same on each other Python from 3.11 to 3.13 of this machine
+	tools/pythons.sh $(VENV) all
 
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]

@@ -1,7 +1,8 @@
 """mtask: a task queue on MongoDB. This package offers the names that its users import."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mtask.lazy import names_of
 
 if TYPE_CHECKING:
     from mtask.app.app import App
@@ -128,17 +129,4 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 _PACKAGES = frozenset({"app", "client", "errors", "logs", "model", "settings", "store", "version"})
 
 if not TYPE_CHECKING:  # else type checkers would take every name for a public one
-
-    def __getattr__(name: str) -> object:
-        """Import a public name at its first use: a process needs few of them, and all of them take long to import."""
-        if name in _PACKAGES:
-            return import_module(f"mtask.{name}")
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'mtask' has no attribute {name!r}")
-        found = getattr(import_module(_MODULE_OF[name]), name)
-        globals()[name] = found
-        return found
-
-    def __dir__() -> list[str]:
-        """List the public names, whether they are imported or not."""
-        return sorted({*globals(), *_MODULE_OF, *_PACKAGES})
+    __getattr__, __dir__ = names_of(__name__, _MODULE_OF, _PACKAGES)

@@ -22,9 +22,9 @@ from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_o
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
 
-#: The tests in these folders start neither processes nor workers, so nobody writes into a database after its test. So
-#: another test can have it then.
-_LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in ("app", "cli", "client", "store")))
+#: The tests in these folders start no processes that may outlive them, so a database can be lent to one after another.
+_LENT_BELOW = ("app", "cli", "client", "store", "web", "worker")
+_LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in _LENT_BELOW))
 #: A folder in memory, and the free bytes that all test processes together need there.
 _MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
 
@@ -126,7 +126,9 @@ def database_name(
     is_lent = _may_be_lent(request)
     name = databases.take() if is_lent else f"test_{uuid.uuid4().hex}"
     yield name
-    if not (is_lent and databases.give_back(name)):
+    if is_lent:
+        databases.give_back(name)
+    else:
         dropping(name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from typing import Any
 
 from pymongo.errors import PyMongoError
@@ -13,6 +14,8 @@ from tests.mongo import Client as Mongo
 
 #: With more documents than this in a collection, dropping the database is faster than emptying it.
 _MANY = 2_000
+#: A database is emptied and lent again after this many others: by then nothing of its former test writes into it.
+_RESTING = 4
 
 
 class Databases:
@@ -23,27 +26,31 @@ class Databases:
 
     def __init__(self, client: Mongo) -> None:
         self._client = client
-        self._clean: list[str] = []
+        self._resting: deque[str] = deque()
         self._layout: dict[str, Any] | None = None
 
     def take(self) -> str:
         """Return the name of a database that is set up and empty."""
-        if self._clean:
-            return self._clean.pop()
+        while len(self._resting) > _RESTING:
+            name = self._resting.popleft()
+            if self._is_clean(name):
+                return name
+            self._client.drop_database(name)
         name = f"test_{uuid.uuid4().hex}"
         SyncStore(self._client, name).run(setup.ensure())
         self._layout = self._layout or self._read_layout(name)
         return name
 
-    def give_back(self, name: str) -> bool:
+    def give_back(self, name: str) -> None:
+        """Take a database back from a test."""
+        self._resting.append(name)
+
+    def _is_clean(self, name: str) -> bool:
         """Make the database as it was before a test had it; return False if it cannot be lent again."""
         try:
-            is_clean = self._clean_up(name)
+            return self._clean_up(name)
         except PyMongoError:  # a document is locked by a transaction that the test left open, for example
             return False
-        if is_clean:
-            self._clean.append(name)
-        return is_clean
 
     def _clean_up(self, name: str) -> bool:
         found = self._read_layout(name)

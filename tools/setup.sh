@@ -105,7 +105,9 @@ if ! is_recent_python "$venv/bin/python" || ! "$venv/bin/python" -m pip --versio
 fi
 extra=${purpose/demo/local}
 echo "setup: installing mtask[$extra] into $venv"
-"$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
+options=()
+[[ $purpose != short ]] || options=(--no-compile) # its tests import a small part of what is installed
+"$venv/bin/python" -m pip install --quiet "${options[@]}" --editable ".[$extra]"
 
 # Node.js from PyPI, if the machine has no suitable one: needs no root, and does not conflict with other sources.
 if [[ $purpose == dev || $purpose == docs ]]; then

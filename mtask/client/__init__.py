@@ -1,7 +1,8 @@
 """Clients publish, query, cancel and retry tasks. The sync and the asyncio client run the same operations."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mtask.lazy import names_of
 
 if TYPE_CHECKING:
     from mtask.client.aio import AsyncClient
@@ -20,15 +21,4 @@ _MODULE_OF = {
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import a public name at its first use."""
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'mtask.client' has no attribute {name!r}")
-        found = getattr(import_module(_MODULE_OF[name]), name)
-        globals()[name] = found
-        return found
-
-    def __dir__() -> list[str]:
-        """List the public names, whether they are imported or not."""
-        return sorted({*globals(), *_MODULE_OF})
+    __getattr__, __dir__ = names_of(__name__, _MODULE_OF)

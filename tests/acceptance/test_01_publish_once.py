@@ -44,7 +44,7 @@ def publisher(work: Callable[..., Any], start: Barrier, results: Any, *arguments
 def from_processes(count: int, work: Callable[..., Any], kind: Kind, uri: str, database: str) -> list[Any]:
     """Run `work` in that many processes at once; return what each came to."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.clients"])
+    context.set_forkserver_preload([__name__])
     start = context.Barrier(count)
     results: Any = context.SimpleQueue()
     processes = [

@@ -6,12 +6,12 @@ This is the short form. With MTASK_TEST_SECURE=1 the other acceptance tests work
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from mtask import AsyncClient, Client, Flow, TaskSpec
+from mtask.cli.main import run
 from mtask.client.diagnosis.findings import Level
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.local import ReplicaSet
@@ -34,7 +35,7 @@ from tests.clients import open_store
 from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
 from tests.security import SHOWN, Accounts, accounts, secure_server
-from tests.workers import ROOT, Stage, open_stage, runs_of
+from tests.workers import Stage, open_stage, runs_of
 
 SHOP, BARE = "shop", "bare"
 
@@ -66,16 +67,13 @@ def as_role(users: Accounts, role: str) -> Client:
 
 
 def mtask(uri: str, *arguments: str, database: str = SHOP) -> subprocess.CompletedProcess[str]:
-    """Run a command as a process, its URI in the environment."""
-    environment = {**os.environ, "MTASK_URI": uri, "MTASK_DATABASE": database, "COLUMNS": "300"}
-    return subprocess.run(
-        [sys.executable, "-m", "mtask.cli.main", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    """Run a command in this process, its URI in the environment."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"MTASK_URI": uri, "MTASK_DATABASE": database, "COLUMNS": "300"}.items():
+            patch.setenv(name, value)
+        code = run([*arguments])
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 # --- what each may ------------------------------------------------------------------------------------------

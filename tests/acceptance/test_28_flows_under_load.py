@@ -104,7 +104,7 @@ def publish(uri: str, database: str, start: Barrier, results: Any) -> None:
 def test_a_flow_from_twenty_processes_runs_once_each_step_once_and_in_order(stage: Stage, report: Report) -> None:
     stage.set_up()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.clients"])
+    context.set_forkserver_preload([__name__])
     start, results = context.Barrier(PUBLISHERS), context.SimpleQueue()
     arguments = (stage.uri, stage.database, start, results)
     processes = [context.Process(target=publish, args=arguments) for _ in range(PUBLISHERS)]

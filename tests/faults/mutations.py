@@ -83,7 +83,8 @@ class Copy:
         for name in _COPIED:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+                # With what is compiled: it is told by the time and size of its source. Not what is being written.
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
             elif source.exists():
                 shutil.copy2(source, folder / name)
 

@@ -89,8 +89,8 @@ def check(ended: Ended, *, is_json: bool = False) -> None:
 
 # --- command lines ----------------------------------------------------------------------------------------
 
-#: These start processes, and are tried apart.
-_APART = frozenset({"demo", "local"})
+#: These start processes or serve until they are stopped, and are tried apart.
+_APART = frozenset({"demo", "local", "web"})
 _NEVER = frozenset(
     {"--help", "-h", "--version", "--debug", "--json", "--install-completion", "--show-completion", "--uri"}
 )
@@ -164,11 +164,13 @@ def test_server_that_is_not_there_is_told_and_no_password(mtask: Commands) -> No
     assert ended.code == 3
 
 
-def test_commands_that_start_processes_refuse_what_they_cannot_use(mtask: Commands) -> None:
+def test_commands_that_start_processes_or_serve_refuse_what_they_cannot_use(mtask: Commands) -> None:
     for line in (
         ["demo", "/nowhere"], ["demo", "--workers", "0"], ["demo", "--workers", "9" * 30], ["demo", "--limit", "-1"],
         ["demo", "--limit", "x"], ["demo", "\x1b[2J"], ["local", "nonsense"], ["local", "start", "--folder", ""],
-        ["local", "start"], ["local", "status", "-z"], ["nonsense"], ["\x1b[2J"], ["--nonsense"], ["-"],
+        ["local", "start"], ["local", "status", "-z"], ["web", "--port", "70000"], ["web", "--port", "x"],
+        ["web", "--host", ""], ["web", "--token-file", "\x1b[2J"], ["web", "-z"], ["web", "nonsense"],
+        ["nonsense"], ["\x1b[2J"], ["--nonsense"], ["-"],
     ):  # fmt: skip
         ended = mtask(*line)
         check(ended)

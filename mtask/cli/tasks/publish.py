@@ -163,10 +163,8 @@ def publish(
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
     spec.prepare(checked, values.flag_of_argument)  # raises an error for a wrong task, before the client connects
-    if collect and params is None and params_file is None:
-        raise InvalidInput(
-            "--collect adds the params of each call to a list: give PARAMS, or null if a call has none.", field="params"
-        )
+    if params is None and params_file is None:
+        publish_many.check_no_params(checked, "PARAMS")
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,

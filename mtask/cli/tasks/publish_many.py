@@ -48,14 +48,20 @@ def read(
             parsed = parse_extended(line, "many")
             spec = _spec(parsed, name, defaults, options)
             spec.prepare(policy, _named)
-            if "params" not in parsed and policy.gather is not None and policy.gather.kind == "calls":
-                message = "--collect adds the params of each call to a list: give the line params, or null for none."
-                raise InvalidInput(message, field="params")
+            if "params" not in parsed:
+                check_no_params(policy, "the line params")
         except MtaskError as error:
             error.add_note(f"That is line {number}; nothing was published.")
             raise
         specs.append((number, spec))
     return specs
+
+
+def check_no_params(policy: Policy, wanted: str) -> None:
+    """Check that a call may have no params; raise InvalidInput, which asks for what is wanted."""
+    if policy.gather is not None and policy.gather.kind == "calls":
+        message = f"--collect adds the params of each call to a list: give {wanted}, or null if a call has none."
+        raise InvalidInput(message, field="params")
 
 
 def _named(argument: str) -> str:

@@ -20,6 +20,15 @@ Legal = Callable[[Story], None]
 class Scenes(dict[Scene, set[Kind]]):
     """Scenes by what they do, each with the kinds of its violations: these, and no others."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.legal: list[Legal] = []
+
+    def allow(self, scene: Legal) -> Legal:
+        """Take in a scene with which nothing is wrong."""
+        self.legal.append(scene)
+        return scene
+
     def violate(self, *kinds: Kind) -> Callable[[Scene], Scene]:
         """Take in a scene that is wrong in these ways."""
 
@@ -39,6 +48,13 @@ class Scenes(dict[Scene, set[Kind]]):
         assert not verdict.is_clean
         for kind in self[scene]:
             assert verdict.findings[kind].examples[0].what in verdict.describe()
+
+
+def acquit(scene: Legal, story: Story, folder: Path) -> None:
+    """Play a scene with which nothing is wrong, and see that nothing is named."""
+    scene(story)
+    verdict = verdict_on(story, folder)
+    assert verdict.is_clean, verdict.describe()
 
 
 def run(story: Story, task_id: str, *, fails: bool = False) -> None:

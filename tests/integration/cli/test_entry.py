@@ -20,11 +20,12 @@ SECRET = "s3cr3t"
 
 
 def test_the_module_runs_as_the_entry_point_does(mtask: Commands) -> None:
-    assert mtask.entry("--version").out == f"mtask {__version__}\n"
+    assert mtask("--version").out == f"mtask {__version__}\n"
     assert mtask.entry("publish", "send", "-k", "k1").out == "created  send:k1\n"
-    assert mtask.entry("list", "--json").json[0]["_id"] == "send:k1"
-    assert mtask.entry("show", "send", "none").code == 4
-    alone = mtask.entry()
+    assert mtask("list", "--json").json[0]["_id"] == "send:k1"
+    missing = mtask.entry("show", "send", "none", "--json")
+    assert (missing.code, missing.error["exit_code"], missing.out) == (4, 4, "")
+    alone = mtask()
     assert (alone.code, "Usage" in alone.out) == (0, True)
 
 
@@ -210,7 +211,7 @@ def test_local_without_a_mongod_says_what_to_install(
 
 
 def test_json_errors_are_one_document(mtask: Commands) -> None:
-    ended = mtask.entry("show", "a", "b", "--json")
+    ended = mtask("show", "a", "b", "--json")
     document = json.loads(ended.err)
     assert (document["error"], document["exit_code"], ended.code) == ("TaskNotFound", 4, 4)
     assert os.linesep in ended.err

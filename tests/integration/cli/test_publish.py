@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -207,7 +208,8 @@ def test_a_file_without_names_needs_one_for_all(mtask: Commands, tmp_path: Path)
     assert "no name" in mtask("publish", "--many", str(file)).err
 
 
-def test_params_and_lines_come_from_standard_input(mtask: Commands) -> None:
-    assert mtask.entry("publish", "hash", "-k", "a", "--params-file", "-", stdin='{"a": 1}').out == "created  hash:a\n"
+def test_params_and_lines_come_from_standard_input(mtask: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"a": 1}')))
+    assert mtask("publish", "hash", "-k", "a", "--params-file", "-").out == "created  hash:a\n"
     many = mtask.entry("publish", "hash", "--many", "-", stdin='{"key": "a"}\n{"key": "b"}\n')
     assert many.out.splitlines()[-1] == "2 tasks: 1 created, 1 unchanged"

@@ -350,6 +350,8 @@ def test_a_full_list_starts_now_and_takes_no_more(client: AnyClient, store: Sync
     assert document(store)["params"] == {"calls": ["small"]}
 
 
+# A call of a list costs the server the whole list. The clients' other tests show that each kind collects as the others.
+@pytest.mark.parametrize("client", ["sync"], indirect=True)
 def test_a_thousand_calls_fill_a_list(client: AnyClient, store: SyncStore) -> None:
     results = client.publish_many([TaskSpec("work", n, key="k") for n in range(1002)], collect=True, debounce=LONG)
     assert [type(result).__name__ for result in results[998:]] == ["Published"] * 2 + ["GatherFull"] * 2

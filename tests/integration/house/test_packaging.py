@@ -10,12 +10,16 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from email import message_from_string
 from hashlib import sha256
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mtask
 
@@ -75,12 +79,35 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Install the wheel into an empty environment."""
+    """Install the wheel into an empty environment, beside what it says that it depends on: linked, not downloaded."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False, symlinks=True)
     pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check")
-    run(folder, *pip, "install", "--quiet", "--no-compile", str(built.wheel))
+    run(folder, *pip, "install", "--quiet", "--no-compile", "--no-deps", "--no-index", str(built.wheel))
+    [packages] = folder.glob("lib/python3.*/site-packages")
+    with zipfile.ZipFile(built.wheel) as wheel:
+        metadata = wheel.read(f"mtask-{mtask.__version__}.dist-info/METADATA").decode()
+    for each in needed(message_from_string(metadata).get_all("Requires-Dist", [])):
+        for top in {Path(file).parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(str(each.locate_file(top)))
     return Environment(folder)
+
+
+def needed(requirements: Iterable[str], extra: str = "") -> Iterator[Distribution]:
+    """Return what these requirements need here, and what that needs, each once."""
+    known: dict[str, Distribution] = {}
+    left = [(Requirement(text), extra) for text in requirements]
+    while left:
+        requirement, extra = left.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if name not in known:
+            known[name] = found = distribution(requirement.name)
+            assert requirement.specifier.contains(found.version), (requirement, found.version)
+            left += [(Requirement(text), "") for text in found.requires or ()]
+            left += [(Requirement(text), each) for each in requirement.extras for text in found.requires or ()]
+            yield found
 
 
 @pytest.fixture(scope="session")

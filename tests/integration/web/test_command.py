@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from mtask.web.tokens import digest_of
+from tests.integration.cli.commands import Commands
 from tests.mongo import PATIENCE, eventually
 from tests.processes import kill_marked
 
@@ -103,15 +104,10 @@ def test_with_a_token_file_it_prints_no_token(mongo_uri: str, database_name: str
         ["--token-file", "missing.json"],
     ],
 )
-def test_it_refuses_to_start_where_strangers_could_use_it(
-    mongo_uri: str, database_name: str, tmp_path: Path, flags: list[str]
-) -> None:
-    arguments = [sys.executable, "-m", "mtask.cli.main", "web", "--json", *flags]
-    ended = subprocess.run(
-        arguments, cwd=tmp_path, env=_environment(mongo_uri, database_name), capture_output=True, timeout=PATIENCE
-    )
-    assert ended.returncode == 2, ended.stderr
-    assert json.loads(ended.stderr)["error"] == "InvalidInput"
+def test_it_refuses_to_start_where_strangers_could_use_it(mtask: Commands, flags: list[str]) -> None:
+    ended = mtask("web", "--json", *flags)
+    assert ended.code == 2, ended.err
+    assert ended.error["error"] == "InvalidInput"
 
 
 def test_without_a_database_it_serves_and_says_so(database_name: str, tmp_path: Path) -> None:

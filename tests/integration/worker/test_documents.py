@@ -371,7 +371,9 @@ def filled(document: Document, left: int) -> Document:
     return document
 
 
-@pytest.mark.parametrize("left", [0, 40, 150, 190, 230])
+@pytest.mark.parametrize(
+    "left", [0, pytest.param(40, marks=pytest.mark.long), 150, pytest.param(190, marks=pytest.mark.long), 230]
+)
 def test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds(
     serve: Callable[..., None], left: int
 ) -> None:

@@ -10,14 +10,8 @@ import pytest
 from mtask.model.status import RunStatus
 from tests.faults.checks.scenes import Scene, verdict_on
 from tests.faults.checks.story import Story
-from tests.mongo import Client
 
 FAIL, CANCELED = RunStatus.FAIL, RunStatus.CANCELED
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 # --- what is legal ------------------------------------------------------------------------------------------------

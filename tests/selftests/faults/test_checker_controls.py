@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.faults.checks.scenes import Scene, Scenes, verdict_on
+from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, verdict_on
 from tests.faults.checks.story import EPOCH, Story, instant
 from tests.faults.history import Fault
-from tests.mongo import Client
 
 LIMIT = {"name": "limited", "key": None, "concurrency": 2}
 KEY_LIMIT = {"name": "limited", "key": "k", "concurrency": 1}
 
 SCENES = Scenes()
-Legal = Callable[[Story], None]
-LEGAL: list[Legal] = []
-
-
-def legal(scene: Legal) -> Legal:
-    """Take in a scene with which nothing is wrong."""
-    LEGAL.append(scene)
-    return scene
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
-
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
@@ -53,14 +37,14 @@ def filled(story: Story, count: int = 2, **options: object) -> None:
     let_go(story, hold(story, count, **options))
 
 
-@legal
+@SCENES.allow
 def as_many_as_allowed(story: Story) -> None:
     for _ in range(2):
         let_go(story, hold(story, 2))
     filled(story)
 
 
-@legal
+@SCENES.allow
 def handler_of_a_lapsed_run_that_goes_on(story: Story) -> None:
     ((task_id, frozen),) = hold(story, 1)
     story.wait(4.1)
@@ -72,7 +56,7 @@ def handler_of_a_lapsed_run_that_goes_on(story: Story) -> None:
     filled(story)
 
 
-@legal
+@SCENES.allow
 def one_after_the_other_of_a_key(story: Story) -> None:
     let_go(story, [*hold(story, 1, limit_key="k"), *hold(story, 1)])
     filled(story, 1, limit_key="k")
@@ -134,7 +118,7 @@ def paused(story: Story, since: float, until: float) -> None:
     story.faults.append(Fault("pause queue", "pausable", since, until, detail={"pauses": [instants], "unknown": 0}))
 
 
-@legal
+@SCENES.allow
 def claims_before_a_pause_and_after_it(story: Story) -> None:
     story.done("pausable")
     since = story.now
@@ -147,7 +131,7 @@ def claims_before_a_pause_and_after_it(story: Story) -> None:
     story.finish(task_id, story.claim(task_id))
 
 
-@legal
+@SCENES.allow
 def claim_within_a_pause_that_nobody_was_told_of(story: Story) -> None:
     story.faults.append(Fault("pause queue", "pausable", 0.5, 9.0, detail={"pauses": [], "unknown": 1}))
     story.done("pausable")
@@ -184,7 +168,7 @@ def fire(story: Story, *, late: float = 0.0, due: float = 0.0) -> str:
     return task_id
 
 
-@legal
+@SCENES.allow
 def firings_one_of_them_late(story: Story) -> None:
     scheduled(story, 3)
     for late in (0.0, 0.7, 0.0):
@@ -246,12 +230,10 @@ def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> N
     SCENES.judge(scene, story, tmp_path)
 
 
-@pytest.mark.parametrize("scene", LEGAL, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
 def test_what_is_allowed_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
     story.done()
-    scene(story)
-    verdict = verdict_on(story, tmp_path)
-    assert verdict.is_clean, verdict.describe()
+    acquit(scene, story, tmp_path)
 
 
 def test_lapsed_runs_that_wait_for_a_place_are_no_slow_rescues(story: Story, tmp_path: Path) -> None:

@@ -10,14 +10,8 @@ from mtask.model.status import RunStatus
 from tests.faults.checks.scenes import verdict_on
 from tests.faults.checks.story import Story
 from tests.faults.history import Fault
-from tests.mongo import Client
 
 FAIL = RunStatus.FAIL
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 def rescue(story: Story, after: float) -> str:

@@ -10,24 +10,11 @@ import pytest
 from mtask.model.publishing.flows import Verdict
 from mtask.store.statements import flows
 from tests.faults import flow_load, publisher
-from tests.faults.checks.scenes import Legal, Scene, Scenes, release, run, told, verdict_on
+from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, release, run, told
 from tests.faults.checks.story import Story, instant
 from tests.faults.history import Call, Ledger
-from tests.mongo import Client
 
 SCENES = Scenes()
-LEGAL: list[Legal] = []
-
-
-def legal(scene: Legal) -> Legal:
-    """Take in a scene with which nothing is wrong."""
-    LEGAL.append(scene)
-    return scene
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 def cancel(story: Story, task_id: str, culprit: str) -> None:
@@ -35,7 +22,7 @@ def cancel(story: Story, task_id: str, culprit: str) -> None:
     story.wait(0.01)
 
 
-@legal
+@SCENES.allow
 def step_after_step(story: Story) -> None:
     first = story.publish_step("a")
     second = story.publish_step("b", first)
@@ -46,7 +33,7 @@ def step_after_step(story: Story) -> None:
     told(story, second)
 
 
-@legal
+@SCENES.allow
 def failure_that_a_retry_takes_back(story: Story) -> None:
     first = story.publish_step("a", max_unexpected_retries=0)
     second = story.publish_step("b", first)
@@ -67,7 +54,7 @@ def failure_that_a_retry_takes_back(story: Story) -> None:
     told(story, second)
 
 
-@legal
+@SCENES.allow
 def retry_that_meets_the_release(story: Story) -> None:
     """Whoever releases has read the dependency right before a user opened it again."""
     first = story.publish_step("a")
@@ -169,11 +156,9 @@ def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> N
     SCENES.judge(scene, story, tmp_path)
 
 
-@pytest.mark.parametrize("scene", LEGAL, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
 def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    scene(story)
-    verdict = verdict_on(story, tmp_path)
-    assert verdict.is_clean, verdict.describe()
+    acquit(scene, story, tmp_path)
 
 
 # --- the load -------------------------------------------------------------------------------------------------

@@ -14,23 +14,10 @@ from mtask.model.publishing.flows import Verdict
 from mtask.model.status import RunStatus
 from mtask.store.statements import flows
 from tests.faults import app, flow_load
-from tests.faults.checks.scenes import Legal, Scene, Scenes, release, run, told, verdict_on
+from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, release, run, told, verdict_on
 from tests.faults.checks.story import Story, instant
-from tests.mongo import Client
 
 SCENES = Scenes()
-LEGAL: list[Legal] = []
-
-
-def legal(scene: Legal) -> Legal:
-    """Take in a scene with which nothing is wrong."""
-    LEGAL.append(scene)
-    return scene
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 def claimed(story: Story, *after: str) -> tuple[str, str]:
@@ -64,7 +51,7 @@ def went_on(story: Story, task_id: str, run_id: str) -> str:
 # --- children: legal ------------------------------------------------------------------------------------------
 
 
-@legal
+@SCENES.allow
 def children_and_theirs_before_the_dependent(story: Story) -> None:
     parent, run_id = claimed(story)
     last = story.publish_step("z", parent)
@@ -78,7 +65,7 @@ def children_and_theirs_before_the_dependent(story: Story) -> None:
     do(story, last)
 
 
-@legal
+@SCENES.allow
 def children_of_a_run_that_dies_before_it_is_told(story: Story) -> None:
     """Somebody else publishes them, and the next try is told of them."""
     parent, _ = claimed(story)
@@ -94,7 +81,7 @@ def children_of_a_run_that_dies_before_it_is_told(story: Story) -> None:
     do(story, last)
 
 
-@legal
+@SCENES.allow
 def children_that_the_next_try_does_not_add(story: Story) -> None:
     parent, _ = claimed(story)
     story.owe(parent, "a-0")
@@ -105,7 +92,7 @@ def children_that_the_next_try_does_not_add(story: Story) -> None:
     do(story, *story.publish_owed(parent))
 
 
-@legal
+@SCENES.allow
 def child_of_a_parent_that_a_retry_opened_right_before_the_release(story: Story) -> None:
     """Whoever releases has read that the canceled parent had no children."""
     parent = story.publish_step("a")
@@ -122,7 +109,7 @@ def child_of_a_parent_that_a_retry_opened_right_before_the_release(story: Story)
     do(story, child, last)
 
 
-@legal
+@SCENES.allow
 def child_that_fails_and_is_retried(story: Story) -> None:
     parent, run_id = claimed(story)
     last = story.publish_step("z", parent)
@@ -280,7 +267,7 @@ def child_that_is_taken_for_another_task(story: Story) -> None:
     do(story, child)
 
 
-@legal
+@SCENES.allow
 def child_that_two_runs_owe(story: Story) -> None:
     """The second run looked for it before it was published, and owes it once more."""
     parent, _ = claimed(story)
@@ -297,7 +284,7 @@ def child_that_two_runs_owe(story: Story) -> None:
 # --- next tasks -----------------------------------------------------------------------------------------------
 
 
-@legal
+@SCENES.allow
 def chain_of_three(story: Story) -> None:
     task_id, run_id = story.running("relay")
     second = went_on(story, task_id, run_id)
@@ -306,7 +293,7 @@ def chain_of_three(story: Story) -> None:
     run(story, third)
 
 
-@legal
+@SCENES.allow
 def chain_in_a_flow(story: Story) -> None:
     first, run_id = claimed(story)
     last = story.publish_step("z", first)
@@ -317,7 +304,7 @@ def chain_in_a_flow(story: Story) -> None:
     do(story, last)
 
 
-@legal
+@SCENES.allow
 def rerun_of_a_task_that_went_on(story: Story) -> None:
     task_id, run_id = story.running("relay")
     run(story, went_on(story, task_id, run_id))
@@ -327,7 +314,7 @@ def rerun_of_a_task_that_went_on(story: Story) -> None:
     story.finish(task_id, run_id, following=story.next_of(task_id, run_id))
 
 
-@legal
+@SCENES.allow
 def cancel_of_a_task_that_would_have_gone_on(story: Story) -> None:
     task_id, run_id = story.running("relay")
     story.cancel(task_id)
@@ -335,7 +322,7 @@ def cancel_of_a_task_that_would_have_gone_on(story: Story) -> None:
     story.finish(task_id, run_id, following=story.next_of(task_id, run_id))
 
 
-@legal
+@SCENES.allow
 def next_task_that_another_worker_publishes(story: Story) -> None:
     task_id, run_id = story.running("relay")
     story.finish(task_id, run_id, following=story.next_of(task_id, run_id))
@@ -416,11 +403,9 @@ def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> N
     SCENES.judge(scene, story, tmp_path)
 
 
-@pytest.mark.parametrize("scene", LEGAL, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
 def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    scene(story)
-    verdict = verdict_on(story, tmp_path)
-    assert verdict.is_clean, verdict.describe()
+    acquit(scene, story, tmp_path)
 
 
 def test_children_and_next_tasks_are_counted(story: Story, tmp_path: Path) -> None:

@@ -15,12 +15,6 @@ from tests.faults.checker import check
 from tests.faults.checks.scenes import verdict_on
 from tests.faults.checks.story import Story
 from tests.faults.history import Call, Fault, History
-from tests.mongo import Client
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 @pytest.fixture

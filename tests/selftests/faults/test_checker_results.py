@@ -10,16 +10,10 @@ import pytest
 from mtask.model.status import RunStatus
 from tests.faults.checks.scenes import Scene, Scenes
 from tests.faults.checks.story import Story, instant
-from tests.mongo import Client
 
 FAIL, CANCELED, SUCCESS = RunStatus.FAIL, RunStatus.CANCELED, RunStatus.SUCCESS
 
 SCENES = Scenes()
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 # --- stale_results ----------------------------------------------------------------------------------------------------

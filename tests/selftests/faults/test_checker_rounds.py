@@ -12,24 +12,11 @@ from mtask.model.status import RunStatus
 from mtask.store.statements import pipelines
 from mtask.store.statements.outcome import Outcome
 from tests.faults import load
-from tests.faults.checks.scenes import Legal, Scene, Scenes, verdict_on
+from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, verdict_on
 from tests.faults.checks.story import Story, instant
-from tests.mongo import Client
 
 TASK = "renewed:again/0"
 SCENES = Scenes()
-LEGAL: list[Legal] = []
-
-
-def legal(scene: Legal) -> Legal:
-    """Take in a scene with which nothing is wrong."""
-    LEGAL.append(scene)
-    return scene
-
-
-@pytest.fixture
-def story(mongo_session_client: Client, database_name: str) -> Story:
-    return Story(mongo_session_client[database_name]["tasks"])
 
 
 def publish(story: Story, *calls: str, **given: Any) -> None:
@@ -55,7 +42,7 @@ def end(story: Story, run_id: str, status: RunStatus = RunStatus.SUCCESS) -> Non
     story.wait(0.1)
 
 
-@legal
+@SCENES.allow
 def calls_while_a_run_goes_on(story: Story) -> None:
     publish(story, "c1")
     first = begin(story)
@@ -64,13 +51,13 @@ def calls_while_a_run_goes_on(story: Story) -> None:
     end(story, begin(story, "w2"))
 
 
-@legal
+@SCENES.allow
 def calls_before_the_first_claim(story: Story) -> None:
     publish(story, "c1", "c2")
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def call_after_the_end(story: Story) -> None:
     publish(story, "c1")
     end(story, begin(story))
@@ -79,7 +66,7 @@ def call_after_the_end(story: Story) -> None:
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def calls_while_a_run_fails(story: Story) -> None:
     publish(story, "c1")
     first = begin(story)
@@ -88,7 +75,7 @@ def calls_while_a_run_fails(story: Story) -> None:
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def calls_while_a_run_dies(story: Story) -> None:
     publish(story, "c1")
     begin(story)
@@ -98,7 +85,7 @@ def calls_while_a_run_dies(story: Story) -> None:
     end(story, begin(story, "w2"))
 
 
-@legal
+@SCENES.allow
 def round_that_is_tried_again(story: Story) -> None:
     publish(story, "c1")
     end(story, begin(story), RunStatus.FAIL)
@@ -106,7 +93,7 @@ def round_that_is_tried_again(story: Story) -> None:
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def call_that_is_sent_again(story: Story) -> None:
     """Its publisher was not told of the first time. By the second time its round has passed."""
     publish(story, "c1")
@@ -119,7 +106,7 @@ def call_that_is_sent_again(story: Story) -> None:
     publish(story, "c2")
 
 
-@legal
+@SCENES.allow
 def call_that_arrives_after_a_newer_one(story: Story) -> None:
     publish(story, "c1")
     end(story, begin(story))
@@ -132,7 +119,7 @@ def call_that_arrives_after_a_newer_one(story: Story) -> None:
     end(story, last)
 
 
-@legal
+@SCENES.allow
 def cancel_of_the_run_and_of_the_next_round(story: Story) -> None:
     publish(story, "c1")
     run_id = begin(story)
@@ -142,7 +129,7 @@ def cancel_of_the_run_and_of_the_next_round(story: Story) -> None:
     end(story, run_id, RunStatus.CANCELED)
 
 
-@legal
+@SCENES.allow
 def lists_of_calls(story: Story) -> None:
     """A list that has failed is tried again, and calls since its first try wait for its end."""
     publish(story, "c1", "c2", kind="calls")
@@ -155,7 +142,7 @@ def lists_of_calls(story: Story) -> None:
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def calls_that_move_the_start(story: Story) -> None:
     publish(story, "c1", "c2", "c3", debounce_ms=1000, max_wait_ms=1100)
     story.wait(1.0)
@@ -166,7 +153,7 @@ def calls_that_move_the_start(story: Story) -> None:
     end(story, begin(story))
 
 
-@legal
+@SCENES.allow
 def call_after_a_rerun(story: Story) -> None:
     """The round is open again and has no run, so it takes a further call."""
     publish(story, "c1")
@@ -301,11 +288,9 @@ def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> N
     SCENES.judge(scene, story, tmp_path)
 
 
-@pytest.mark.parametrize("scene", LEGAL, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
 def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    scene(story)
-    verdict = verdict_on(story, tmp_path)
-    assert verdict.is_clean, verdict.describe()
+    acquit(scene, story, tmp_path)
 
 
 def test_calls_and_rounds_are_counted(story: Story, tmp_path: Path) -> None:

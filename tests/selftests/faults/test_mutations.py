@@ -32,24 +32,27 @@ def functions_in(path: str) -> frozenset[str]:
     return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mutation_applies_to_the_source_as_it_is_and_makes_a_program(mutation: Mutation, tmp_path: Path) -> None:
+def mistakes_of(mutation: Mutation, folder: Path) -> list[str]:
+    """Apply the mutation to a copy of its sources; return what is wrong with it."""
     for edit in mutation.edits:
-        copied = tmp_path / edit.path
+        copied = folder / edit.path
         copied.parent.mkdir(parents=True, exist_ok=True)
         copied.write_text((ROOT / edit.path).read_text())
-    mutation.apply(tmp_path)
-    for edit in mutation.edits:
-        changed = ast.dump(ast.parse((tmp_path / edit.path).read_text()))
-        assert changed != code_of(edit.path), "it changes nothing"
+    try:
+        mutation.apply(folder)
+        changed = {edit.path: ast.dump(ast.parse((folder / edit.path).read_text())) for edit in mutation.edits}
+    except (ValueError, SyntaxError) as error:
+        return [f"{mutation.name}: {error}"]
+    return [f"{mutation.name}: it changes nothing in {path}" for path in changed if changed[path] == code_of(path)]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_tests_that_a_mutation_names_exist(mutation: Mutation) -> None:
-    assert mutation.tests
-    for test in mutation.tests:
-        path, _, name = test.partition("::")
-        assert name in functions_in(path)
+def test_each_mutation_applies_to_the_source_as_it_is_and_makes_a_program(tmp_path: Path) -> None:
+    assert [mistake for mutation in MUTATIONS for mistake in mistakes_of(mutation, tmp_path)] == []
+
+
+def test_tests_that_a_mutation_names_exist() -> None:
+    named = [(mutation.name, *test.partition("::")[::2]) for mutation in MUTATIONS for test in mutation.tests or ("",)]
+    assert [each for each in named if not each[1] or each[2] not in functions_in(each[1])] == []
 
 
 def test_names_of_mutations_tell_them_apart_and_there_are_enough() -> None:

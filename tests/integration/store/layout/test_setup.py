@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -126,26 +126,24 @@ def test_eight_threads_at_once_make_it_once_and_none_of_them_fails(mongo_uri: st
     assert_complete(store)
 
 
-_PROCESS = """
-import sys
-from mtask.store.driver import connect
-from mtask.store.layout import setup
-store = connect.sync_store(sys.argv[1], sys.argv[2])
-sys.stdin.readline()
-store.run(setup.ensure())
-store.close()
-"""
+def ensure_with_others(uri: str, database: str, start: Barrier) -> None:
+    made = connect.sync_store(uri, database)
+    start.wait(60)
+    made.run(setup.ensure())
+    made.close()
 
 
 def test_eight_processes_at_once_make_it_once_and_none_of_them_fails(mongo_uri: str, store: SyncStore) -> None:
-    command = [sys.executable, "-c", _PROCESS, mongo_uri, store.database.name]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    start = context.Barrier(8)
+    arguments = (mongo_uri, store.database.name, start)
+    processes = [context.Process(target=ensure_with_others, args=arguments) for _ in range(8)]
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 8, errors
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 8
     assert_complete(store)
 
 

@@ -129,7 +129,7 @@ def test_count_that_stops_says_so_and_never_counts_too_many_or_examines_more(
 MANY, LAST = 12_000, 1_000_000
 TEN = tuple(f"w{number}" for number in range(10))
 Backlog = Callable[[int], Document]
-#: How the many tasks of a backlog look, the task whose position is asked, and what is found; None: nearly 10,000.
+#: How the many tasks of a backlog look, the task whose position is asked, and what is found; None: nearly the limit.
 BACKLOGS: dict[str, tuple[Backlog, Document, Ahead | None]] = {
     "due longer": (lambda n: document(n, due=-60), document(LAST, due=-1), None),
     "due at the same instant": (lambda n: document(n, due=-1), document(LAST, due=-1), None),
@@ -137,7 +137,7 @@ BACKLOGS: dict[str, tuple[Backlog, Document, Ahead | None]] = {
     "of a higher priority, most due later": (
         lambda n: document(n, priority=n % 7 + 1, due=-5 if n % 10 == 0 else 60),
         document(LAST),
-        Ahead(MANY // 10, False, frozenset({"send"})),
+        Ahead(MANY // 100, False, frozenset({"send"})),
     ),
     "each of a priority of its own": (lambda n: document(n, priority=n * 1_000 + 1), document(LAST), None),
     "each of a priority of its own, due later": (
@@ -168,23 +168,39 @@ BACKLOGS: dict[str, tuple[Backlog, Document, Ahead | None]] = {
 }
 
 
-@pytest.mark.parametrize(("made", "subject", "expected"), BACKLOGS.values(), ids=BACKLOGS)
-def test_position_in_a_long_backlog_examines_at_most_ten_thousand_keys(
-    module_store: SyncStore, made: Backlog, subject: Document, expected: Ahead | None
+@pytest.mark.parametrize("kind", ["due longer", "each of a priority of its own, due later", "for the same ten workers"])
+def test_position_in_a_long_backlog_examines_at_most_ten_thousand_keys(module_store: SyncStore, kind: str) -> None:
+    assert positions.KEYS == 10_000
+    check_position(module_store, kind, 1)
+
+
+# With ten workers most of a tenth of the limit goes into seeks.
+@pytest.mark.parametrize("kind", [kind for kind in BACKLOGS if "ten workers" not in kind])
+def test_position_in_a_backlog_beyond_the_limit_examines_at_most_that_many_keys(
+    module_store: SyncStore, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    fill(module_store, [*map(made, range(MANY)), subject])
+    for name in ("KEYS", "_SEEKS", "_RESERVE"):
+        monkeypatch.setattr(positions, name, getattr(positions, name) // 10)
+    check_position(module_store, kind, 10)
+
+
+def check_position(store: SyncStore, kind: str, part: int) -> None:
+    """Ask for a position in this part of a backlog, with this part of the limit."""
+    made, subject, expected = BACKLOGS[kind]
+    limit = 10_000 // part
+    fill(store, [*map(made, range(MANY // part)), subject])
     names = ["send"] if made(0)["name"] == "index" else None
     operation = positions.count_ahead(standing_of(subject, names), NOW)
-    found, examined = examined_by(module_store, operation)
-    _, lately = examined_by(module_store, positions.finished_lately("mail", ["send", "index"]))
-    assert sum(each.keys for each in [*examined, *lately]) <= 10_000
+    found, examined = examined_by(store, operation)
+    _, lately = examined_by(store, positions.finished_lately("mail", ["send", "index"]))
+    assert sum(each.keys for each in [*examined, *lately]) <= limit
     assert not {"COLLSCAN", "SORT"} & set().union(*(each.stages for each in [*examined, *lately]))
     if expected is None:
         assert found.is_more
-        assert 9_000 <= found.count <= 10_000
+        assert 0.9 * limit <= found.count <= limit
     elif expected.is_more:
         assert found.is_more
-        assert expected.count <= found.count <= 10_000
+        assert expected.count <= found.count <= limit
     else:
         assert found == expected
 

@@ -73,7 +73,7 @@ def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
                 await asyncio.to_thread(client.resume, queue="mail")
                 await until(lambda: tasks.count_documents(late) > 0, 5.0, "claimed again")
 
-            for _ in range(5):
+            for _ in range(3):
                 await pause_and_resume()
             is_over = True
             await flooding
