@@ -32,6 +32,7 @@ MtaskError
 ├── DatabaseError                about the database
 │   ├── DatabaseUnavailable      the database cannot be reached, or did not answer in time
 │   │   └── DatabaseTimeout      the database was reached, but did not answer in time
+│   │       └── DatabaseBusy     the server's cache has no room for so large a write now
 │   ├── NotReplicaSet            the server is a standalone, which has no change streams
 │   ├── ServerTooOld             the server lacks features that mtask needs
 │   ├── AccessDenied             the database user is unknown, or lacks a right
@@ -458,6 +459,20 @@ class DatabaseUnavailable(DatabaseError):
 
 class DatabaseTimeout(DatabaseUnavailable):
     """A statement took too long: the server is busy, or another client's transaction locks a document."""
+
+
+class DatabaseBusy(DatabaseTimeout):
+    """The server's cache has no room for so large a write now. The server carried nothing out."""
+
+    def __init__(self, reason: str) -> None:
+        DatabaseError.__init__(
+            self,
+            f"MongoDB has no room in its cache for so large a write now: {reason}. Try again. If it happens often, "
+            "give the server a larger cache (storage.wiredTiger.engineConfig.cacheSizeGB), or store large values "
+            "elsewhere.",
+        )
+        self.reason = reason
+        self.address = None
 
 
 class NotReplicaSet(DatabaseError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 
 from mtask import Client
@@ -27,6 +28,9 @@ _LENT_BELOW = ("app", "cli", "client", "store", "web", "worker")
 _LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in _LENT_BELOW))
 #: A folder in memory, and the free bytes that all test processes together need there.
 _MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3
+# Machines differ in speed: no example fails by its time.
+settings.register_profile("mtask", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("mtask")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

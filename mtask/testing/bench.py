@@ -22,6 +22,7 @@ from mtask.client.sync import Client
 from mtask.errors import MtaskError
 from mtask.model.callbacks.callback import DEFAULT_SECRET
 from mtask.model.documents import Task
+from mtask.model.status import WorkerStatus
 from mtask.store import schedules
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
@@ -92,6 +93,7 @@ class Bench:
             callbacks=None if callbacks is None else _deliveries_to(callbacks),
         )
         with _working(Worker(self.app, options)) as life, self._store() as store:
+            life.begin()
             end = time.monotonic() + limit.total_seconds()
             while not store.run(workbench.is_idle(with_callbacks=callbacks is not None)):
                 life.check()
@@ -176,6 +178,12 @@ class _Life:
             asyncio.run(self._worker.run())
         except BaseException as error:
             self._error = error
+
+    def begin(self) -> None:
+        """Wait until the worker claims tasks. A worker that cannot start raises its error."""
+        while self._worker.status is WorkerStatus.READY:
+            self.check()
+            time.sleep(_POLL)
 
     def check(self) -> None:
         """Raise the error that ended the worker."""

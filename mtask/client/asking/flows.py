@@ -10,7 +10,16 @@ from typing import Any, Self, Unpack, get_args
 
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import PublishMiddleware, copied
-from mtask.errors import DocumentTooLarge, InvalidFlow, InvalidParams, MtaskError, NotStorable, OperationFailed, shown
+from mtask.errors import (
+    DatabaseBusy,
+    DocumentTooLarge,
+    InvalidFlow,
+    InvalidParams,
+    MtaskError,
+    NotStorable,
+    OperationFailed,
+    shown,
+)
 from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
@@ -24,8 +33,8 @@ from mtask.store.tasks.publishing import Published
 
 MAX_EDGES = 100_000
 MAX_AFTER_BYTES = 4 * 1024 * 1024
-#: The server's codes TransactionTooLarge and TransactionTooLargeForCache.
-_TOO_LARGE = (257, 388)
+#: The server's code TransactionTooLarge.
+_TOO_LARGE = 257
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +224,8 @@ class FlowPublication:
             return (yield from publishing.publish(self._flow))
         except (NotStorable, DocumentTooLarge) as error:
             raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error
-        except OperationFailed as error:
-            if error.code not in _TOO_LARGE:
+        except (OperationFailed, DatabaseBusy) as error:
+            if isinstance(error, OperationFailed) and error.code != _TOO_LARGE:
                 raise
             reason = "the server has no room for so much in one transaction: publish smaller params or fewer steps"
             raise InvalidFlow(self._flow.key, f"{reason}, and let handlers add the rest as children") from error

@@ -30,10 +30,11 @@ DUPLICATE_KEY = 11000
 #: The errors that the BSON encoder raises for a value that BSON cannot hold.
 NOT_STORABLE = (BSONError, OverflowError, UnicodeError, RecursionError)
 #: Codes of temporary errors: the server was interrupted, shut down, stepped down, ran out of time, or has no snapshot
-#: yet. The server may
-#: still have carried out the operation.
+#: yet. The server may still have carried out the operation.
 _PASSING = frozenset({6, 7, 50, 89, 91, 112, 189, 246, 262, 9001, 10107, 11600, 11601, 11602, 13435, 13436})
 _TOO_LARGE = frozenset({10334, 17419, 17420, 17280, 16493})
+#: TemporarilyUnavailable and TransactionTooLargeForCache: other writes fill the cache. The server rolled this one back.
+_BUSY = frozenset({365, 388})
 _UNAUTHORIZED, _ATLAS = 13, 8000
 _ACCESS = frozenset({_UNAUTHORIZED, 18, _ATLAS})
 _STABLE_API = 323
@@ -105,6 +106,8 @@ def _from_bulk(error: BulkWriteError) -> errors.MtaskError:
 def _from_code(error: OperationFailure, code: int | None, reason: str) -> errors.MtaskError:
     if isinstance(error, WriteConcernError) or error.timeout or error.has_error_label("RetryableWriteError"):
         return errors.DatabaseUnavailable(reason)
+    if code in _BUSY:
+        return errors.DatabaseBusy(reason)
     if code in _PASSING:
         return errors.DatabaseUnavailable(reason)
     if code in _ACCESS:

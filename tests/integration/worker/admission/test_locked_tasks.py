@@ -124,7 +124,7 @@ def test_leases_are_kept_beside_a_locked_task(mongo_uri: str, database_name: str
     async def scenario() -> None:
         gated = _Gated()
         async with working(mongo_uri, database_name, mongo, gated.app, concurrency=20) as bench:
-            await publish_all(bench, worker_timeout_ms=4_000, ping_interval_ms=1_000)
+            await publish_all(bench, worker_timeout_ms=8_000, ping_interval_ms=1_000)
             await until(lambda: len(gated.started) == 20, message="all run")
             with locked(bench, "work:0"):
                 leases = [bench.state(task_id)["worker_states"][-1]["ping_expire_time"] for task_id in _OTHERS]

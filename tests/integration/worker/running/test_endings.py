@@ -19,6 +19,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "interrupted at shutdown": {"errorCode": 11600},
     "interrupted": {"errorCode": 11601},
     "unknown error": {"errorCode": 8},
+    "full cache": {"errorCode": 388},
     "stepped down before it was replicated": {"writeConcernError": {"code": 189, "errmsg": "stepped down"}},
     "shutting down before it was replicated": {"writeConcernError": {"code": 91, "errmsg": "shutting down"}},
     "not replicated": {"writeConcernError": {"code": 100, "errmsg": "not enough data-bearing nodes"}},

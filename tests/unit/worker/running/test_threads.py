@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,13 @@ from mtask.worker.running.threads import Threads
 from tests.mongo import eventually
 
 NAME = "threads-under-test"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Let the threads of a test end before the next test counts its own."""
+    yield
+    eventually(lambda: not _alive(), message="all threads end")
 
 
 def _refuse(_: threading.Thread) -> None:
