@@ -26,6 +26,9 @@ from tests.faults.history import Call, Document, Fault, Ledger, Operation
 from tests.faults.network import ReplicaSetProxy
 from tests.mongo import eventually
 
+#: Seconds until a fleet that was killed works again. On a slow machine, elections and starts take turns meanwhile.
+_RECOVERY = 180.0
+
 
 @dataclass
 class Episode:
@@ -134,10 +137,14 @@ class World:
         return time.monotonic()
 
     def wait_working(self, places: Sequence[Place]) -> None:
-        """Wait until these workers say of themselves that they work; one that ended meanwhile is started again."""
-        registry = self.mongo[self.database]["workers"]
+        """Wait until each of these workers has said of itself that it works; one that ended is started again.
 
-        def are_working() -> bool:
+        They need not all work at one instant: other nemeses go on meanwhile.
+        """
+        registry = self.mongo[self.database]["workers"]
+        missing = {place.name: place for place in places}
+
+        def have_worked() -> bool:
             for place in places:
                 if place.notice_end():
                     place.start()
@@ -145,9 +152,15 @@ class World:
                 running = {found["_id"]: found["pid"] for found in registry.find({"status": "running"})}
             except PyMongoError:
                 return False
-            return all(running.get(place.name) == place.pid for place in places)
+            for place in list(missing.values()):
+                if running.get(place.name) == place.pid:
+                    del missing[place.name]
+            return not missing
 
-        eventually(are_working, PATIENCE, f"working: {', '.join(place.name for place in places)}", interval=0.1)
+        try:
+            eventually(have_worked, _RECOVERY, "all work", interval=0.1)
+        except AssertionError:
+            raise AssertionError(f"not within {_RECOVERY:g} s: working: {', '.join(missing)}") from None
 
     def publish(self, name: str, params: dict[str, Any], **options: Any) -> str:
         """Publish a task on behalf of a nemesis; it counts among the load."""
