@@ -31,6 +31,7 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.discovery.stream import StreamLoop
+from mtask.worker.executors.pool import Executors, Origin
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.leases.registrar import Registrar
 from mtask.worker.options import WorkerOptions
@@ -96,6 +97,7 @@ class Parts:
     settler: Settler
     teller: Settler
     finisher: Finisher
+    executors: Executors | None
     runner: Runner
     queue: PreemptionQueue
     questions: Questions
@@ -139,7 +141,8 @@ class Assembly:
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations)
+        executors = self._executors(pinger)
+        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations, executors)
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
         questions = Questions(scope.ledger, quarantine)
@@ -169,6 +172,7 @@ class Assembly:
             settler,
             teller,
             finisher,
+            executors,
             runner,
             queue,
             questions,
@@ -187,6 +191,13 @@ class Assembly:
         )
         _connect(parts)
         return parts
+
+    def _executors(self, pinger: Pinger) -> Executors | None:
+        options = self.options.checked_executors(self.app)
+        if options is None:
+            return None
+        origin = Origin(self.options.uri, self.options.database, self.scope.worker_id)
+        return Executors(options, origin, self.scope, pinger, self.connections.store)
 
 
 def _connect(parts: Parts) -> None:

@@ -51,7 +51,8 @@ class Worker:
         self._hooks = app.hooks.begin()
         self.queues = options.checked_queues(app)
         self.worker_id = options.checked_worker_id()
-        self._vitals = Vitals(options.checked_concurrency())
+        self._most = self._most_handlers()
+        self._vitals = Vitals(min(options.checked_concurrency(), self._most))
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
         self._stop_requests = 0
@@ -71,6 +72,16 @@ class Worker:
         if self._parts is None:
             raise RuntimeError("the worker is not registered yet")
         return self._parts
+
+    @property
+    def _has_own_handlers(self) -> bool:
+        """Whether some handlers run in this process, and not in executors."""
+        return not all(self._options.executors.isolates(handler) for handler in self._app)
+
+    def _most_handlers(self) -> int:
+        """Return the most handlers that can run at once, whatever the concurrency."""
+        executors = self._options.checked_executors(self._app)
+        return CONCURRENCIES[-1] if executors is None or self._has_own_handlers else executors.size
 
     # --- stop ---------------------------------------------------------------------------------------------
 
@@ -124,7 +135,7 @@ class Worker:
         sent = monotonic()
         server_time = await store.run(setup.ensure())
         clock = ServerClock(server_time, sent, monotonic())
-        own = registration(self.worker_id, self.queues, names, options.concurrency, options.heartbeat_timeout)
+        own = registration(self.worker_id, self.queues, names, self._vitals.concurrency, options.heartbeat_timeout)
         registrar = Registrar(store, own)
         sent = monotonic()
         document = await registrar.register()
@@ -142,7 +153,8 @@ class Worker:
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
         )
         try:
-            await self._hooks.start()
+            if self._has_own_handlers:
+                await self._hooks.start()
             # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
             # goes on confirming pauses until its end.
             async with asyncio.TaskGroup() as to_the_end:
@@ -156,6 +168,8 @@ class Worker:
                     parts.controls.stop()
                     parts.limits.stop()
         finally:
+            if parts.executors is not None:
+                await parts.executors.stop()
             await self._hooks.stop()
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
@@ -293,6 +307,7 @@ class Worker:
         concurrency = self._options.concurrency
         if isinstance(wanted, int | float) and not isinstance(wanted, bool) and wanted in CONCURRENCIES:
             concurrency = int(wanted)
+        concurrency = min(concurrency, self._most)
         if concurrency != self._vitals.concurrency:
             logger.info("concurrency changed", extra=fields(concurrency=concurrency))
             self.parts.slots.set_concurrency(concurrency)
