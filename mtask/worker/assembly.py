@@ -32,6 +32,7 @@ from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.discovery.stream import StreamLoop
 from mtask.worker.executors.pool import Executors, Origin
+from mtask.worker.executors.room import ExecutorRoom
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.leases.registrar import Registrar
 from mtask.worker.options import WorkerOptions
@@ -144,7 +145,9 @@ class Assembly:
         executors = self._executors(pinger)
         caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations, executors)
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
-        queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
+        room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
+        capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
+        queue = PreemptionQueue(capacity, is_limited=limits.is_limited, isolated=room)
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
         inbox = Inbox(scope, queue, admission, questions, ranks)

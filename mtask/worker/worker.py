@@ -51,8 +51,8 @@ class Worker:
         self._hooks = app.hooks.begin()
         self.queues = options.checked_queues(app)
         self.worker_id = options.checked_worker_id()
-        self._most = self._most_handlers()
-        self._vitals = Vitals(min(options.checked_concurrency(), self._most))
+        options.checked_executors(app)
+        self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
         self._stop_requests = 0
@@ -77,11 +77,6 @@ class Worker:
     def _has_own_handlers(self) -> bool:
         """Whether some handlers run in this process, and not in executors."""
         return not all(self._options.executors.isolates(handler) for handler in self._app)
-
-    def _most_handlers(self) -> int:
-        """Return the most handlers that can run at once, whatever the concurrency."""
-        executors = self._options.checked_executors(self._app)
-        return CONCURRENCIES[-1] if executors is None or self._has_own_handlers else executors.size
 
     # --- stop ---------------------------------------------------------------------------------------------
 
@@ -135,7 +130,7 @@ class Worker:
         sent = monotonic()
         server_time = await store.run(setup.ensure())
         clock = ServerClock(server_time, sent, monotonic())
-        own = registration(self.worker_id, self.queues, names, self._vitals.concurrency, options.heartbeat_timeout)
+        own = registration(self.worker_id, self.queues, names, options.concurrency, options.heartbeat_timeout)
         registrar = Registrar(store, own)
         sent = monotonic()
         document = await registrar.register()
@@ -307,7 +302,6 @@ class Worker:
         concurrency = self._options.concurrency
         if isinstance(wanted, int | float) and not isinstance(wanted, bool) and wanted in CONCURRENCIES:
             concurrency = int(wanted)
-        concurrency = min(concurrency, self._most)
         if concurrency != self._vitals.concurrency:
             logger.info("concurrency changed", extra=fields(concurrency=concurrency))
             self.parts.slots.set_concurrency(concurrency)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any
@@ -23,6 +23,7 @@ from mtask.worker.executors.executor import GRACE, Executor, State
 from mtask.worker.executors.messages import outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.executors.processes import start
+from mtask.worker.executors.rate import Rate, ahead
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called
@@ -33,6 +34,12 @@ from mtask.worker.state.timing import Backoff
 
 #: The time between two looks at the memory and the leases of busy executors, in seconds.
 _LOOK = 0.05
+#: While runs wait for executors, the runs that end within this time, in seconds, are finished together, but at most
+#: `_GROUP` of them. So one finish and one claim serve several runs.
+_GATHER, _GROUP = 0.1, 20
+#: The longest time for which a run waits while all executors work, in seconds. After this time the run is handed back:
+#: the handlers take longer than those before.
+_PATIENCE = 1.0
 #: The time in which an executor must have started, in seconds. Importing an app may take long on a busy machine.
 _START_LIMIT = 120.0
 #: The pause before another executor is started after one could not start, in seconds.
@@ -84,7 +91,17 @@ class Executors:
         self._not_before = -inf
         self._retry: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
+        self._rate = Rate()
+        #: Set when the runs that have ended meanwhile are finished together, and the number of these runs.
+        self._gathered: asyncio.Event | None = None
+        self._gathered_cnt = 0
+        self._gathering: asyncio.TimerHandle | None = None
         self._is_stopping = False
+
+    @property
+    def width(self) -> int:
+        """The number of runs to hold: those in executors, and a few that wait for an executor."""
+        return self._options.size + ahead(self._rate.now, self._options.size)
 
     def isolates(self, handler: Handler) -> bool:
         """Whether this handler runs in an executor."""
@@ -116,6 +133,7 @@ class Executors:
             executor.kill()
             called.raised = error
         else:
+            self._rate.ended()
             self._take_done(run, done, called)
         finally:
             if timer is not None:
@@ -123,6 +141,27 @@ class Executors:
             self._by_run.pop(run.run_id, None)
             self._resume(run)
             self._release(executor)
+        if self._waiting and called.judged is not None:
+            await self._gather()
+
+    async def _gather(self) -> None:
+        """Wait until the runs that have ended meanwhile are finished together."""
+        if self._gathered is None:
+            self._gathered = asyncio.Event()
+            self._gathering = asyncio.get_running_loop().call_later(_GATHER, self._finish_gathered)
+        gathered = self._gathered
+        self._gathered_cnt += 1
+        if self._gathered_cnt >= _GROUP:
+            self._finish_gathered()
+        await gathered.wait()
+
+    def _finish_gathered(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+        if self._gathered is not None:
+            self._gathered.set()
+        self._gathered = self._gathering = None
+        self._gathered_cnt = 0
 
     def end(self, run: HeldRun, reason: EndReason) -> None:
         """End the handler of a run. If it is still under way after the grace, its executor is killed."""
@@ -356,7 +395,16 @@ class Executors:
         for executor in busy:
             executor.look()
         if busy:
+            self._lose_patience(monotonic() - _PATIENCE)
             self._look_soon()
+
+    def _lose_patience(self, began: float) -> None:
+        """Hand back the runs that have waited since then, unless another executor is about to start."""
+        if self._spawning or any(one.state is not State.BUSY for one in self._all):
+            return
+        for wait in [wait for wait in self._waiting if wait.since < began]:
+            self._rate.forget()
+            wait.run.end(EndReason.NO_SLOT)
 
     async def stop(self) -> None:
         """Let the idle executors end in order, and kill the others. No run is started after that."""
@@ -388,3 +436,4 @@ class _Wait:
 
     run: HeldRun
     future: asyncio.Future[Executor]
+    since: float = field(default_factory=monotonic)
