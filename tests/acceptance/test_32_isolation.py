@@ -40,7 +40,14 @@ def children(pid: int) -> list[int]:
 
 
 def executors(worker: WorkerProcess) -> list[int]:
-    return [pid for pid in children(worker.pid) if is_alive(pid)]
+    return [pid for pid in children(worker.pid) if is_alive(pid) and b"executors.child" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def params(stage: Stage, how: str) -> dict[str, str]:
@@ -101,13 +108,15 @@ def test_a_canceled_handler_that_never_looks_is_gone(stage: Stage, report: Repor
     stage.wait_status(task_id, "CANCELED")
 
 
-@pytest.mark.parametrize("how", ["never looks", "spins in C", "ignores SIGTERM"])
+@pytest.mark.parametrize("how", ["never looks", "spins in C", "ignores SIGTERM", "forks"])
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")
     lease = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
     stage.client.publish("stuck", params(stage, how), key="1", **lease)  # type: ignore[arg-type]
     stage.client.publish("hold", {"folder": str(stage.folder)}, key="2", **lease)  # type: ignore[arg-type]
     pids = [int(noted(stage, "started-1")), int(noted(stage, "started-2"))]
+    if how == "forks":
+        pids += map(int, noted(stage, "children-1").split())
     began = monotonic()
     os.kill(worker.pid, signal.SIGKILL)
     eventually(lambda: not any(map(is_alive, pids)), message="the executors are gone")

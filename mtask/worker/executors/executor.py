@@ -20,8 +20,8 @@ from mtask.worker.state.held_run import EndReason, HeldRun
 
 #: The time between SIGTERM and SIGKILL for a handler that is to end, in seconds.
 GRACE = 1.0
-#: An idle executor that needs more than this part of the limit of memory is replaced. Else the next run would be killed
-#: for what earlier runs have left.
+#: An idle executor is replaced if this part of the memory that it had left at its start is gone. Else the next run
+#: would be killed for what earlier runs have kept.
 _KEPT_SHARE = 0.5
 
 
@@ -72,6 +72,7 @@ class Executor:
         self._killing: asyncio.TimerHandle | None = None
         self._told_until = 0.0
         self._looked_at = 0.0
+        self._fresh_mib = 0.0
         self.ended = asyncio.Event()
         self._channel = Channel(connected, self._take, self._fell_silent)
         self._channel.open()
@@ -162,7 +163,8 @@ class Executor:
             return True
         if self._max_memory_mib is None or monotonic() - self._looked_at < interval:
             return False
-        return self._resident_mib() > _KEPT_SHARE * self._max_memory_mib
+        fresh = self._fresh_mib
+        return self._resident_mib() > fresh + _KEPT_SHARE * (self._max_memory_mib - fresh)
 
     def _resident_mib(self) -> float:
         self._looked_at = monotonic()
@@ -175,6 +177,7 @@ class Executor:
         if kind == "ready":
             if self.state is State.STARTING:
                 self.state, self.was_ready = State.IDLE, True
+                self._fresh_mib = self._resident_mib() if self._max_memory_mib is not None else 0.0
                 self._owner.became_ready(self)
         elif kind == "unready":
             self.why_unready = str(message.get("reason"))

@@ -22,9 +22,12 @@ class ExecutorOptions:
     count: int | None = None  #: the most executors; None: the number of cores
     max_runs: int | None = None  #: the runs after which an executor is replaced; None: never
     max_memory_mib: int | None = None  #: the resident memory at which an executor is killed, in MiB; None: no limit
+    is_off: bool = False  #: whether all handlers run in the worker's process, whatever they say
 
     def isolates(self, handler: Handler) -> bool:
         """Whether this handler runs in an executor."""
+        if self.is_off:
+            return False
         if handler.isolation is not None:
             return handler.isolation == "process"
         return self.isolation == "process" and not handler.is_async

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import subprocess
 from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import sessions
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import GRACE, Executor, State
+from mtask.worker.executors.guarding import Guard
 from mtask.worker.executors.messages import outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.executors.processes import start
@@ -90,6 +93,7 @@ class Executors:
         self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
         self._not_before = -inf
         self._retry: asyncio.TimerHandle | None = None
+        self._guard = Guard()
         self._looking: asyncio.TimerHandle | None = None
         self._rate = Rate()
         #: Set when the runs that have ended meanwhile are finished together, and the number of these runs.
@@ -122,7 +126,7 @@ class Executors:
             called.raised = error
             return
         run.begins()
-        timer = run.timer()
+        timer = self._timer_of(run)
         self._look_soon()
         try:
             done = await executor.execute(run)
@@ -143,6 +147,16 @@ class Executors:
             self._release(executor)
         if self._waiting and called.judged is not None:
             await self._gather()
+
+    def _timer_of(self, run: HeldRun) -> asyncio.TimerHandle | None:
+        if run.deadline == inf:
+            return None
+        return asyncio.get_running_loop().call_later(max(0.0, run.deadline - monotonic()), self._time_out, run)
+
+    def _time_out(self, run: HeldRun) -> None:
+        run.end(EndReason.RUN_TIMEOUT)
+        if run.succeeded_in_transaction:  # its SUCCESS stays, but its handler has had its time
+            self.end(run, EndReason.RUN_TIMEOUT)
 
     async def _gather(self) -> None:
         """Wait until the runs that have ended meanwhile are finished together."""
@@ -329,13 +343,13 @@ class Executors:
         self._spawn()
 
     async def _start(self) -> None:
-        assert self._options.app is not None
         try:
-            job = asyncio.get_running_loop().run_in_executor(self._spawner, start, self._options.app)
+            job = asyncio.get_running_loop().run_in_executor(self._spawner, self._start_process)
             process, connected = await job
         except OSError as error:
             self._could_not_start(str(error))
             return
+        self._guard.add(process.pid)
         executor = Executor(process, connected, self, self._options.max_memory_mib)
         self._all.add(executor)
         if self._is_stopping:
@@ -343,6 +357,12 @@ class Executors:
             return
         executor.hello(self._origin.hello())
         asyncio.get_running_loop().call_later(_START_LIMIT, self._is_to_have_started, executor)
+
+    def _start_process(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the guard, if it does not run, and an executor. This runs in the spawner's thread."""
+        assert self._options.app is not None
+        self._guard.start()
+        return start(self._options.app)
 
     @staticmethod
     def _is_to_have_started(executor: Executor) -> None:
@@ -359,6 +379,7 @@ class Executors:
     def died(self, executor: Executor, cause: str) -> None:
         """Replace an executor that has ended."""
         self._all.discard(executor)
+        self._guard.remove(executor.pid)
         if executor in self._idle:
             self._idle.remove(executor)
         if self._is_stopping:
@@ -428,6 +449,7 @@ class Executors:
         await asyncio.gather(*(executor.wait_ended(GRACE) for executor in executors))
         await asyncio.gather(*self._jobs, return_exceptions=True)
         self._spawner.shutdown(wait=False)
+        await asyncio.to_thread(self._guard.stop)
 
 
 @dataclass(eq=False, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -83,7 +84,7 @@ class Runner:
 
     async def _live(self, run: HeldRun) -> None:
         """Take a run to its end: call the handler, make the outcome, submit it to the finisher and free the slot."""
-        called, timer = Called(), run.timer()
+        called, timer = Called(), self._timer_of(run)
         await self._caller.call(run, called)
         if timer is not None:
             timer.cancel()
@@ -104,6 +105,14 @@ class Runner:
             # The traceback of the exception refers to this frame. Only the cycle collector would free such a cycle.
             called.raised = None
             self._leave(run, called)
+
+    @staticmethod
+    def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:
+        """Start a timer that ends the run when its run_timeout_ms is over. Return None if the run has no such limit."""
+        if run.deadline == inf:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(max(0.0, run.deadline - monotonic()), run.end, EndReason.RUN_TIMEOUT)
 
     def _judged(self, run: HeldRun, called: Called) -> tuple[Outcome | None, int]:
         """Return the outcome to write, and the size of its value in bytes.

@@ -126,13 +126,6 @@ class HeldRun:
         if limit_ms is not None:
             self.deadline = monotonic() + limit_ms / 1000
 
-    def timer(self) -> asyncio.TimerHandle | None:
-        """Start a timer that ends the run when its run_timeout_ms is over. Return None if the run has no such limit."""
-        if self.deadline == inf:
-            return None
-        loop = asyncio.get_running_loop()
-        return loop.call_later(max(0.0, self.deadline - monotonic()), self.end, EndReason.RUN_TIMEOUT)
-
     @property
     def is_simple(self) -> bool:
         """Whether the task wants one worker, and this run is its first, as far as this process knows."""
