@@ -39,7 +39,7 @@ from mtask.worker.state.timing import Backoff
 _LOOK = 0.05
 #: While runs wait for executors, the runs that end within this time, in seconds, are finished together, but at most
 #: `_GROUP` of them. So one finish and one claim serve several runs.
-_GATHER, _GROUP = 0.1, 20
+_GATHER, _GROUP = 0.1, 50
 #: The longest time for which a run waits while all executors work, in seconds. After this time the run is handed back:
 #: the handlers take longer than those before.
 _PATIENCE = 1.0

@@ -102,6 +102,7 @@ class PreemptionQueue:
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
+        self._room = 0
         #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. Two more such heaps
         #: follow if the app has isolated handlers, for their tasks. `take` returns tasks from only one heap.
         self._ready: tuple[_Ready, ...] = ([], []) if isolated is None else ([], [], [], [])
@@ -174,11 +175,12 @@ class PreemptionQueue:
         although it has the same priority and has been due for longer.
         """
         self._promote(now)
+        self._look_at_room()
         heap, *others = self._by_head()
         first = _head(heap)
         rival = min(filter(None, map(_head, others)), key=_order, default=None)
         if self._isolated is not None and first is not None and self._isolated.isolates(first.name):
-            limit = min(limit, self._isolated.count())
+            limit = min(limit, self._room)
         taken: list[Entry] = []
         while first is not None and len(taken) < limit:
             entry = _head(heap)
@@ -196,6 +198,7 @@ class PreemptionQueue:
     def next_ready(self, now: float) -> float | None:
         """Return the seconds until the next task is ready; 0: a task is ready now; None: the queue is empty."""
         self._promote(now)
+        self._look_at_room()
         if _head(self._by_head()[0]) is not None:
             return 0.0
         while self._waiting and self._waiting[0][2].is_dropped:
@@ -252,13 +255,16 @@ class PreemptionQueue:
         The tasks of isolated handlers are left out while there is no room for them.
         """
         own, rest = self._ready[:2]
-        if self._isolated is not None and self._has_isolated() and self._isolated.count() > 0:
+        if self._room > 0:
             return sorted(self._ready, key=lambda heap: (0, heap[0]) if _head(heap) is not None else (1,))
         is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
         return (rest, own) if is_rest_first else (own, rest)
 
-    def _has_isolated(self) -> bool:
-        return any(_head(heap) is not None for heap in self._ready[2:])
+    def _look_at_room(self) -> None:
+        """Note the room for isolated handlers, if some of their tasks are ready."""
+        if self._isolated is not None:
+            is_wanted = any(_head(heap) is not None for heap in self._ready[2:])
+            self._room = self._isolated.count() if is_wanted else 0
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
