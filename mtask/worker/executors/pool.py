@@ -103,9 +103,14 @@ class Executors:
         self._is_stopping = False
 
     @property
+    def size(self) -> int:
+        """The most executors at once."""
+        return self._options.size
+
+    @property
     def width(self) -> int:
         """The number of runs to hold: those in executors, and a few that wait for an executor."""
-        return self._options.size + ahead(self._rate.now, self._options.size)
+        return self.size + ahead(self._rate.now, self.size)
 
     def isolates(self, handler: Handler) -> bool:
         """Whether this handler runs in an executor."""

@@ -8,6 +8,9 @@ from mtask.model.handling.handlers import Handler
 from mtask.worker.executors.pool import Executors
 from mtask.worker.state.ledger import Ledger
 
+#: A claim waits until there is room for this part of the runs that may wait for an executor: one in this number.
+_LEAST_SHARE = 3
+
 
 class ExecutorRoom:
     """Counts the runs of isolated handlers that the worker holds or claims, against the executors."""
@@ -26,4 +29,7 @@ class ExecutorRoom:
         names = self._names
         held = sum(run.task.name in names for run in self._ledger.held)
         claiming = sum(task_id.partition(":")[0] in names for task_id in self._ledger.claiming)
-        return self._executors.width - held - claiming
+        width = self._executors.width
+        room = width - held - claiming
+        # One claim takes several tasks. Each run that ends wakes the claimer, which looks again then.
+        return room if room * _LEAST_SHARE >= width - self._executors.size else 0
