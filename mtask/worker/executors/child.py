@@ -190,8 +190,9 @@ def run() -> None:
     end_with_parent(parent)
     be_killed_first()
     # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A function and not SIG_IGN: the processes that handlers start do not inherit it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         job = runner.get_loop().create_task(_main(app_path, descriptor))

@@ -160,6 +160,25 @@ def hold(context: Context, folder: str) -> int:
 
 
 @app.task(isolation="process")
+def sees(context: Context, folder: str) -> list[bool]:
+    """Go on until the gate opens, and tell what is known of the lease then."""
+    _told(folder, context)
+    _wait(folder)
+    return [context.is_lease_valid, context.is_cancelled]
+
+
+@app.task(isolation="process")
+async def stubborn(context: Context, folder: str) -> None:
+    """Go on although it is cancelled."""
+    _told(folder, context)
+    while True:
+        try:
+            await asyncio.sleep(_LOOK)
+        except asyncio.CancelledError:
+            note(folder, f"cancelled-{context.task.key}")
+
+
+@app.task(isolation="process")
 async def hold_async(context: Context, folder: str) -> int:
     _told(folder, context)
     try:

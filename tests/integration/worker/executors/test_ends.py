@@ -108,6 +108,21 @@ def test_a_cancelation_ends_a_handler_that_never_looks(
     asyncio.run(scenario())
 
 
+def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_killed(
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+            task_id = await it.publish("stubborn", "1", {"folder": str(tmp_path)})
+            pid = await it.started(task_id)
+            await it.bench.client.cancel(*task_id.split(":"))
+            await it.noted("cancelled-1")
+            await it.ended(task_id, "CANCELED")
+            await it.gone(pid)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("name", ["looks", "hold_async"])
 def test_a_handler_that_ends_when_asked_keeps_its_executor(
     mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str

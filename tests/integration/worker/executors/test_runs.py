@@ -17,6 +17,7 @@ from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 from tests.integration.worker.executors import isolated
 from tests.integration.worker.executors.bench import isolating
+from tests.integration.worker.leaks import Before
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -125,6 +126,44 @@ def test_progress_is_told_while_the_handler_goes_on(
             assert run["progress"]["fraction"] == 0.5
 
     asyncio.run(scenario())
+
+
+def test_an_executor_knows_that_its_lease_was_extended(
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+            lease: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 5_000}
+            task_id = await it.publish("sees", "1", {"folder": str(tmp_path)}, **lease)
+            await it.started(task_id)
+            first = it.bench.state(task_id)["worker_states"][0]["claim_time"]
+
+            async def is_older() -> bool:  # than its first lease was long
+                return bool((await it.bench.client.server_time() - first).total_seconds() > 6)
+
+            await until(is_older, message="extended")
+            it.open_gate()
+            run = await it.ended(task_id, "SUCCESS")
+            assert run["returns"] == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_left_after_a_stop(mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path) -> None:
+    async def scenario() -> tuple[Before, str]:
+        before = Before.note(mongo)
+        async with isolating(mongo_uri, database_name, mongo, tmp_path) as it:
+            task_ids = [await it.publish("echo", f"{number}") for number in range(5)]
+            task_ids.append(await it.publish("raises", "1", {"kind": "fail"}))
+            for task_id in task_ids:
+                await it.ended(task_id, "FAIL" if task_id.startswith("raises") else "SUCCESS")
+            await it.bench.at_rest()
+            kept = (it.executors._by_run, it.executors._waiting, it.executors._suspensions)
+            assert not any(kept)
+            return before, it.bench.app_name
+
+    before, app_name = asyncio.run(scenario())
+    before.check_nothing_left(app_name)
 
 
 def test_children_and_results_work_there(mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path) -> None:
