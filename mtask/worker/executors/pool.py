@@ -377,7 +377,6 @@ class Executors:
 
     def became_ready(self, executor: Executor) -> None:
         """Give a new executor its first run."""
-        self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
         logger.info("executor started", extra=fields(executor=executor.pid))
         self._give(executor)
 
@@ -393,6 +392,10 @@ class Executors:
             self._could_not_start(executor.why_unready or cause)
         elif not executor.is_dismissed:
             logger.warning("executor ended, another is started", extra=fields(executor=executor.pid, cause=cause))
+            if executor.run_cnt:
+                self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
+            else:  # executors that die before they are of use must not follow each other without a pause
+                self._not_before = monotonic() + self._pauses.next()
             self._spawn(spare=1)
         else:
             self._spawn()
