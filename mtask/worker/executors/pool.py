@@ -26,7 +26,7 @@ from mtask.worker.executors.guarding import Guard
 from mtask.worker.executors.messages import outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.executors.processes import start
-from mtask.worker.executors.rate import Rate, ahead
+from mtask.worker.executors.rate import Rate
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called
@@ -110,7 +110,7 @@ class Executors:
     @property
     def width(self) -> int:
         """The number of runs to hold: those in executors, and a few that wait for an executor."""
-        return self.size + ahead(self._rate.now, self.size)
+        return self.size + self._rate.ahead(self.size)
 
     def isolates(self, handler: Handler) -> bool:
         """Whether this handler runs in an executor."""
@@ -133,6 +133,7 @@ class Executors:
         run.begins()
         timer = self._timer_of(run)
         self._look_soon()
+        began = monotonic()
         try:
             done = await executor.execute(run)
         except ExecutorDied as died:
@@ -142,7 +143,7 @@ class Executors:
             executor.kill()
             called.raised = error
         else:
-            self._rate.ended()
+            self._rate.took(monotonic() - began)
             self._take_done(run, done, called)
         finally:
             if timer is not None:

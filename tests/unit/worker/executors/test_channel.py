@@ -15,7 +15,7 @@ from mtask.store.driver.encoding import packed, unpacked
 from mtask.worker.executors.channel import Channel
 from mtask.worker.executors.messages import outcome_document, outcome_in
 from mtask.worker.executors.processes import cause_of_death, resident_bytes
-from mtask.worker.executors.rate import Rate, ahead
+from mtask.worker.executors.rate import Rate
 from tests.mongo import until
 
 Message = dict[str, Any]
@@ -131,16 +131,15 @@ def test_an_outcome_arrives_as_it_was_made() -> None:
 
 
 def test_few_runs_wait_for_executors_and_none_where_handlers_take_long() -> None:
-    now = 0.0
-    rate = Rate(lambda: now)
-    for _ in range(1000):  # two hundred a second
-        now += 0.005
-        rate.ended()
-    assert ahead(rate.now, 2) == pytest.approx(60, abs=2)
-    assert ahead(rate.now, 1) == 50  # never more than this for one executor
-    for _ in range(10):  # one in two seconds
-        now += 2.0
-        rate.ended()
-    assert ahead(rate.now, 2) == 0
+    rate = Rate()
+    assert rate.ahead(2) == 0  # nothing is known yet
+    for _ in range(100):
+        rate.took(0.01)
+    assert rate.ahead(2) == pytest.approx(60, abs=1)
+    rate.took(10.0)  # one long run, and none waits behind it
+    assert rate.ahead(2) == 0
+    for _ in range(100):
+        rate.took(0.0)
+    assert rate.ahead(1) == 50  # never more than this for one executor
     rate.forget()
-    assert rate.now == 0
+    assert rate.ahead(1) == 0
