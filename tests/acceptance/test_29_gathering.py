@@ -127,7 +127,7 @@ def called(publish: Callable[[int], Any], numbers: range, threads: int) -> dict[
 
 
 def test_no_payload_is_lost_though_a_worker_is_killed(stage: Stage, report: Report) -> None:
-    killed, _ = start(stage, "A"), start(stage, "B")
+    killed, other = start(stage, "A"), start(stage, "B")
 
     def publish(number: int) -> None:
         stage.client.publish("digest", {"number": number}, key="k", collect=True, **LEASE)
@@ -146,9 +146,19 @@ def test_no_payload_is_lost_though_a_worker_is_killed(stage: Stage, report: Repo
             killed.kill()
         document = at_rest(stage, "digest:k")
     assert document["task_state"]["status"] == "SUCCESS"
-    done = Counter(number for run in noted(stage, "end") for number in run["numbers"] if number != 1000)
+    ended = noted(stage, "end")
+    # On a slow machine, a lease may lapse though its worker lives. Its result is refused, and the list tried again.
+    # A worker that is killed may have ended its last run, and not have written the result.
+    refused = {run["run_id"] for run in ended if f"run={run['run_id']} outcome=" in killed.log + other.log}
+    last = next((run["run_id"] for run in reversed(ended) if run["worker_id"] == "A"), None)
+    done = Counter(
+        number for run in ended if run["run_id"] not in refused for number in run["numbers"] if number != 1000
+    )
+    unsure = {number for run in ended if run["run_id"] == last for number in run["numbers"]}
     assert set(done) == set(calls)
-    assert set(done.values()) == {1}, "a list is tried again whole, and only if its run did not end"
+    again = {number for number, times in done.items() if times != 1}
+    assert again <= unsure, "a list is tried again whole, and only if its run did not end"
+    assert all(done[number] == 2 for number in again)
     report("runs for 600 collected calls", len(noted(stage, "end")))
 
 
