@@ -13,12 +13,37 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 from fastapi import Path
 from pydantic import BeforeValidator
+from starlette.convertors import Convertor, register_url_convertor
 
-from mtask.web.problems import BadRequest, InvalidRequest, NotFound
+from mtask.web.problems import BadRequest, InvalidRequest
+from mtask.web.schemas import KEY, NAME, TEXT
 
 #: The path whose query names a task.
 BY_QUERY = "/v1/task"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+class _Segment(Convertor[str]):
+    """A segment of a path, still encoded. A literal colon begins an action, so it is no part of a segment."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        """Return the segment as it is: `_segment` decodes it."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return the segment of a text."""
+        return quote(value, safe="")
+
+
+register_url_convertor("segment", _Segment())
+
+
+def with_segments(path: str) -> str:
+    """Return the path of a route so that each of its parameters is a segment without a literal colon."""
+    return _PARAMETER.sub(r"{\1:segment}", path)
 
 
 def routed_path(raw_path: bytes) -> str:
@@ -64,18 +89,42 @@ def _decoded(segment: str) -> str:
 
 
 def _segment(segment: object) -> object:
-    """Return the text of a segment. A route without an action has no literal colon."""
-    if not isinstance(segment, str):
-        return segment
-    if ":" in segment:
-        raise NotFound("There is no such action. Write '%3A' for a colon inside a name or a key.")
-    return _decoded(segment)
+    """Return the text of a segment."""
+    return _decoded(segment) if isinstance(segment, str) else segment
 
 
-TaskName = Annotated[str, Path(description="Name of the task. It selects the handler."), BeforeValidator(_segment)]
-TaskKey = Annotated[
+# The bounds are part of the OpenAPI document alone: the client checks them, with messages of its own.
+TaskName = Annotated[
     str,
-    Path(description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`."),
+    Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME),
     BeforeValidator(_segment),
 ]
-Segment = Annotated[str, BeforeValidator(_segment)]
+TaskKey = Annotated[
+    str,
+    Path(
+        description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
+        json_schema_extra=KEY,
+    ),
+    BeforeValidator(_segment),
+]
+NameSegment = Annotated[
+    str,
+    Path(description="Name of tasks.", json_schema_extra=NAME),
+    BeforeValidator(_segment),
+]
+FlowKey = Annotated[
+    str,
+    Path(
+        description="Key of the flow, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
+        json_schema_extra=KEY,
+    ),
+    BeforeValidator(_segment),
+]
+Segment = Annotated[
+    str,
+    Path(
+        description="Printable text without a comma, of at most 256 bytes, as one segment.",
+        json_schema_extra=TEXT,
+    ),
+    BeforeValidator(_segment),
+]

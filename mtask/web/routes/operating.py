@@ -1,7 +1,7 @@
 """The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
 
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -30,8 +30,9 @@ from mtask.web.models import (
     WorkerEntry,
     WorkerList,
 )
-from mtask.web.paths import Segment
-from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, router
+from mtask.web.paths import NameSegment, Segment
+from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
+from mtask.web.schemas import INSTANT
 
 routes = router("operating")
 
@@ -111,13 +112,13 @@ async def resume_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) 
 
 
 @routes.post("/v1/names/{name}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def pause_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def pause_name(name: NameSegment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Stop workers from claiming tasks of this name. Current runs continue."""
     return _control(await client.pause(name=name, timeout=timeout))
 
 
 @routes.post("/v1/names/{name}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def resume_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def resume_name(name: NameSegment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Let workers claim tasks of this name again."""
     return _control(await client.resume(name=name, timeout=timeout))
 
@@ -152,7 +153,9 @@ async def actions(
     actor: Several = None,
     intent: Several = None,
     target: Several = None,
-    since: Annotated[datetime | None, Query(description="The instant of the oldest action, with a time zone.")] = None,
+    since: Annotated[
+        str | None, Query(description="The instant of the oldest action.", json_schema_extra=INSTANT)
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(description="next_cursor of the page before.")] = None,
 ) -> Any:
@@ -161,7 +164,9 @@ async def actions(
     The log keeps 90 days. `result` is `done`, or the name of the error that refused the action. It is null while the
     action is under way, and if its process ended before it.
     """
-    found = await client.actions(actor=actor, intent=intent, target=target, since=since, limit=limit, after=cursor)
+    found = await client.actions(
+        actor=actor, intent=intent, target=target, since=given_instant(since, "since"), limit=limit, after=cursor
+    )
     next_cursor = found[-1].id if len(found) == limit else None
     return views.answer({"actions": [views.plain(asdict(one)) for one in found], "next_cursor": next_cursor})
 
