@@ -290,7 +290,8 @@ class WorkerBody(_Body):
     concurrency: Slots | None
 
 
-def _without(*names: str) -> dict[str, dict[str, str]]:
+def _without(*names: str) -> dict[str, Any]:
+    """Return the properties of a schema that are null, or not given."""
     return {name: {"type": "null"} for name in names}
 
 

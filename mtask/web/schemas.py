@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
 from mtask.model.documents import MAX_CALL_ID, Task
-from mtask.model.options import TaskOption
+from mtask.model.options import WHOLE, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
 from mtask.model.publishing.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
 from mtask.model.scheduling.schedules import MAX_CATCH_UP, MAX_JITTER_MS
@@ -57,16 +57,17 @@ CallId = Annotated[
 Wait = Annotated[
     float, Field(ge=0, le=315_360_000, allow_inf_nan=False), says("Seconds, at least 0.001.", minimum=0.001)
 ]
-Permits = Annotated[int, says(minimum=1, maximum=MAX_PERMITS)]
-Kept = Annotated[int, says(minimum=0, maximum=MAX_KEPT)]
+# WHOLE takes 10.0 for 10: for JSON the two are the same number.
+Permits = Annotated[int, says(minimum=1, maximum=MAX_PERMITS), WHOLE]
+Kept = Annotated[int, says(minimum=0, maximum=MAX_KEPT), WHOLE]
 Window = Annotated[
     float,
     Field(ge=0, allow_inf_nan=False),
     says("Seconds.", minimum=MIN_WINDOW_MS / 1000, maximum=MAX_WINDOW_MS / 1000),
 ]
-Slots = Annotated[int, says(minimum=0, maximum=10_000)]
+Slots = Annotated[int, says(minimum=0, maximum=10_000), WHOLE]
 Jitter = Annotated[float, Field(ge=0, allow_inf_nan=False), says("Seconds.", maximum=MAX_JITTER_MS / 1000)]
-CatchUpLimit = Annotated[int, says(minimum=1, maximum=MAX_CATCH_UP)]
+CatchUpLimit = Annotated[int, says(minimum=1, maximum=MAX_CATCH_UP), WHOLE]
 
 
 def _options() -> Schema:
