@@ -158,7 +158,7 @@ class ChangeOptions(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"options": {"priority": 9}}]})
 
-    options: Options
+    options: Annotated[Options, says(minProperties=1)]
 
 
 class RetryTask(_Body):

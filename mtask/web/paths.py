@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode, urlsplit
 
 from fastapi import Path
 from pydantic import BeforeValidator
@@ -75,6 +75,19 @@ def by_query(path: str, query: bytes) -> tuple[str, bytes]:
     name, key = (quote(given[wanted][0], safe="") for wanted in ("name", "key"))
     others = urlencode([pair for pair in pairs if pair[0] not in given])
     return f"/v1/tasks/{name}/{key}{tail}", others.encode("ascii")
+
+
+def is_of_host(origin: str, host: str) -> bool:
+    """Whether a header Origin names this host. Anybody can send what is no address, so nothing parses it."""
+    return origin.partition("://")[2].lower() == host.lower()
+
+
+def path_in(address: str) -> str:
+    """Return the path of an address, such as that in a header Referer; "" if it is no address."""
+    try:
+        return urlsplit(address).path
+    except ValueError:
+        return ""
 
 
 def is_by_query(path: str) -> bool:

@@ -5,14 +5,15 @@ A JSON schema cannot say all of it. A description says the rest: how many bytes 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from mtask.model.actions import Intent
 from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
 from mtask.model.documents import MAX_CALL_ID, Task
-from mtask.model.options import WHOLE, TaskOption
+from mtask.model.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
 from mtask.model.publishing.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
 from mtask.model.scheduling.schedules import MAX_CATCH_UP, MAX_JITTER_MS
@@ -50,6 +51,7 @@ Name = Annotated[str, says("Name of the task. It selects the handler.", **NAME)]
 Key = Annotated[str, says("1 to 512 bytes of UTF-8.", **KEY)]
 Text = Annotated[str, says("Printable text without a comma, of 1 to 256 bytes of UTF-8.", **TEXT)]
 Status = Annotated[str, says(**STATUS)]
+IntentText = Annotated[str, says(enum=list(get_args(Intent)))]
 CallId = Annotated[
     str,
     says("The id of a call that gathers: a repeat of it is not collected again.", minLength=1, maxLength=MAX_CALL_ID),
@@ -75,6 +77,7 @@ def _options() -> Schema:
     properties = TaskOption.model_json_schema()["properties"]
     for schema in properties.values():
         schema.pop("title", None)
+    properties["ping_interval_ms"]["minimum"] = MIN_PING_INTERVAL_MS
     properties["specific_worker_ids"] |= {"items": {"type": "string", **TEXT}, "uniqueItems": True}
     return {"properties": properties, "additionalProperties": False}
 

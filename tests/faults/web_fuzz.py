@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from tests.faults.web.serving import ROOT, Target, target
 
 #: The version with which the last run was clean. A newer one may check more.
 SCHEMATHESIS = "schemathesis==4.32.5"
+#: The folder for what a run leaves behind.
+BUILD = ROOT / "build"
 #: The requests that are on their way at once.
 _AT_ONCE = 12
 _CONFIG = """
@@ -82,13 +85,18 @@ def schemathesis(serving: Target, minutes: float, seed: int, only: str | None = 
     command += ["--checks", "all", "--max-time", str(round(minutes * 60)), "--seed", str(seed)]
     command += ["--header", f"Authorization: Bearer {serving.tokens['operate']}"]
     command += ["--include-name-regex", only] if only else []
+    BUILD.mkdir(exist_ok=True)
+    dropped = BUILD / "schemathesis-dropped.txt"
+    dropped.write_text("")
     environment = {**os.environ, "MTASK_FUZZ_TOKEN": serving.tokens["operate"], "PYTHONPATH": str(ROOT)}
+    environment["MTASK_FUZZ_DROPPED"] = str(dropped)
     ended = subprocess.run(command, cwd=serving.folder, env=environment, capture_output=True, text=True, check=False)
-    report = ROOT / "build" / "schemathesis.log"
-    report.parent.mkdir(exist_ok=True)
+    report = BUILD / "schemathesis.log"
     report.write_text(ended.stdout + ended.stderr)
     print(ended.stdout[ended.stdout.rfind("= SUMMARY =") :] if ended.returncode in (0, 1) else ended.stdout[-3000:])
     print(ended.stderr[-3000:], end="")
+    reasons = Counter(line.partition("\t")[0] for line in dropped.read_text().splitlines())
+    print("refused as a schema cannot say:", *(f"{count} {reason};" for reason, count in reasons.most_common()))
     return [] if ended.returncode == 0 else [f"schemathesis: exit code {ended.returncode}; see {report}"]
 
 
@@ -97,7 +105,7 @@ def _schemathesis() -> list[str]:
     try:
         import schemathesis as _  # noqa: F401
     except ImportError:
-        folder = ROOT / "build" / "venv-schemathesis"
+        folder = BUILD / "venv-schemathesis"
         if not (folder / "bin" / "schemathesis").exists():
             venv.create(folder, with_pip=True)
             subprocess.run([folder / "bin" / "pip", "install", "--quiet", SCHEMATHESIS], check=True)
@@ -161,6 +169,7 @@ def in_log(serving: Target) -> list[str]:
     log = serving.log
     if not log:
         return ["the server has printed nothing"]
+    (BUILD / "web-fuzz.log").write_text(log)
     faults = [f"a secret in the log: {_line(log, secret)}" for secret in serving.secrets if secret in log]
     faults += [
         f"the log holds {sign!r}: {_line(log, sign)}" for sign in ("Traceback", " a request failed") if sign in log

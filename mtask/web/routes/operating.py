@@ -32,12 +32,13 @@ from mtask.web.models import (
 )
 from mtask.web.paths import NameSegment, Segment
 from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
-from mtask.web.schemas import INSTANT
+from mtask.web.schemas import INSTANT, IntentText
 
 routes = router("operating")
 
 _READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
+Intents = Annotated[list[IntentText] | None, Query(description="May be given several times.")]
 Timeout = Annotated[
     float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
 ]
@@ -151,7 +152,7 @@ async def keep(queue: Segment, body: KeepBody, client: TheClient, timeout: Timeo
 async def actions(
     client: TheClient,
     actor: Several = None,
-    intent: Several = None,
+    intent: Intents = None,
     target: Several = None,
     since: Annotated[
         str | None, Query(description="The instant of the oldest action.", json_schema_extra=INSTANT)

@@ -136,7 +136,7 @@ class Hostile:
             return text[: self._chance.randrange(len(text))]
         if way == 2:
             at = self._chance.randrange(len(text))
-            return text[:at] + self._of("AZ09-_.=/+%é") + text[at + 1 :]
+            return f"{text[:at]}{self._of('AZ09-_.=/+%é')}{text[at + 1 :]}"
         if way == 3:
             return str(text * self._chance.randrange(2, 200))
         inner = [self._of(["created", "finished", "due", "zq"]), self._of([0, -1, 2**70, 1.5, "x", None]), self._text()]
@@ -367,7 +367,8 @@ class Hostile:
         query = self._pairs(names, every=path in ("/task", "/flow", "/queue"))
         headers = [("HX-Request", b"true")] if self._is(0.25) else []
         if self._is(0.05):
-            headers.append(("Referer", self._text().encode("ascii", "replace").translate(None, b"\r\n\0")))
+            came = self._of((b"http://[", self._origin + b"/queues", self._text().encode("ascii", "replace")))
+            headers.append(("Referer", came.translate(None, b"\r\n\0")))
         method = self._of(_METHODS[:8]) if self._is(0.05) else "GET"
         session = self._chance.choices(("operate", "acme", "read", None), (12, 4, 2, 1))[0]
         target = f"{path}?{query}" if query else path
@@ -399,6 +400,10 @@ class Hostile:
     ) -> Request:
         body = urlencode([(name, value.encode("utf-8", "replace")) for name, value in pairs]).encode()
         given = [_FORM, ("Origin", self._origin)]
+        if self._is(0.1):
+            given.append(
+                ("Referer", self._of((b"http://[", self._origin + b"/queues", b"//evil.example", b"/a?b=c#d")))
+            )
         return Request(label, "POST", target.encode("ascii", "replace"), given, body, None, session)
 
     def _bad_form(self) -> Request:

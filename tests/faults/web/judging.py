@@ -112,7 +112,7 @@ class Judge:
             yield f"a refusal as {kind or 'nothing'}"
         elif kind == "text/event-stream" and answer.status == 200:
             yield from _in_stream(text)
-        if answer.status >= 400 and len(answer.body) > _LONGEST_REFUSAL:
+        if answer.status >= 400 and kind != "text/html" and len(answer.body) > _LONGEST_REFUSAL:
             yield "a refusal that is very long"
 
 
