@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -69,8 +69,8 @@ class Target:
 
 
 @contextmanager
-def target(uri: str, folder: Path, database: str = DATABASE) -> Iterator[Target]:
-    """Serve a database with hostile values in it during the block, with one worker."""
+def target(uri: str, folder: Path, database: str = DATABASE, texts: Sequence[str] = TEXTS) -> Iterator[Target]:
+    """Serve a database with these texts in it during the block, with one worker."""
     password = f"pw-{secrets.token_hex(12)}"
     with_user = _with_user(uri, password)
     tokens = {name: f"token-of-{name}-{secrets.token_hex(16)}" for name in CALLERS}
@@ -82,7 +82,7 @@ def target(uri: str, folder: Path, database: str = DATABASE) -> Iterator[Target]
     (folder / "tokens.json").chmod(0o600)
     worker = WorkerProcess(uri, database, "fuzz-worker", folder=folder, app=APP)
     try:
-        fill(uri, database)
+        fill(uri, database, texts)
         flags = ["web", "--port", "0", "--json", "--token-file", str(folder / "tokens.json")]
         environment = {**os.environ, "MTASK_URI": with_user, "MTASK_DATABASE": database, "PYTHONPATH": str(ROOT)}
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
@@ -116,11 +116,11 @@ def _json_in(path: Path) -> Any:
         return None
 
 
-def fill(uri: str, database: str) -> None:
+def fill(uri: str, database: str, texts: Sequence[str]) -> None:
     """Publish tasks, flows, schedules and controls with hostile texts wherever a text may stand."""
     with Client(uri, database=database) as client:
         client.init()
-        for index, text in enumerate(TEXTS):
+        for index, text in enumerate(texts):
             _fill_one(client, index, text)
         for index in range(30):
             client.publish("echo", {"n": index}, key=f"k{index}", lookup={"user_id": index % 3})
@@ -132,7 +132,7 @@ def fill(uri: str, database: str) -> None:
         client.publish("echo", key="waits", queue="paused")
         client.publish("echo", key="unserved", queue="mail")
         client.cancel("echo", "later1")
-    _leave_malformed(uri, database)
+    _leave_malformed(uri, database, texts)
 
 
 def _fill_one(client: Client, index: int, text: str) -> None:
@@ -164,13 +164,13 @@ def _unless_invalid(act: Callable[[], object]) -> None:
         act()
 
 
-def _leave_malformed(uri: str, database: str) -> None:
+def _leave_malformed(uri: str, database: str, texts: Sequence[str]) -> None:
     """Write documents that are no tasks, past the validator."""
     with MongoClient[dict[str, Any]](uri) as mongo:
         tasks = mongo[database]["tasks"]
         good = tasks.find_one({"_id": "echo:k1"})
         assert good is not None
-        for index, text in enumerate(one for one in TEXTS if "\0" not in one):
+        for index, text in enumerate(texts):
             key = f"bad{index}{text}"
             broken = {**good, "_id": f"echo:{key}", "key": key, "task_option": text, "queue": text}
             tasks.insert_one(broken, bypass_document_validation=True)
