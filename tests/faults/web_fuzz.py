@@ -2,7 +2,7 @@
 
 `python -m tests.faults.web_fuzz --minutes 10 --inputs 10000 --seed 1`. Exit code 0: no answer of the 5xx, none that the
 document does not tell of, each refusal is clear, each hostile value is escaped, and no secret is in an answer or in the
-log; 1: not so. schemathesis is installed into a folder of its own, build/schemathesis, unless the environment has it.
+log; 1: not so. schemathesis is installed into build/venv-schemathesis, unless the environment has it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import venv
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from mtask.local import temporary
@@ -101,24 +102,14 @@ def schemathesis(serving: Target, minutes: float, seed: int, only: str | None = 
 
 
 def _schemathesis() -> list[str]:
-    """Return the command, installed beside the environment if need be: its pins are none of ours."""
-    try:
-        import schemathesis as _  # noqa: F401
-    except ImportError:
-        folder = BUILD / "venv-schemathesis"
-        if not (folder / "bin" / "schemathesis").exists():
-            venv.create(folder, with_pip=True)
-            subprocess.run([folder / "bin" / "pip", "install", "--quiet", SCHEMATHESIS], check=True)
-        return [str(folder / "bin" / "schemathesis")]
-    return (
-        [str(Path(sys.executable).with_name("schemathesis"))]
-        if _has_script()
-        else [sys.executable, "-m", "schemathesis.cli"]
-    )
-
-
-def _has_script() -> bool:
-    return Path(sys.executable).with_name("schemathesis").exists()
+    """Return the command, installed into an environment of its own if need be: its pins are none of ours."""
+    if find_spec("schemathesis") is not None:
+        return [sys.executable, "-m", "schemathesis.cli"]
+    folder = BUILD / "venv-schemathesis"
+    if not (folder / "bin" / "schemathesis").exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", SCHEMATHESIS], check=True)
+    return [str(folder / "bin" / "schemathesis")]
 
 
 # --- our own requests -------------------------------------------------------------------------------------
