@@ -178,9 +178,9 @@ class BulkFilter(_Body):
     status: Annotated[list[Status], Field(min_length=1, max_length=1000)] | None = None
     name: Texts | None = None
     queue: Texts | None = None
-    key: Texts | None = None
+    key: Annotated[list[Key], Field(min_length=1, max_length=1000)] | None = None
     worker_id: Texts | None = None
-    key_prefix: str | None = None
+    key_prefix: Key | None = None
     lookup: Lookup | None = None
     params: Annotated[dict[str, Any] | None, Field(description="Values by their paths in the params.")] = None
 

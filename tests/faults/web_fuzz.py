@@ -145,6 +145,7 @@ def described(verdict: Verdict, seconds: float) -> str:
     lines = [
         f"{total} hostile requests in {seconds:.0f} s: {_counted(verdict.by_label)}",
         f"answers: {_counted(verdict.statuses)}; no HTTP, and no answer: {verdict.unanswered}",
+        f"pages that had to say that the database does not answer in time: {verdict.slow}",
         f"pages that showed hostile markup as text: {verdict.pages_with_canary}",
         *(f"{kind}: {count}" for kind, count in verdict.kinds.most_common()),
     ]

@@ -1,4 +1,4 @@
-"""The rules of the API that a JSON schema cannot say: schemathesis may send what breaks them.
+"""The rules of the API that a JSON schema cannot say: schemathesis may send what breaks them, and mostly does not.
 
 schemathesis loads this module as its hooks. A request that fits the schema and is refused is a failure, except for
 these reasons. Each is a part of a message with which mtask refuses it, so nothing else passes under its name.
@@ -6,8 +6,10 @@ these reasons. Each is a part of a message with which mtask refuses it, so nothi
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import schemathesis
 
 #: What the detail of a refusal matches, and why the schema cannot say it.
 REASONS: dict[str, str] = {
-    r"it has \d+ bytes|at most \d+ bytes|use at most \d+ bytes": "bounds count bytes of UTF-8, a schema characters",
+    r"it has \d+ bytes|: at most \d+ bytes|use at most \d+ bytes": "bounds count bytes of UTF-8, a schema characters",
     r"use non-empty printable text|holds a lone surrogate": "which characters are printable changes with Unicode",
     r"cursor: |use the next_cursor|is no token: ": "a cursor is what an earlier answer gave",
     r"plan: ": "a plan is what an earlier answer gave, signed",
@@ -33,7 +35,7 @@ REASONS: dict[str, str] = {
     r"cannot be stored|its host or port cannot be read|it names no host": "what BSON and URLs can hold",
     r"each once|no query parameter": "a parameter is given twice",
     r"^The Idempotency-Key belongs to ": "it depends on the tasks that exist",
-    r"If-Match: send one ETag": "the schema does say it; schemathesis also sends 0, which its pattern excludes",
+    r"If-Match: send one ETag": "schemathesis also sends 0, which the pattern in the schema excludes",
 }
 #: The variable with the file that takes a line for each failure that was dropped: the reason and the detail.
 DROPPED = "MTASK_FUZZ_DROPPED"
@@ -57,6 +59,64 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
 
 
 schemathesis.hook(filter_failure)
+
+
+# --- requests that keep the rules -------------------------------------------------------------------------
+
+_IF_THERE = ("if_exists", "clean_failed", "clean_success", "not_update_running")
+_GATHERING = ("debounce", "max_wait", "collect", "if_running", "call_id")
+
+
+def map_case(context: Any, case: Any) -> Any:
+    """Let most requests that fit the schema keep the other rules, too: else they never come further than these."""
+    is_valid = case.meta is not None and case.meta.generation.mode.is_positive
+    if is_valid and isinstance(case.body, dict) and random.random() < 0.8:
+        case.body = mended(copy.deepcopy(case.body), case.path)
+    return case
+
+
+schemathesis.hook(map_case)
+
+
+def mended(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return a body that keeps the rules between its members."""
+    _mend_gathering(body)
+    known: list[str] = []
+    for each in (body, *_dicts(body.get("tasks")), *_dicts(body.get("steps"))):
+        if each.get("start_time") is not None:
+            each.pop("delay", None)
+        option = each.get("options")
+        if isinstance(option, dict) and {"ping_interval_ms", "worker_timeout_ms"} & option.keys():
+            for name in ("ping_interval_ms", "worker_timeout_ms"):
+                option.pop(name, None)
+    steps = {str(step.get("step")): step for step in _dicts(body.get("steps"))}
+    for name, step in steps.items():
+        step["after"] = [one for one in known if one in step.get("after", ())] or known[-1:]
+        known.append(name)
+    if steps:
+        body["steps"] = list(steps.values())
+    if isinstance(body.get("filter"), dict) and "/bulk/" in path:
+        body["filter"].pop("status", None)
+        body["filter"].setdefault("queue", ["none"])
+    return body
+
+
+def _mend_gathering(body: dict[str, Any]) -> None:
+    gathers = body.get("debounce") is not None or body.get("collect") is True or body.get("if_running") == "again"
+    if body.get("window") is not None:
+        dropped: tuple[str, ...] = (*_IF_THERE, *_GATHERING)
+    elif gathers:
+        dropped = (*_IF_THERE, "max_wait", "start_time", "delay")
+    else:
+        dropped = ("max_wait", "call_id", *(_IF_THERE[1:3] if body.get("if_exists") == "reject" else ()))
+    for name in dropped:
+        body.pop(name, None)
+    if "name" in body and (gathers or body.get("window") is not None):
+        body["key"] = body.get("key") or "of-calls"
+
+
+def _dicts(several: Any) -> list[dict[str, Any]]:
+    return [one for one in several if isinstance(one, dict)] if isinstance(several, list) else []
 
 
 def _kept(reason: str, detail: str) -> bool:

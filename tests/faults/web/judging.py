@@ -11,6 +11,7 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from importlib.resources import files
 
+from mtask.web.page.reads import PATIENCE
 from mtask.web.page.rendering import SECURITY
 from tests.faults.web.hostile import Request
 from tests.faults.web.sending import Answer
@@ -39,6 +40,8 @@ _HEADERS = frozenset(
 )  # fmt: skip
 #: The attributes that make a browser load or open an address.
 _ADDRESSES = frozenset({"href", "src", "action", "formaction", "hx-get", "hx-post", "data", "poster", "xlink:href"})
+#: What a page says that has waited for the database in vain.
+_UNAVAILABLE = "The database cannot be reached, or did not answer in time."
 _UVICORN = "Invalid HTTP request received."
 #: The longest refusal, in bytes.
 _LONGEST_REFUSAL = 20_000
@@ -52,6 +55,7 @@ class Verdict:
     by_label: Counter[str] = field(default_factory=Counter)
     pages_with_canary: int = 0  #: pages that showed hostile markup, as text
     unanswered: int = 0  #: requests that were no HTTP, and got no answer
+    slow: int = 0  #: pages that said, after their patience, that the database does not answer: the machine is busy
     findings: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -81,6 +85,9 @@ class Judge:
                 verdict.note("no answer", request.shown)
             return
         verdict.statuses[f"{answer.status // 100}xx" if answer.status < 400 else str(answer.status)] += 1
+        if answer.status == 503 and answer.seconds > PATIENCE and _UNAVAILABLE in answer.text:
+            verdict.slow += 1
+            return
         for found in self._faults(request, answer):
             verdict.note(found, f"{request.shown} -> {answer.status} {answer.text[:600]!r}")
 

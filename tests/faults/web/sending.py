@@ -26,6 +26,7 @@ class Answer:
     headers: Sequence[tuple[str, str]]
     body: bytes
     is_whole: bool
+    seconds: float = 0.0  #: how long it took
 
     def header(self, name: str) -> str:
         """Return a header; "" if there is none."""
@@ -116,6 +117,7 @@ class Sender:
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request) -> Answer | None:
     received, is_whole = b"", False
     loop = asyncio.get_running_loop()
+    begun = loop.time()
     end = loop.time() + (_SHORT if request.is_broken else _PATIENCE)
     is_ended = not request.is_broken
     try:
@@ -136,10 +138,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
             # The server waits for the rest of a request that is none: a client that leaves gets no answer.
             with suppress(ConnectionError, OSError):
                 writer.write_eof()
-    return _parsed(received, is_whole)
+    return _parsed(received, is_whole, loop.time() - begun)
 
 
-def _parsed(received: bytes, is_whole: bool) -> Answer | None:
+def _parsed(received: bytes, is_whole: bool, seconds: float) -> Answer | None:
     while True:
         head, separator, body = received.partition(b"\r\n\r\n")
         if not separator:
@@ -154,7 +156,7 @@ def _parsed(received: bytes, is_whole: bool) -> Answer | None:
         body = _unchunked(body)
     # A server that refuses a large body, and reads no more of it, may reset the connection behind its answer.
     is_whole |= ("content-length", str(len(body))) in headers
-    return Answer(status, headers, body, is_whole)
+    return Answer(status, headers, body, is_whole, seconds)
 
 
 def _unchunked(body: bytes) -> bytes:
