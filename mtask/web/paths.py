@@ -38,6 +38,7 @@ class _Segment(Convertor[str]):
         return quote(value, safe="")
 
 
+# Starlette knows convertors by a table of its own, by the names that paths use.
 register_url_convertor("segment", _Segment())
 
 
