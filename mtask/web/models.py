@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mtask.model.callbacks.callback import MAX_URL, SECRET_PATTERN, Told
 from mtask.web.schemas import (
+    PARAMS_PATH,
     CallId,
     CatchUpLimit,
     Jitter,
@@ -182,7 +183,10 @@ class BulkFilter(_Body):
     worker_id: Texts | None = None
     key_prefix: Key | None = None
     lookup: Lookup | None = None
-    params: Annotated[dict[str, Any] | None, Field(description="Values by their paths in the params.")] = None
+    params: Annotated[
+        dict[str, Any] | None,
+        says("Values by their paths in the params, such as user.id.", propertyNames=PARAMS_PATH),
+    ] = None
 
 
 class BulkBody(_Body):

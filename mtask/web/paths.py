@@ -15,6 +15,7 @@ from fastapi import Path
 from pydantic import BeforeValidator
 from starlette.convertors import Convertor, register_url_convertor
 
+from mtask.model.scheduling.schedules import MAX_ID_BYTES
 from mtask.web.problems import BadRequest, InvalidRequest
 from mtask.web.schemas import KEY, NAME, TEXT
 
@@ -131,6 +132,14 @@ FlowKey = Annotated[
     Path(
         description="Key of the flow, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
         json_schema_extra=KEY,
+    ),
+    BeforeValidator(_segment),
+]
+ScheduleId = Annotated[
+    str,
+    Path(
+        description="Printable text without a comma, of at most 200 bytes, as one segment.",
+        json_schema_extra={**TEXT, "maxLength": MAX_ID_BYTES},
     ),
     BeforeValidator(_segment),
 ]

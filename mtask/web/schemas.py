@@ -39,6 +39,8 @@ TEXT: Schema = {
 }
 INSTANT: Schema = {"format": "date-time"}
 STATUS: Schema = {"enum": [status.value for status in TaskStatus]}
+#: A path in the params, such as user.id.
+PARAMS_PATH: Schema = {"pattern": r"^[^$.\x00][^.\x00]*(\.[^$.\x00][^.\x00]*)*$"}
 #: An ETag as an answer had it, or any.
 ETAG: Schema = {"pattern": r'^(\*|"[!#-~]{1,100}")$'}
 

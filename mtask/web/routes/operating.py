@@ -30,7 +30,7 @@ from mtask.web.models import (
     WorkerEntry,
     WorkerList,
 )
-from mtask.web.paths import NameSegment, Segment
+from mtask.web.paths import NameSegment, ScheduleId, Segment
 from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
 from mtask.web.schemas import INSTANT, IntentText
 
@@ -210,7 +210,7 @@ async def schedules(client: TheClient) -> Any:
 
 @routes.get("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_READ)
 async def get_schedule(
-    schedule_id: Segment,
+    schedule_id: ScheduleId,
     client: TheClient,
     firings: Annotated[int, Query(ge=0, le=100, description="The number of next firings to add.")] = 0,
 ) -> Any:
@@ -222,7 +222,7 @@ async def get_schedule(
 
 
 @routes.put("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def put_schedule(schedule_id: Segment, body: PutSchedule, client: TheClient) -> Any:
+async def put_schedule(schedule_id: ScheduleId, body: PutSchedule, client: TheClient) -> Any:
     """Add or change a schedule."""
     taken = ("name", "params", "cron", "every", "at", "options", "if_exists")
     given = {name: getattr(body, name) for name in type(body).model_fields if name not in taken}
@@ -247,19 +247,19 @@ def _when(body: PutSchedule) -> When:
 
 
 @routes.post("/v1/schedules/{schedule_id}:pause", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def pause_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def pause_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Stop firing a schedule until it is resumed."""
     return views.answer(views.schedule(await client.pause_schedule(schedule_id)))
 
 
 @routes.post("/v1/schedules/{schedule_id}:resume", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def resume_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def resume_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Let a schedule fire again."""
     return views.answer(views.schedule(await client.resume_schedule(schedule_id)))
 
 
 @routes.delete("/v1/schedules/{schedule_id}", response_model=Removed, openapi_extra=_OPERATE)
-async def remove_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def remove_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Remove a schedule. The tasks that it has published stay."""
     if not await client.remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)
