@@ -21,10 +21,10 @@ def test_hostile_requests_get_clear_answers_and_nothing_unescaped(
     mongo_uri: str, database_name: str, tmp_path: Path
 ) -> None:
     with target(mongo_uri, tmp_path, database_name, FEW) as serving:
-        verdict = asyncio.run(hostile(serving, 400 * SCALE, seed=7))
+        verdict = asyncio.run(hostile(serving, 300 * SCALE, seed=7))
         assert verdict.findings == [], described(verdict, 0)
         assert serving.stop() == 0
         assert in_log(serving) == []
     # Else the requests would show nothing.
     assert verdict.pages_with_canary > 5
-    assert {"2xx", "3xx", "400", "401", "403", "404", "405", "422"} <= verdict.statuses.keys()
+    assert {"2xx", "3xx", "400", "401", "403", "404", "422"} <= verdict.statuses.keys()

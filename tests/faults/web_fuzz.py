@@ -90,7 +90,7 @@ def schemathesis(serving: Target, minutes: float, seed: int, only: str | None = 
     dropped = BUILD / "schemathesis-dropped.txt"
     dropped.write_text("")
     environment = {**os.environ, "MTASK_FUZZ_TOKEN": serving.tokens["operate"], "PYTHONPATH": str(ROOT)}
-    environment["MTASK_FUZZ_DROPPED"] = str(dropped)
+    environment |= {"MTASK_FUZZ_DROPPED": str(dropped), "MTASK_FUZZ_SECRETS": ",".join(serving.secrets)}
     ended = subprocess.run(command, cwd=serving.folder, env=environment, capture_output=True, text=True, check=False)
     report = BUILD / "schemathesis.log"
     report.write_text(ended.stdout + ended.stderr)

@@ -39,6 +39,8 @@ REASONS: dict[str, str] = {
     r"^The Idempotency-Key belongs to ": "it depends on the tasks that exist",
     r"If-Match: send one ETag": "schemathesis also sends 0, which the pattern in the schema excludes",
 }
+#: The variable with the secrets that no answer may hold, separated by commas.
+SECRETS = "MTASK_FUZZ_SECRETS"
 #: The variable with the file that takes a line for each failure that was dropped: the reason and the detail.
 DROPPED = "MTASK_FUZZ_DROPPED"
 
@@ -64,6 +66,17 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
 
 
 schemathesis.hook(filter_failure)
+
+
+def nothing_inner(context: Any, response: Any, case: Any) -> None:
+    """Check that an answer holds no secret, no traceback and nothing that MongoDB or its driver says."""
+    text = response.content.decode("utf-8", "replace")
+    found = [sign for sign in ("Traceback (most", "pymongo", "errmsg", "codeName", "mongodb://") if sign in text]
+    assert not found, f"inner text {found} in an answer"
+    assert not any(one and one in text for one in os.environ.get(SECRETS, "").split(",")), "a secret in an answer"
+
+
+schemathesis.check(nothing_inner)
 
 
 # --- requests that keep the rules -------------------------------------------------------------------------
