@@ -95,9 +95,15 @@ class WebPage:
             logger.exception("a page failed")
             mistake = InternalError("This is a mistake of the server. Its log says more.")
             answer = self._problem(request, session, mistake)
+        if answer.status_code == 405:
+            answer.headers["Allow"] = self._allowed(request.scope["path"])
         if fresh is not None:
             answer.headers["Set-Cookie"] = set_cookie(request, fresh)
         return answer
+
+    def _allowed(self, path: str) -> str:
+        """Return the methods that an address takes, as the header Allow has them."""
+        return ", ".join(sorted(method for method, known in self.addresses if known == path)) or "POST"
 
     def _session(self, request: Request) -> Session | None:
         value = cookie_in(request)

@@ -98,6 +98,8 @@ class Judge:
             yield f"status {answer.status}"
         if not answer.is_whole and not request.is_stream and not request.is_broken:
             yield "an answer that does not end"
+        if answer.status == 405 and not answer.header("allow"):
+            yield "405 without the methods that are allowed"
         yield from _in_headers(answer)
         for words in _INNER:
             if words in text and words.encode() not in request.body:
