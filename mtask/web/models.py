@@ -7,7 +7,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from mtask.model.callbacks.callback import MAX_URL, Told
+from mtask.model.callbacks.callback import MAX_URL, SECRET_PATTERN, Told
+from mtask.web.schemas import (
+    PARAMS_PATH,
+    CallId,
+    CatchUpLimit,
+    Jitter,
+    Kept,
+    Key,
+    Lookup,
+    Name,
+    Options,
+    Permits,
+    Slots,
+    Status,
+    Text,
+    Wait,
+    Window,
+    says,
+)
 
 _ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
@@ -33,14 +51,6 @@ Instant = Annotated[
 ]
 Seconds = Annotated[float, Field(ge=0, le=315_360_000, allow_inf_nan=False, description="Seconds.")]
 Params = Annotated[Any, Field(description=f"What the handler gets. {_ANY_JSON}")]
-Options = Annotated[
-    dict[str, Any],
-    Field(description="Options by their document names; durations in ms.", examples=[{"priority": 5}]),
-]
-Lookup = Annotated[
-    dict[str, Any],
-    Field(description="Values by which lists find the task, by name.", examples=[{"user_id": 7, "tags": ["a", "b"]}]),
-]
 IfExists = Literal["keep", "update", "reject"]
 
 
@@ -53,16 +63,27 @@ class CallbackBody(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
 
-    url: Annotated[str, Field(max_length=MAX_URL, description="An address that begins with https://.")]
-    on: list[Told] | None = Field(default=None, description="The ends to tell; null: each.")
-    secret: str | None = Field(default=None, description="The name of the secret that signs; null: `default`.")
+    url: Annotated[
+        str,
+        Field(max_length=MAX_URL),
+        says(
+            "An address that begins with https://, without user, password and fragment.",
+            pattern=r"^https?://[A-Za-z0-9.-]+(:[1-9][0-9]{0,3})?(/[!$-;=-Z_a-z~]*)?$",
+        ),
+    ]
+    on: Annotated[list[Told], says(minItems=1)] | None = Field(
+        default=None, description="The ends to tell; null: each."
+    )
+    secret: Annotated[str, says(pattern=SECRET_PATTERN)] | None = Field(
+        default=None, description="The name of the secret that signs; null: `default`."
+    )
 
 
 class TaskBody(_Body):
     """A task without its name and key."""
 
     params: Params = None
-    queue: str | None = None
+    queue: Text | None = None
     start_time: Instant | None = None
     delay: Seconds | None = None
     lookup: Lookup | None = None
@@ -77,11 +98,11 @@ class Existing(_Body):
     clean_failed: bool = False
     clean_success: bool = False
     not_update_running: bool = False
-    debounce: Seconds | None = None
-    max_wait: Seconds | None = None
+    debounce: Wait | None = None
+    max_wait: Wait | None = None
     collect: bool = False
     if_running: Literal["keep", "again"] = "keep"
-    window: Seconds | None = None
+    window: Wait | None = None
 
 
 class PutTask(TaskBody, Existing):
@@ -91,7 +112,7 @@ class PutTask(TaskBody, Existing):
         json_schema_extra={"examples": [{"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}}]}
     )
 
-    call_id: str | None = None
+    call_id: CallId | None = None
 
 
 class PublishTask(PutTask):
@@ -103,8 +124,8 @@ class PublishTask(PutTask):
         }
     )
 
-    name: str
-    key: str | None = None
+    name: Name
+    key: Key | None = None
 
 
 class JobBody(_Body):
@@ -112,15 +133,15 @@ class JobBody(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"jobType": "send_email", "payload": {"to": "a@b.c"}}]})
 
-    jobType: str
+    jobType: Name
     payload: Params = None
 
 
 class BatchTask(TaskBody):
     """One task of a batch."""
 
-    name: str
-    key: str | None = None
+    name: Name
+    key: Key | None = None
 
 
 class PublishBatch(Existing):
@@ -138,7 +159,7 @@ class ChangeOptions(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"options": {"priority": 9}}]})
 
-    options: Options
+    options: Annotated[Options, says(minProperties=1)]
 
 
 class RetryTask(_Body):
@@ -155,14 +176,17 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
 class BulkFilter(_Body):
     """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
 
-    status: Texts | None = None
+    status: Annotated[list[Status], Field(min_length=1, max_length=1000)] | None = None
     name: Texts | None = None
     queue: Texts | None = None
-    key: Texts | None = None
+    key: Annotated[list[Key], Field(min_length=1, max_length=1000)] | None = None
     worker_id: Texts | None = None
-    key_prefix: str | None = None
+    key_prefix: Key | None = None
     lookup: Lookup | None = None
-    params: Annotated[dict[str, Any] | None, Field(description="Values by their paths in the params.")] = None
+    params: Annotated[
+        dict[str, Any] | None,
+        says("Values by their paths in the params, such as user.id.", propertyNames=PARAMS_PATH),
+    ] = None
 
 
 class BulkBody(_Body):
@@ -170,7 +194,21 @@ class BulkBody(_Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"filter": {"status": ["FAIL"], "name": ["send_email"]}, "dry_run": True}, {"plan": "WyI0Zj…"}]
+            "examples": [{"filter": {"queue": ["mail"], "name": ["send_email"]}, "dry_run": True}],
+            "oneOf": [
+                {
+                    "properties": {
+                        "filter": {"type": "object", "minProperties": 1},
+                        "dry_run": {"const": True},
+                        "plan": {"type": "null"},
+                    },
+                    "required": ["filter", "dry_run"],
+                },
+                {
+                    "properties": {"filter": {"type": "null"}, "dry_run": {"const": False}, "plan": {"type": "string"}},
+                    "required": ["plan"],
+                },
+            ],
         }
     )
 
@@ -182,8 +220,8 @@ class BulkBody(_Body):
 class FlowStepBody(TaskBody):
     """One step of a flow."""
 
-    step: str
-    name: str
+    step: Annotated[str, says("Name of the step: text without a slash.", minLength=1, maxLength=500, pattern="^[^/]+$")]
+    name: Name
     after: list[str] = Field(default_factory=list, description="The steps that must end before this one begins.")
     on_failed: Literal["cancel", "run", "fail"] = "cancel"
     lookup: None = Field(default=None, exclude=True)
@@ -206,8 +244,8 @@ class PublishFlow(_Body):
         }
     )
 
-    key: str
-    queue: str | None = None
+    key: Key
+    queue: Text | None = None
     fail_fast: bool = False
     options: Options = Field(default_factory=dict)
     steps: Annotated[list[FlowStepBody], Field(min_length=1, max_length=10_000)]
@@ -222,8 +260,8 @@ class CancelFlow(_Body):
 class RateBody(_Body):
     """The most starts in any window of time."""
 
-    starts: int
-    window: Seconds
+    starts: Permits
+    window: Window
 
 
 class LimitBody(_Body):
@@ -233,9 +271,9 @@ class LimitBody(_Body):
         json_schema_extra={"examples": [{"concurrency": 10, "rate": {"starts": 100, "window": 1}}]}
     )
 
-    concurrency: int | None = None
+    concurrency: Permits | None = None
     rate: RateBody | None = None
-    key_concurrency: int | None = None
+    key_concurrency: Permits | None = None
     key_rate: RateBody | None = None
 
 
@@ -244,8 +282,8 @@ class KeepBody(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"success": 1000, "fail": 1000}]})
 
-    success: int | None = None
-    fail: int | None = None
+    success: Kept | None = None
+    fail: Kept | None = None
 
 
 class WorkerBody(_Body):
@@ -253,30 +291,45 @@ class WorkerBody(_Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 20}]})
 
-    concurrency: int | None
+    concurrency: Slots | None
+
+
+def _without(*names: str) -> dict[str, Any]:
+    """Return the properties of a schema that are null, or not given."""
+    return {name: {"type": "null"} for name in names}
 
 
 class PutSchedule(_Body):
-    """The body of `PUT /v1/schedules/{schedule_id}`. Give one of cron, every and at."""
+    """The body of `PUT /v1/schedules/{schedule_id}`. Give one of cron, every and at. A timezone goes with cron."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "report", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}]}
+        json_schema_extra={
+            "examples": [{"name": "report", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}],
+            "oneOf": [
+                {"required": ["cron"], "properties": {"cron": {"type": "string"}, **_without("every", "at")}},
+                {
+                    "required": ["every"],
+                    "properties": {"every": {"type": "number"}, **_without("cron", "at", "timezone")},
+                },
+                {"required": ["at"], "properties": {"at": {"type": "string"}, **_without("cron", "every", "timezone")}},
+            ],
+        }
     )
 
-    name: str
+    name: Name
     params: Params = None
-    cron: str | None = None
+    cron: Annotated[str, says("A crontab of five fields.")] | None = None
     every: Annotated[float, Field(ge=1, le=316_224_000, allow_inf_nan=False)] | None = None
     at: Instant | None = None
     timezone: str | None = None
     start_time: Instant | None = None
     end_time: Instant | None = None
-    jitter: Seconds | None = None
+    jitter: Jitter | None = None
     catch_up: Literal["none", "last", "all"] = "last"
-    catch_up_limit: int = 100
+    catch_up_limit: CatchUpLimit = 100
     overlap: Literal["allow", "skip"] = "allow"
     paused: bool | None = None
-    queue: str | None = None
+    queue: Text | None = None
     lookup: Lookup | None = None
     options: Options = Field(default_factory=dict)
     if_exists: IfExists = "update"

@@ -75,6 +75,8 @@ def _members(pairs: list[tuple[str, Any]]) -> Any:
         raise InvalidInput("an object has two members with the same name.")
     if not any(name.startswith("$") for name in made):
         return made
+    if "$oid" in made and not isinstance(made["$oid"], str):
+        raise InvalidInput("an $oid is no text of 24 hex digits.")  # bson makes a fresh id of null
     value = object_hook(made, _OPTIONS)
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise InvalidInput("an integer has more than 64 bits.")

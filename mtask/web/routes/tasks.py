@@ -36,11 +36,20 @@ from mtask.web.models import (
     TaskCount,
     TaskDocument,
     TaskList,
-    instant,
 )
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import IdempotencyKeyReused, InvalidRequest, document_of, response_of
-from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_callback, checked_options, router
+from mtask.web.routes.common import (
+    TheCaller,
+    TheClient,
+    TheHub,
+    TheSettings,
+    checked_callback,
+    checked_options,
+    given_instant,
+    router,
+)
+from mtask.web.schemas import ETAG, FIELDS, INSTANT, KEY, Status
 
 routes = router("tasks")
 
@@ -51,11 +60,19 @@ _FREE = (_LOOKUP, _PARAMS)
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _ETAG = re.compile(r'"([!#-~]{1,100})"')
 IdempotencyKey = Annotated[
-    str | None, Header(description="The key of a task that is published without one. Then a repeat publishes nothing.")
+    str | None,
+    Header(
+        description="The key of a task that is published without one. Then a repeat publishes nothing.",
+        json_schema_extra=KEY,
+    ),
 ]
-IfMatch = Annotated[str | None, Header(description="The ETag of the task that was read. If it has changed: 412.")]
+IfMatch = Annotated[
+    str | None,
+    Header(description="The ETag of the task that was read. If it has changed: 412.", json_schema_extra=ETAG),
+]
 KeyPrefix = Annotated[str | None, Query(min_length=1, description="The beginning of the keys.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
+Statuses = Annotated[list[Status] | None, Query(description="May be given several times.")]
 
 
 @routes.post(
@@ -212,15 +229,22 @@ async def find(
     request: Request,
     client: TheClient,
     caller: TheCaller,
-    status: Several = None,
+    status: Statuses = None,
     name: Several = None,
     queue: Several = None,
     key: Several = None,
     worker_id: Several = None,
-    fields: Annotated[str | None, Query(description="Fields, comma-separated: status,params.user_id")] = None,
+    fields: Annotated[
+        str | None,
+        Query(description="Fields, comma-separated: status,params.user_id", json_schema_extra=FIELDS),
+    ] = None,
     key_prefix: KeyPrefix = None,
-    since: Annotated[str | None, Query(description="Only tasks from this instant on, by the order.")] = None,
-    until: Annotated[str | None, Query(description="Only tasks before this instant, by the order.")] = None,
+    since: Annotated[
+        str | None, Query(description="Only tasks from this instant on, by the order.", json_schema_extra=INSTANT)
+    ] = None,
+    until: Annotated[
+        str | None, Query(description="Only tasks before this instant, by the order.", json_schema_extra=INSTANT)
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     cursor: Annotated[str | None, Query(description="next_cursor of the page before, with the same criteria.")] = None,
 ) -> Any:
@@ -232,8 +256,8 @@ async def find(
     """
     page = await client.find_page(
         **_criteria(request, caller, status, name, queue, key, worker_id, key_prefix),
-        since=_instant(since, "since"),
-        until=_instant(until, "until"),
+        since=given_instant(since, "since"),
+        until=given_instant(until, "until"),
         fields=fields.split(",") if fields is not None else list(views.LISTED),
         limit=limit,
         cursor=cursor,
@@ -252,7 +276,7 @@ async def count(
     request: Request,
     client: TheClient,
     caller: TheCaller,
-    status: Several = None,
+    status: Statuses = None,
     name: Several = None,
     queue: Several = None,
     key: Several = None,
@@ -303,13 +327,6 @@ def _free(request: Request, prefix: str) -> dict[str, list[Any]]:
                 value = text
             found.setdefault(name.removeprefix(prefix), []).append(value)
     return found
-
-
-def _instant(text: str | None, field: str) -> datetime | None:
-    try:
-        return None if text is None else instant(text)
-    except ValueError as error:
-        raise InvalidInput(f"{field}: {error}.", field=field) from None
 
 
 @routes.get(
