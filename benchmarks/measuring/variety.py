@@ -23,7 +23,7 @@ def fill(scratch: Scratch, finished: int, delayed: int) -> None:
     """Insert tasks of many queues, names, users and statuses; flows, schedules and entries of the action log."""
 
     def part(first: int) -> None:
-        raw.insert(scratch.tasks, _old(scratch, first, finished, delayed))
+        raw.insert(scratch.tasks, documents(scratch, first, finished, delayed))
 
     with ThreadPoolExecutor(_INSERTERS) as inserters:
         list(inserters.map(part, range(_INSERTERS)))
@@ -42,7 +42,8 @@ def fill(scratch: Scratch, finished: int, delayed: int) -> None:
     scratch.settle()
 
 
-def _old(scratch: Scratch, first: int, finished: int, delayed: int) -> Iterator[Document]:
+def documents(scratch: Scratch, first: int, finished: int, delayed: int) -> Iterator[Document]:
+    """Yield every fourth task, from the first one of this number on."""
     for number in range(first, finished, _INSERTERS):
         made = raw.finished_document(f"n{number % NAMES}", f"old/{number:08}", scratch.now)
         _spread(made, number)

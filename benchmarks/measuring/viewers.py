@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.measuring.server import NotMeasured, Scratch, Server
 from benchmarks.measuring.web import Connection, Web, connect
@@ -129,7 +130,10 @@ async def _watching(web: Web, viewers: _Viewers, count: int) -> AsyncIterator[No
 
 def _streams_on(server: Server, scratch: Scratch) -> int:
     """Return the number of change streams on the tasks of a database. Workers watch the whole database instead."""
-    stages = [{"$currentOp": {"allUsers": True, "idleCursors": True}}, {"$match": {"cursor": {"$exists": True}}}]
+    stages: list[dict[str, Any]] = [
+        {"$currentOp": {"allUsers": True, "idleCursors": True}},
+        {"$match": {"cursor": {"$exists": True}}},
+    ]
     found = set()
     for row in server.mongo.admin.aggregate(stages):
         command = row["cursor"].get("originatingCommand", {})

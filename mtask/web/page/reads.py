@@ -186,8 +186,9 @@ class Reads:
 
     async def end(self) -> None:
         """End the reads that all viewers share."""
-        for shared in (self._state, *self._firsts.values()):
-            await shared.end()
+        await self._state.end()
+        for first in self._firsts.values():
+            await first.end()
 
     async def _read_state(self) -> State:
         now = await self._client.server_time()

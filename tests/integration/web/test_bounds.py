@@ -27,7 +27,7 @@ STEPS, SORTED, DOCUMENTS, MOST = (100, 500), 200, 600, 60
 #: The most documents that one request examines: for a page of a list, and for the counts of seven statuses.
 BOUND = 900
 FLOWS, STEPS_OF_A_FLOW = 400, 3
-FILTERS = {
+FILTERS: Mapping[str, Mapping[str, Any]] = {
     "all": {},
     "queue": {"queue": "q03"},
     "name": {"name": "n2"},
