@@ -29,6 +29,8 @@ from benchmarks.report.figures import quantile
 _START_PATIENCE = 120.0
 #: The longest time of one request, in seconds.
 _PATIENCE = 60.0
+#: The longest time, in seconds, that a connection is kept for another request.
+_KEPT = 2.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: The longest head of an answer, and the longest message of a stream, in bytes.
 _LONGEST = 1 << 20
@@ -231,20 +233,22 @@ def asking(web: Web, paths: Iterator[str], rate: float, asked: Asked) -> Iterato
 
 
 async def _ask(web: Web, paths: Iterator[str], rate: float, asked: Asked, ending: threading.Event) -> None:
-    free: list[Connection] = []
+    free: list[tuple[Connection, float]] = []
     every: list[Connection] = []
 
     async def ask(path: str, due: float) -> None:
-        if not free:
-            every.append(await connect(web))
-            free.append(every[-1])
-        connection = free.pop()
+        connection, since = free.pop() if free else (None, due)
+        # The server closes a connection that nobody uses.
+        if connection is None or time.monotonic() - since > _KEPT:
+            connection = await connect(web)
+            every.append(connection)
         async with asyncio.timeout(_PATIENCE):
             answer = await connection.ask(path)
-        asked.times.setdefault(path, []).append((time.monotonic() - due) * 1000)
+        ended = time.monotonic()
+        asked.times.setdefault(path, []).append((ended - due) * 1000)
         if answer.status != 200:
             asked.failures[f"{answer.status} {path}"] += 1
-        free.append(connection)
+        free.append((connection, ended))
 
     began = time.monotonic()
     number = 0
