@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -212,7 +213,8 @@ def _measure_large(server: Server, options: Options, count: int) -> _Large:
             paths = _paths(web)
             server.say(f"web: asking {len(paths)} addresses alone")
             examined = {path: _examined(server, web, path) for path in paths}
-            turn = itertools.cycle(paths)
+            # Shuffled, so that the addresses that cost most do not come one after the other.
+            turn = itertools.cycle(random.Random(1).sample(paths, len(paths)))
             for run in range(options.runs):
                 for side in turns(list(costs), run):
                     server.say(f"web: run {run + 1} of {options.runs}, a drain {side}")

@@ -242,13 +242,18 @@ async def _ask(web: Web, paths: Iterator[str], rate: float, asked: Asked, ending
         if connection is None or time.monotonic() - since > _KEPT:
             connection = await connect(web)
             every.append(connection)
-        async with asyncio.timeout(_PATIENCE):
-            answer = await connection.ask(path)
+        status = 0
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                status = (await connection.ask(path)).status
+        except TimeoutError:
+            web.check()
         ended = time.monotonic()
         asked.times.setdefault(path, []).append((ended - due) * 1000)
-        if answer.status != 200:
-            asked.failures[f"{answer.status} {path}"] += 1
-        free.append((connection, ended))
+        if status != 200:
+            asked.failures[f"{status or 'no answer'}: {path}"] += 1
+        if status:
+            free.append((connection, ended))
 
     began = time.monotonic()
     number = 0
@@ -259,7 +264,7 @@ async def _ask(web: Web, paths: Iterator[str], rate: float, asked: Asked, ending
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 requests.create_task(ask(next(paths), due))
                 number += 1
-    except* (OSError, asyncio.IncompleteReadError, TimeoutError) as failed:
+    except* (OSError, asyncio.IncompleteReadError) as failed:
         web.check()
         raise NotMeasured(f"a request to mtask web had no answer: {failed.exceptions[0]!r}") from None
     finally:
