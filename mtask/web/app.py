@@ -102,6 +102,8 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         await page.end()
         await bulks.end()
         await hub.end()
+        for shared in (api.state.metrics, api.state.queues, api.state.stats):
+            await shared.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)

@@ -106,6 +106,9 @@ def _check_levels(value: Any, left: int) -> None:
 
 def extended_exactly(value: Any) -> Any:
     """Return the value in JSON types, like `extended`. Integers that a double cannot hold become `$numberLong`."""
+    # Most values of a list need no conversion, which costs 15 µs each.
+    if value is None or type(value) in (str, bool) or (type(value) is int and abs(value) <= _EXACT):
+        return value
     return _without_large(extended(value))
 
 

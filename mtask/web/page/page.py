@@ -61,6 +61,7 @@ class WebPage:
         """End all live pages."""
         for pulse in self._parts.pulses.values():
             await pulse.end()
+        await self._parts.reads.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
