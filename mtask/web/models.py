@@ -311,7 +311,10 @@ class PutSchedule(_Body):
                     "required": ["every"],
                     "properties": {"every": {"type": "number"}, **_without("cron", "at", "timezone")},
                 },
-                {"required": ["at"], "properties": {"at": {"type": "string"}, **_without("cron", "every", "timezone")}},
+                {
+                    "required": ["at"],
+                    "properties": {"at": {"type": "string"}, **_without("cron", "every", "timezone", "jitter")},
+                },
             ],
         }
     )

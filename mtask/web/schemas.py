@@ -84,10 +84,10 @@ def _options() -> Schema:
     return {"properties": properties, "additionalProperties": False}
 
 
-def _one_member(name: str, **schema: Any) -> Schema:
+def _one_member(name: str, *schemas: Schema) -> Schema:
     return {
         "type": "object",
-        "properties": {name: {"type": "string", **schema}},
+        "properties": {name: schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}},
         "required": [name],
         "additionalProperties": False,
     }
@@ -97,9 +97,13 @@ _SCALARS: list[Schema] = [
     {"type": "string", "maxLength": MAX_LOOKUP_TEXT},
     {"type": "boolean"},
     {"type": "number", "description": "Integers have at most 64 bits."},
-    _one_member("$date", format="date-time"),
-    _one_member("$oid", pattern="^[0-9a-f]{24}$"),
-    _one_member("$uuid", format="uuid"),
+    _one_member(
+        "$date",
+        {"type": "string", **INSTANT},
+        {"type": "integer", "minimum": -62_135_596_800_000, "maximum": 253_402_300_799_999},
+    ),
+    _one_member("$oid", {"type": "string", "pattern": "^[0-9a-fA-F]{24}$"}),
+    _one_member("$uuid", {"type": "string", "format": "uuid"}),
 ]
 #: Scalars by name. The bound counts all values; of one value for each name, it is that of the names.
 LOOKUP: Schema = {

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,9 @@ workers = 1
 
 [auth.openapi]
 bearer = {{ bearer = "${{MTASK_FUZZ_TOKEN}}" }}
+
+[checks]
+max_response_time = 40  # a batch of 1,000 tasks takes long on a busy machine
 
 [output.sanitization]
 enabled = true
@@ -176,4 +180,5 @@ def _line(log: str, sign: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and the worker end, too
     sys.exit(main())

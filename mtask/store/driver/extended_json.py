@@ -77,6 +77,8 @@ def _members(pairs: list[tuple[str, Any]]) -> Any:
         return made
     if "$oid" in made and not isinstance(made["$oid"], str):
         raise InvalidInput("an $oid is no text of 24 hex digits.")  # bson makes a fresh id of null
+    if isinstance(made.get("$date"), bool):
+        raise InvalidInput("a $date is no instant.")  # bson takes false for the year 1970
     value = object_hook(made, _OPTIONS)
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise InvalidInput("an integer has more than 64 bits.")

@@ -86,6 +86,8 @@ async def publish(
     body: PublishTask, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
 ) -> Any:
     """Publish a task once for each name and key. Without a key, the Idempotency-Key is the key, else a fresh one."""
+    if idempotency_key is not None:
+        check_key(idempotency_key)  # also where the task has a key of its own: a mistake shows at once
     is_implied = body.key is None and idempotency_key is not None
     key = body.key if body.key is not None else idempotency_key if is_implied else fresh_key(datetime.now(UTC))
     return await _publish(body, body.name, check_key(key), client, caller, is_implied=is_implied)

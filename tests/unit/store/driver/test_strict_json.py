@@ -34,6 +34,8 @@ from mtask.store.driver.extended_json import extended_exactly, parse_strict
         ('{"$oid": 7}', "24 hex digits"),
         ('{"a": {"$oid": null}}', "24 hex digits"),
         ('{"$oid": "7"}', "extended JSON"),
+        ('{"$date": false}', "no instant"),
+        ('{"$date": null}', "extended JSON"),
     ],
 )
 def test_what_parsers_understand_in_different_ways_is_refused(text: str, why: str) -> None:
