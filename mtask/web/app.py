@@ -34,7 +34,7 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.routes import bulk, events, flows, health, metrics, operating, tasks
+from mtask.web.routes import bulk, events, flows, health, listing, metrics, operating, publishing, tasks
 from mtask.web.routes.metrics import Metrics
 from mtask.web.settings import WebSettings
 from mtask.web.sharing import Shared
@@ -113,6 +113,8 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     api.state.queues = Shared(lambda: client.queues(most=MOST))
     api.state.metrics = Shared(Metrics(client, api.state.queues).read)
     routers = (
+        publishing.routes,
+        listing.routes,
         tasks.routes,
         bulk.routes,
         flows.routes,
