@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ async def watched(server: Server, scratch: Scratch, web: Web, count: int, second
                 break
             await asyncio.sleep(0.1)
         counts = viewers.counts_of(pages=False)
+        if min(counts) < wanted:
+            server.say(f"web: {wanted:,} events wanted by each stream; {viewers.missed(published)}")
     server.say("web: memory of the web process in MB: " + ", ".join(f"{size / 1e6:.1f}" for size in memory))
     return Watched(
         streams,
@@ -80,7 +83,16 @@ class _Viewers:
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self.is_page: dict[int, bool] = {}
+        self.kinds: dict[int, Counter[bytes]] = {}  #: the kinds of the events of each stream of the API
         self.lost = 0  #: streams that told of lost events, or that ended
+
+    def missed(self, tasks: int) -> str:
+        """Return what the streams of the API lack, by kind: the fewest and the most events of a stream."""
+        of_kinds = list(self.kinds.values())
+        names = sorted({name for found in of_kinds for name in found})
+        ranges = {name: sorted(found[name] for found in of_kinds) for name in names}
+        told = [f"{name.decode()} {found[0]:,} to {found[-1]:,}" for name, found in ranges.items()]
+        return f"{tasks:,} tasks; " + ", ".join(told)
 
     def counts_of(self, *, pages: bool) -> list[int]:
         """Return the number of events of each stream of the API, or of messages of each live page."""
@@ -98,6 +110,7 @@ async def _watching(web: Web, viewers: _Viewers, count: int) -> AsyncIterator[No
         connections.append(connection)
         viewers.is_page[number] = bool(number % 2)
         viewers.counts[number] = 0
+        kinds = viewers.kinds.setdefault(number, Counter()) if number % 2 == 0 else Counter[bytes]()
         status, _ = await connection.begin("/live" if number % 2 else "/v1/events")
         if status != 200:
             raise NotMeasured(f"mtask web refused stream {number + 1} of {count} with {status}.")
@@ -109,6 +122,7 @@ async def _watching(web: Web, viewers: _Viewers, count: int) -> AsyncIterator[No
                 viewers.lost += 1
             elif b"event: " in message:
                 viewers.counts[number] += 1
+                kinds[message.partition(b"event: ")[2].partition(b"\n")[0]] += 1
 
     streams = [asyncio.create_task(watch(number)) for number in range(count)]
     try:
