@@ -13,7 +13,7 @@ from mtask.store.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import BulkBody, BulkList, BulkPlanned, BulkState
+from mtask.web.models.bulk import BulkBody, BulkList, BulkPlanned, BulkState
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router

@@ -15,7 +15,8 @@ from mtask.model.options import check_option_names
 from mtask.web.access import Caller
 from mtask.web.bodies import Route
 from mtask.web.hub import Hub
-from mtask.web.models import CallbackBody, ProblemDocument, instant
+from mtask.web.models.common import ProblemDocument, instant
+from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE
 from mtask.web.settings import WebSettings
 

@@ -12,14 +12,7 @@ from mtask.store.flows.operating import ChangedFlow
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import (
-    CancelFlow,
-    ChangedFlowEntry,
-    FlowEntry,
-    FlowList,
-    PublishedFlowEntry,
-    PublishFlow,
-)
+from mtask.web.models.flows import CancelFlow, ChangedFlowEntry, FlowEntry, FlowList, PublishedFlowEntry, PublishFlow
 from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
 from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router

@@ -6,7 +6,8 @@ from typing import Any
 from mtask.errors import DatabaseUnavailable
 from mtask.web import views
 from mtask.web.bodies import about
-from mtask.web.models import Health, ProblemKind
+from mtask.web.models.common import ProblemKind
+from mtask.web.models.operating import Health
 from mtask.web.paths import Segment
 from mtask.web.problems import PATH, NotFound, kinds, slug_of, status_of, title_of
 from mtask.web.routes.common import TheClient, router

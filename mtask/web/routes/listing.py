@@ -9,7 +9,7 @@ from mtask.store.driver.extended_json import parse_strict
 from mtask.web import views
 from mtask.web.access import Caller
 from mtask.web.bodies import about
-from mtask.web.models import TaskCount, TaskList
+from mtask.web.models.tasks import TaskCount, TaskList
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, given_instant, router
 from mtask.web.schemas import FIELDS, INSTANT, Status

@@ -13,23 +13,21 @@ from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models import (
+from mtask.web.models.common import Removed
+from mtask.web.models.operating import (
     ActionList,
     ControlEntry,
     ControlList,
     KeepBody,
     LimitBody,
-    PutSchedule,
     QueueList,
     RateBody,
-    Removed,
-    ScheduleEntry,
-    ScheduleList,
     StatList,
     WorkerBody,
     WorkerEntry,
     WorkerList,
 )
+from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
 from mtask.web.paths import NameSegment, ScheduleId, Segment
 from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
 from mtask.web.schemas import INSTANT, IntentText

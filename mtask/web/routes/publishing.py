@@ -15,7 +15,7 @@ from mtask.store.tasks.publishing import Published
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import (
+from mtask.web.models.publishing import (
     Existing,
     JobBody,
     PublishBatch,

@@ -14,7 +14,7 @@ from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
 from mtask.web.hub import Gap, Hub
-from mtask.web.models import ChangeOptions, PositionEntry, RetryTask, TaskDocument
+from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_options, router

@@ -9,7 +9,7 @@ import pytest
 
 from mtask.store import bulk
 from mtask.store.driver.stores import SyncStore
-from mtask.web.models import BulkList, BulkPlanned, BulkState
+from mtask.web.models.bulk import BulkList, BulkPlanned, BulkState
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail
 from tests.integration.web.serving import Serving, with_server

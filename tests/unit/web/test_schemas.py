@@ -12,7 +12,9 @@ from mtask.client.reading.partial import check_fields
 from mtask.errors import InvalidInput
 from mtask.model.options import OPTION_NAMES, build_option
 from mtask.web import schemas
-from mtask.web.models import BulkBody, LimitBody, PutSchedule
+from mtask.web.models.bulk import BulkBody
+from mtask.web.models.operating import LimitBody
+from mtask.web.models.schedules import PutSchedule
 
 
 @pytest.mark.parametrize(
