@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.cases import backlog, drain, flows, idle, isolation, latency, payload, publish, purge, scale
+from benchmarks.cases import backlog, drain, flows, idle, isolation, latency, payload, publish, purge, scale, web
 from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, Measure] = {
     "backlog": backlog.measure,
     "purge": purge.measure,
     "isolation": isolation.measure,
+    "web": web.measure,
 }
 _USUAL_TASKS = {
     "publish": publish.TASKS,
@@ -52,6 +53,7 @@ _USUAL_TASKS = {
     "backlog": backlog.TASKS,
     "purge": purge.TASKS,
     "isolation": isolation.TASKS,
+    "web": web.TASKS,
 }
 _CACHE_MB = 1024
 _MOST_WORKERS = 100
@@ -106,10 +108,8 @@ def _tasks(text: str) -> object:
     return typer.Option("--tasks", metavar="NUMBER", help=text, min=1, show_default=False)
 
 
-def _rate(usual: float) -> object:
-    return typer.Option(
-        "--rate", metavar="NUMBER", help=f"Tasks published a second. [{usual:g}]", min=0.1, show_default=False
-    )
+def _rate(usual: float, what: str = "Tasks published") -> object:
+    return typer.Option("--rate", metavar="NUMBER", help=f"{what} a second. [{usual:g}]", min=0.1, show_default=False)
 
 
 def _workers(text: str) -> object:
@@ -121,7 +121,7 @@ Delayed = Annotated[int, typer.Option("--delayed", metavar="NUMBER", help="Tasks
 Purged = Annotated[int, typer.Option("--purged", metavar="NUMBER", help="Tasks that the purge removes.", min=1)]
 Window = Annotated[
     float,
-    typer.Option("--window", metavar="SECONDS", help="Seconds that a waiting worker is observed, each run.", min=0.5),
+    typer.Option("--window", metavar="SECONDS", help="Seconds that a quiet process is observed, each run.", min=0.5),
 ]
 Held = Annotated[
     int, typer.Option("--held", metavar="NUMBER", help="Tasks running at once in one worker.", min=1, max=10_000)
@@ -244,6 +244,24 @@ def _isolation(
 ) -> None:
     """Handlers in executors, against the same in threads: with work for the processor, without, and the latency."""
     _run({"isolation": Options(runs, tasks, rate)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("web")
+def _web(
+    tasks: Annotated[int | None, _tasks(f"Tasks drained, each run; a hundredth posted. [{web.TASKS:,}]")] = None,
+    finished: Finished = _USUAL.finished,
+    delayed: Delayed = _USUAL.delayed,
+    rate: Annotated[float | None, _rate(web.RATE, "Requests sent")] = None,
+    window: Window = _USUAL.window,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """POST against publish; each page and list of a large collection beside a drain; 200 viewers of one stream."""
+    options = Options(runs, tasks, rate, finished=finished, delayed=delayed, window=window)
+    _run({"web": options}, Shared(uri, folder, cache_mb))
 
 
 @app.command("idle")

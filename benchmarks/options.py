@@ -15,13 +15,13 @@ class Options:
 
     runs: int = DEFAULT_RUNS
     tasks: int | None = None
-    rate: float | None = None  #: tasks a second
+    rate: float | None = None  #: tasks, or requests, a second
     workers: int | None = None
     finished: int = 1_000_000  #: tasks in the collection that are done
     delayed: int = 100_000  #: tasks in it that are due tomorrow
     purged: int = 200_000  #: tasks that a purge removes
     held: int = 1_000  #: tasks running at once
-    window: float = 20.0  #: seconds that an idle or only pinging worker is observed
+    window: float = 20.0  #: seconds that an idle or only pinging worker, or a web process with viewers, is observed
     size: int = 10_240  #: bytes of params, and of returns
 
     def tasks_or(self, usual: int) -> int:
@@ -29,5 +29,5 @@ class Options:
         return usual if self.tasks is None else self.tasks
 
     def rate_or(self, usual: float) -> float:
-        """Return how many tasks are published a second."""
+        """Return how many tasks are published, or requests are sent, a second."""
         return usual if self.rate is None else self.rate

@@ -91,8 +91,12 @@ def fail_command(
     close_connection: bool = False,
     block_ms: int | None = None,
     app_name: str | None = None,
+    namespace: str | None = None,
 ) -> Iterator[None]:
     """Make the server fail or delay these commands during the block: `times` times, or always if that is None.
+
+    `namespace`: only those on this collection, "database.collection". For a first write in a session, the server itself
+    sends a find on behalf of the client.
 
     The server must run with `TEST_COMMANDS`. Several fixtures share one server, so give `app_name`: then only
     clients made with that appname meet the failure.
@@ -108,6 +112,8 @@ def fail_command(
         what |= {"blockConnection": True, "blockTimeMS": block_ms}
     if app_name is not None:
         what["appName"] = app_name
+    if namespace is not None:
+        what["namespace"] = namespace
     mode: str | Document = "alwaysOn" if times is None else {"times": times}
     client.admin.command("configureFailPoint", "failCommand", mode=mode, data=what)
     try:

@@ -47,7 +47,7 @@ def measure(server: Server, options: Options) -> Result:
         for run in range(options.runs):
             server.say(f"publish: run {run + 1} of {options.runs}, {name}")
             with server.scratch() as scratch, sides(scratch) as acts:
-                for side, cost in _in_parts(server, acts, tasks, part).items():
+                for side, cost in in_parts(server, acts, tasks, part).items():
                     costs[side].append(cost)
         figures += cost_figures(name, costs[MTASK], costs[RAW], target)
         cpu |= {f"{side}: {name}": cpu_parts(found) for side, found in costs.items()}
@@ -61,7 +61,7 @@ def measure(server: Server, options: Options) -> Result:
     )
 
 
-def _in_parts(server: Server, acts: dict[str, Act], tasks: int, part: int) -> dict[str, Cost]:
+def in_parts(server: Server, acts: dict[str, Act], tasks: int, part: int) -> dict[str, Cost]:
     """Run both sides in small parts, in turn; return the total cost of each side."""
     costs: dict[str, list[Cost]] = {side: [] for side in acts}
     for side, act in acts.items():
@@ -165,7 +165,7 @@ def _async_sides(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
                 for made in documents:
                     await tasks.insert_one(made)
 
-            return lambda: runner.run(_lanes(lane, at_once))
+            return lambda: runner.run(lanes(lane, at_once))
 
         def publish(label: str, count: int) -> Callable[[], None]:
             keys = iter(_keys(label, count))
@@ -174,7 +174,7 @@ def _async_sides(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
                 for key in keys:
                     await client.publish(NAME, _PARAMS, key=key)
 
-            return lambda: runner.run(_lanes(lane, at_once))
+            return lambda: runner.run(lanes(lane, at_once))
 
         try:
             yield {RAW: insert, MTASK: publish}
@@ -183,7 +183,7 @@ def _async_sides(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
             runner.run(bare.close())
 
 
-async def _lanes(lane: Callable[[], Coroutine[Any, Any, None]], at_once: int) -> None:
+async def lanes(lane: Callable[[], Coroutine[Any, Any, None]], at_once: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(lane())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -138,6 +139,10 @@ class _Notices(logging.Handler):
         """Print one record."""
         level = record.levelname.lower()
         self._cli.err.print(Text(f"{level}: {clean(record.getMessage())}", style="yellow"), soft_wrap=True)
+        if record.exc_info is not None and record.exc_info[0] is not None:
+            # Only a mistake of mtask is logged with its traceback: whoever reports the mistake needs it.
+            for line in "".join(traceback.format_exception(*record.exc_info)).splitlines():
+                self._cli.err.print(Text(clean(line), style="bright_black"), soft_wrap=True)
 
 
 def spaced(parts: Sequence[str], separator: str = " · ") -> str:

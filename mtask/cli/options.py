@@ -43,6 +43,21 @@ LookupFlag = Annotated[
         show_default=False,
     ),
 ]
+NamesFlag = Annotated[
+    list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
+]
+QueuesFlag = Annotated[
+    list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
+]
+WorkersFlag = Annotated[
+    list[str],
+    typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
+]
+KeyPrefixFlag = Annotated[str | None, typer.Option("--key-prefix", metavar="TEXT", help="The beginning of the keys.")]
+ParamsFlag = Annotated[
+    list[str],
+    typer.Option("--param", metavar="PATH=VALUE", help="A value in the params: user.id=7.", show_default=False),
+]
 
 _OPTION_HELP: Mapping[str, tuple[str, str]] = {
     "priority": ("NUMBER", "Tasks with a higher number go first."),

@@ -51,6 +51,10 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+#: The last second that a BSON timestamp holds. It lies in the year 2106.
+_LAST_SECOND = 2**32 - 1
+
+
 def find(
     criteria: Mapping[str, Sequence[str]], since: datetime | None, limit: int, after: str | None
 ) -> Operation[list[Document]]:
@@ -61,7 +65,7 @@ def find(
     matched: Document = {"actor": {"$exists": True}, **{field: {"$in": [*of]} for field, of in criteria.items()}}
     bounds: Document = {}
     if since is not None:
-        bounds["$gte"] = Timestamp(max(0, int(since.timestamp())), 0)
+        bounds["$gte"] = Timestamp(min(_LAST_SECOND, max(0, int(since.timestamp()))), 0)
     if after is not None:
         last = yield actions("find_one", {"_id": after}, {"time": 1})
         if last is None:

@@ -34,7 +34,7 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.routes import bulk, events, flows, health, metrics, operating, tasks
+from mtask.web.routes import bulk, events, flows, health, listing, metrics, operating, publishing, tasks
 from mtask.web.routes.metrics import Metrics
 from mtask.web.settings import WebSettings
 from mtask.web.sharing import Shared
@@ -60,10 +60,22 @@ class Api(FastAPI):
             if not settings.is_open:
                 made["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
                 made["security"] = [{"bearer": []}]
+            for path_item in made["paths"].values():
+                _drop_nulls(path_item)
             for path in [path for path in made["paths"] if path.startswith(_BY_PATH)]:
                 made["paths"][BY_QUERY + path.removeprefix(_BY_PATH)] = _by_query(made["paths"][path])
             self.openapi_schema = made
         return self.openapi_schema
+
+
+def _drop_nulls(path_item: dict[str, Any]) -> None:
+    """Drop null as a value of parameters: an address or a header that has no value leaves the parameter out."""
+    for operation in path_item.values():
+        for parameter in operation.get("parameters", ()):
+            schema = parameter["schema"]
+            if {"type": "null"} in schema.get("anyOf", ()):
+                rest = [one for one in schema.pop("anyOf") if one != {"type": "null"}]
+                parameter["schema"] = {**rest[0], **schema}
 
 
 def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +102,8 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         await page.end()
         await bulks.end()
         await hub.end()
+        for shared in (api.state.metrics, api.state.queues, api.state.stats):
+            await shared.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
@@ -98,7 +112,9 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     api.state.stats = Shared(lambda: client.stats(most=MOST))
     api.state.queues = Shared(lambda: client.queues(most=MOST))
     api.state.metrics = Shared(Metrics(client, api.state.queues).read)
-    for routes in (
+    routers = (
+        publishing.routes,
+        listing.routes,
         tasks.routes,
         bulk.routes,
         flows.routes,
@@ -106,8 +122,10 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         events.routes,
         metrics.routes,
         health.routes,
-    ):
+    )
+    for routes in routers:
         api.include_router(routes)
+    api.state.routes = [route for routes in routers for route in routes.routes]
     for kind, handler in (
         (MtaskError, _on_error),
         (Refusal, _on_error),
@@ -146,11 +164,21 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        headers = dict(error.headers or {})
+        headers = dict(error.headers or {}) | _allowed(request)
         return response_of(MethodNotAllowed("This address does not take this method."), headers=headers)
+    if error.status_code == 404 and ":" in request.scope["path"]:
+        return response_of(NotFound("There is no such action. Write '%3A' for a colon inside a name or a key."))
     if error.status_code == 404:
         return response_of(NotFound("There is no such address."))
     return response_of(BadRequest("The request cannot be read."))
+
+
+def _allowed(request: Request) -> dict[str, str]:
+    """Return the header Allow with all methods of an address. Starlette's own names those of one route."""
+    path, routes = request.scope["path"], request.app.state.routes
+    matching = [route for route in routes if route.path_regex.match(path)]
+    methods = {each for route in matching if route.path_format == matching[0].path_format for each in route.methods}
+    return {"Allow": ", ".join(sorted(methods))} if methods else {}
 
 
 async def _on_mistake(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from mtask.errors import InvalidInput
 from mtask.store.driver.extended_json import parse_strict
 from mtask.web.access import Caller, Role
+from mtask.web.paths import with_segments
 from mtask.web.problems import (
     BodyTooLarge,
     Forbidden,
@@ -30,10 +31,16 @@ _READS = frozenset({"GET", "HEAD"})
 
 
 def about(
-    role: Role = Role.READ, *, batch: bool = False, of_database: bool = False, free_query: Sequence[str] = ()
+    role: Role = Role.READ,
+    *,
+    batch: bool = False,
+    of_database: bool = False,
+    free_query: Sequence[str] = (),
+    is_open: bool = False,
 ) -> dict[str, Any]:
-    """Return what a route says about itself. A route `of_database` is not for tenants."""
+    """Return what a route says about itself. `of_database`: it is not for tenants; `is_open`: it takes no token."""
     said: dict[str, Any] = {ROLE: role.value}
+    said |= {"security": []} if is_open else {}
     said |= {IS_BATCH: True} if batch else {}
     said |= {OF_DATABASE: True} if of_database else {}
     return said | ({FREE_QUERY: list(free_query)} if free_query else {})
@@ -87,6 +94,9 @@ def _check_type(request: Request) -> None:
 
 class Route(APIRoute):
     """A route of the API: it checks the caller's role and the query, and reads the body, before anything else."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **given: Any) -> None:
+        super().__init__(with_segments(path), endpoint, **given)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -32,6 +32,8 @@ from mtask.web.tokens import Tokens
 logger = logging.getLogger("mtask.web")
 #: The addresses that programs without a token may ask: whether the server lives, and what its errors mean.
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
+#: The longest time that the end of a connection takes to be known, in seconds.
+_LEAVING = 0.2
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -54,29 +56,28 @@ class Gate:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        is_begun = is_whole = False
+        is_begun = is_whole = is_cut = False
 
         async def sending(message: Message) -> None:
-            nonlocal is_begun, is_whole
-            is_begun = True
+            nonlocal is_begun, is_whole, is_cut
+            is_begun = is_cut = True
             is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
+            is_cut = False
 
         try:
-            self._admit(scope)
-            if self._page.owns(scope["path"]):
-                await self._page(scope, receive, sending)
-                return
-            # What the request changes goes into the action log under the name of its token.
-            with acting_as(scope["mtask.caller"].name, "web"):
-                await self._app(scope, receive, sending)
-        except (MtaskError, Refusal) as error:
-            if is_begun:
-                raise
-            await response_of(error, scope.get("mtask.caller", ANYBODY))(scope, receive, send)
+            try:
+                await self._answer(scope, receive, sending)
+            except (MtaskError, Refusal) as error:
+                if is_begun:
+                    raise
+                await response_of(error, scope.get("mtask.caller", ANYBODY))(scope, receive, sending)
         except ClientDisconnect:
             logger.debug("a client went away before its request was read")
         except Exception:
+            if is_cut and await _has_left(receive):
+                logger.debug("a client went away before its answer was sent")
+                return
             logger.exception("a request failed")
             if is_begun and not is_whole:
                 raise  # so that the connection ends, and the client sees that the answer is not whole
@@ -84,6 +85,16 @@ class Gate:
                 await response_of(InternalError("This is a mistake of the server. Its log says more."))(
                     scope, receive, send
                 )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the page or the API answer; raise a Refusal."""
+        self._admit(scope)
+        if self._page.owns(scope["path"]):
+            await self._page(scope, receive, send)
+            return
+        # What the request changes goes into the action log under the name of its token.
+        with acting_as(scope["mtask.caller"].name, "web"):
+            await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
         """Set the path and the caller of a request, or raise a Refusal."""
@@ -94,7 +105,8 @@ class Gate:
         path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
         caller = ANYBODY if path in _WITHOUT_TOKEN or self._page.owns(path) else self._caller(headers)
         scope["mtask.caller"] = caller
-        delay = self._rates.delay(caller.name, time.monotonic())
+        # Who asks whether the server lives is never turned away: an orchestrator would end the server.
+        delay = 0.0 if path in _WITHOUT_TOKEN else self._rates.delay(caller.name, time.monotonic())
         if delay:
             raise TooManyRequests(f"You may send {self._settings.max_rate:g} requests in a second.", delay)
         if paths.is_by_query(path):
@@ -124,10 +136,19 @@ class Gate:
         return caller
 
 
+async def _has_left(receive: Receive) -> bool:
+    """Whether the connection is over. The HTTP server ends it itself when the rest of a request breaks HTTP."""
+    try:
+        async with asyncio.timeout(_LEAVING):
+            return bool((await receive())["type"] == "http.disconnect")
+    except TimeoutError:
+        return False
+
+
 def _check_origin(headers: Headers, scope: Scope, host: str) -> None:
     """Refuse a change that a page of another site sends. Browsers name the site of such a page."""
     origin = headers.get("origin")
     if scope["method"] in _READS or origin is None:
         return
-    if urlsplit(origin).netloc.lower() != host.lower():
+    if not paths.is_of_host(origin, host):
         raise Forbidden("A page of another site sent this request.")

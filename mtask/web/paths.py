@@ -9,16 +9,43 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode, urlsplit
 
 from fastapi import Path
 from pydantic import BeforeValidator
+from starlette.convertors import Convertor, register_url_convertor
 
-from mtask.web.problems import BadRequest, InvalidRequest, NotFound
+from mtask.model.scheduling.schedules import MAX_ID_BYTES
+from mtask.web.problems import BadRequest, InvalidRequest
+from mtask.web.schemas import KEY, NAME, TEXT
 
 #: The path whose query names a task.
 BY_QUERY = "/v1/task"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+class _Segment(Convertor[str]):
+    """A segment of a path, still encoded. A literal colon begins an action, so it is no part of a segment."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        """Return the segment as it is: `_segment` decodes it."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return the segment of a text."""
+        return quote(value, safe="")
+
+
+# Starlette knows convertors by a table of its own, by the names that paths use.
+register_url_convertor("segment", _Segment())
+
+
+def with_segments(path: str) -> str:
+    """Return the path of a route so that each of its parameters is a segment without a literal colon."""
+    return _PARAMETER.sub(r"{\1:segment}", path)
 
 
 def routed_path(raw_path: bytes) -> str:
@@ -52,6 +79,19 @@ def by_query(path: str, query: bytes) -> tuple[str, bytes]:
     return f"/v1/tasks/{name}/{key}{tail}", others.encode("ascii")
 
 
+def is_of_host(origin: str, host: str) -> bool:
+    """Whether a header Origin names this host. Anybody can send what is no address, so nothing parses it."""
+    return origin.partition("://")[2].lower() == host.lower()
+
+
+def path_in(address: str) -> str:
+    """Return the path of an address, such as that in a header Referer; "" if it is no address."""
+    try:
+        return urlsplit(address).path
+    except ValueError:
+        return ""
+
+
 def is_by_query(path: str) -> bool:
     """Whether the path is `/v1/task`, perhaps with an action or with more segments."""
     return path == BY_QUERY or path.startswith((f"{BY_QUERY}:", f"{BY_QUERY}/"))
@@ -64,18 +104,50 @@ def _decoded(segment: str) -> str:
 
 
 def _segment(segment: object) -> object:
-    """Return the text of a segment. A route without an action has no literal colon."""
-    if not isinstance(segment, str):
-        return segment
-    if ":" in segment:
-        raise NotFound("There is no such action. Write '%3A' for a colon inside a name or a key.")
-    return _decoded(segment)
+    """Return the text of a segment."""
+    return _decoded(segment) if isinstance(segment, str) else segment
 
 
-TaskName = Annotated[str, Path(description="Name of the task. It selects the handler."), BeforeValidator(_segment)]
-TaskKey = Annotated[
+# The bounds are part of the OpenAPI document alone: the client checks them, with messages of its own.
+TaskName = Annotated[
     str,
-    Path(description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`."),
+    Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME),
     BeforeValidator(_segment),
 ]
-Segment = Annotated[str, BeforeValidator(_segment)]
+TaskKey = Annotated[
+    str,
+    Path(
+        description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
+        json_schema_extra=KEY,
+    ),
+    BeforeValidator(_segment),
+]
+NameSegment = Annotated[
+    str,
+    Path(description="Name of tasks.", json_schema_extra=NAME),
+    BeforeValidator(_segment),
+]
+FlowKey = Annotated[
+    str,
+    Path(
+        description="Key of the flow, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
+        json_schema_extra=KEY,
+    ),
+    BeforeValidator(_segment),
+]
+ScheduleId = Annotated[
+    str,
+    Path(
+        description="Printable text without a comma, of at most 200 bytes, as one segment.",
+        json_schema_extra={**TEXT, "maxLength": MAX_ID_BYTES},
+    ),
+    BeforeValidator(_segment),
+]
+Segment = Annotated[
+    str,
+    Path(
+        description="Printable text without a comma, of at most 256 bytes, as one segment.",
+        json_schema_extra=TEXT,
+    ),
+    BeforeValidator(_segment),
+]

@@ -3,31 +3,87 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+#: A read that takes more than this time, in seconds, is slow.
+_SLOW = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[T]):
+    """An answer, and until when it is given out, by the monotonic clock."""
+
+    value: T
+    fresh_until: float
+    #: Until then, callers get the answer while the next one is read.
+    usable_until: float
 
 
 class Shared(Generic[T]):
-    """An answer of the database that costs much, so that all callers share one that is fresh enough."""
+    """An answer of the database that costs much, so that all callers share one that is fresh enough.
 
-    #: The time for which an answer is fresh: in seconds, and as a multiple of the time that it took.
-    FRESH, TIMES = 5.0, 10.0
+    An answer is fresh for `times` the time that it took, and for `fresh` seconds at least and `most` seconds at most.
+    So the answers of a small database are live, and those of a large one take a small part of its time.
 
-    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+    Where a read is slow, callers need not wait for it: for as long again as an answer was fresh, they get it while the
+    next one is read. Later, after `forget`, and after a read that failed, they wait for a new answer.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[T]], *, fresh: float = 5.0, times: float = 10.0, most: float = math.inf
+    ) -> None:
         self._read = read
-        self._lock = asyncio.Lock()
-        self._known: tuple[T, float] | None = None
+        self._fresh, self._times, self._most = fresh, times, most
+        self._known: _Known[T] | None = None
+        self._reading: asyncio.Task[T] | None = None
+        self._tasks: set[asyncio.Task[T]] = set()
 
     async def get(self) -> T:
         """Return the answer."""
-        async with self._lock:
-            began = time.monotonic()
-            if self._known is not None and began < self._known[1]:
-                return self._known[0]
-            found = await self._read()
-            ended = time.monotonic()
-            self._known = found, ended + max(self.FRESH, self.TIMES * (ended - began))
-            return found
+        now = time.monotonic()
+        if self._known is not None and now < self._known.fresh_until:
+            return self._known.value
+        reading = self._begun()
+        if self._known is not None and now < self._known.usable_until:
+            return self._known.value
+        # A caller that gives up leaves the read to the others.
+        return await asyncio.shield(reading)
+
+    def forget(self) -> None:
+        """Read anew at the next call: something was changed here. A read that has begun may not know of the change."""
+        self._known = self._reading = None
+
+    async def end(self) -> None:
+        """End the reads that have begun."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begun(self) -> asyncio.Task[T]:
+        """Return the read that is under way. If there is none, begin one."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_anew())
+            self._tasks.add(self._reading)
+            self._reading.add_done_callback(self._has_ended)
+        return self._reading
+
+    def _has_ended(self, task: asyncio.Task[T]) -> None:
+        self._tasks.discard(task)
+        if self._reading is task and (task.cancelled() or task.exception() is not None):
+            self._known = None  # so the next caller meets the error, too
+
+    async def _read_anew(self) -> T:
+        began = time.monotonic()
+        found = await self._read()
+        ended = time.monotonic()
+        lasts = min(self._most, max(self._fresh, self._times * (ended - began)))
+        if self._reading is asyncio.current_task():  # else it was forgotten meanwhile
+            usable = lasts if ended - began > _SLOW else 0.0
+            self._known = _Known(found, ended + lasts, ended + lasts + usable)
+        return found

@@ -202,10 +202,13 @@ def ends(stage: Stage, task_id: str, worker_id: str) -> list[Event]:
 
 
 def lapse_now(stage: Stage, task_id: str) -> None:
-    """Let the lease of the task's run lapse on the server, unknown to the worker that holds it."""
+    """Let the lease of the task's run lapse on the server, unknown to the worker that holds it.
+
+    No stream tells the worker of a change that is marked with quiet_time.
+    """
     now = stage.server_now()
     lapse = {"task_state.worker_states.0.ping_expire_time": now, "task_state.next_preempt_time": now}
-    stage.client.tasks.update_one({"_id": task_id}, {"$set": lapse})
+    stage.client.tasks.update_one({"_id": task_id}, {"$set": {**lapse, "quiet_time": now}})
 
 
 def assert_serves_on(stage: Stage, worker_id: str) -> None:

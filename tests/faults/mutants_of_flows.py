@@ -231,7 +231,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "dead-workers-owe-for-ever",
         "Nobody does what a worker that died right after its finish owes.",
-        (Edit("mtask/worker/discovery/flow_janitor.py", "        await self._try(self._settle_owed)\n", ""),),
+        (Edit("mtask/worker/discovery/flow_janitor.py", '        await look_after("flows", self._settle_owed)\n', ""),),
         (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(

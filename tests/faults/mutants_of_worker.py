@@ -287,12 +287,20 @@ WORKER_MUTATIONS = (
         "lost-finish-is-a-failure",
         "A result whose write was not answered is thrown away.",
         (
-            Edit(_FINISHER, "                group = self._drop_expired(group)\n",
+            Edit(_FINISHER, "                group = await self._drop_expired(group)\n",
                  "                for ending in group:\n"
                  "                    self._resolve(ending, is_accepted=False)\n"
                  "                group = []\n"),
         ),
         (f"{_ENDINGS}::test_one_error_of_the_server_on_a_finish_costs_no_success",),
+    ),
+    Mutation(
+        "late-answer-not-read-back",
+        "A result whose lease ended before the answer counts as lost, though it is stored.",
+        (
+            Edit(_FINISHER, "                await self._resolve_written(expired)\n", "                pass\n"),
+        ),
+        (f"{_ENDINGS}::test_answer_that_is_lost_until_the_lease_has_ended_is_read_back",),
     ),
     Mutation(
         "hand-back-as-a-failure",

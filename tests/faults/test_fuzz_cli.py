@@ -90,7 +90,7 @@ def check(ended: Ended, *, is_json: bool = False) -> None:
 # --- command lines ----------------------------------------------------------------------------------------
 
 #: These start processes or serve until they are stopped, and are tried apart.
-_APART = frozenset({"demo", "local", "web"})
+_APART = frozenset({"demo", "local", "tail", "web"})
 _NEVER = frozenset(
     {"--help", "-h", "--version", "--debug", "--json", "--install-completion", "--show-completion", "--uri"}
 )
@@ -170,6 +170,8 @@ def test_commands_that_start_processes_or_serve_refuse_what_they_cannot_use(mtas
         ["demo", "--limit", "x"], ["demo", "\x1b[2J"], ["local", "nonsense"], ["local", "start", "--folder", ""],
         ["local", "start"], ["local", "status", "-z"], ["web", "--port", "70000"], ["web", "--port", "x"],
         ["web", "--host", ""], ["web", "--token-file", "\x1b[2J"], ["web", "-z"], ["web", "nonsense"],
+        ["tail", "--count", "-1"], ["tail", "--count", "x"], ["tail", "--since", "x"], ["tail", "--since", "9" * 30],
+        ["tail", "--after", "x"], ["tail", "--after", "\x1b[2J"], ["tail", "-z"], ["tail", "nonsense"],
         ["nonsense"], ["\x1b[2J"], ["--nonsense"], ["-"],
     ):  # fmt: skip
         ended = mtask(*line)

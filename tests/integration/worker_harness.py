@@ -177,6 +177,10 @@ class Between:
             await self._after()
         return result
 
+    def act_amid(self, step: Step) -> None:
+        """Take this step after the first answer of the next operation."""
+        self._amid = step
+
     async def _run_in_parts(self, operation: Generator[Any, Any, T]) -> T:
         """Run the operation call by call. Act after the first answer."""
         call = next(operation)

@@ -9,7 +9,7 @@ import typer
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import NamesFlag, QueuesFlag, command
 from mtask.cli.tasks.find import separated
 from mtask.errors import InvalidInput
 
@@ -35,12 +35,8 @@ def purge(
             show_default=False,
         ),
     ] = [],  # noqa: B006 typer reads it
-    name: Annotated[
-        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
+    name: NamesFlag = [],  # noqa: B006
+    queue: QueuesFlag = [],  # noqa: B006
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="DURATION", help="Time since they finished, or were created.")
     ] = None,

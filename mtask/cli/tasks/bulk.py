@@ -9,9 +9,9 @@ import typer
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import LookupFlag, command
+from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
 from mtask.cli.output import counted
-from mtask.cli.tasks.find import separated
+from mtask.cli.tasks.find import criteria
 from mtask.client.operating.bulk import Bulk
 from mtask.errors import InvalidInput
 from mtask.model.bulk import ACTIONS
@@ -31,24 +31,12 @@ def bulk(
     status: Annotated[
         list[str], typer.Option("--status", "-s", metavar="STATUS", help="Status; repeatable.", show_default=False)
     ] = [],  # noqa: B006 typer reads it
-    name: Annotated[
-        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    worker: Annotated[
-        list[str],
-        typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
-    ] = [],  # noqa: B006
+    name: NamesFlag = [],  # noqa: B006
+    queue: QueuesFlag = [],  # noqa: B006
+    worker: WorkersFlag = [],  # noqa: B006
     lookup: LookupFlag = [],  # noqa: B006
-    key_prefix: Annotated[
-        str | None, typer.Option("--key-prefix", metavar="TEXT", help="The beginning of the keys.")
-    ] = None,
-    param: Annotated[
-        list[str],
-        typer.Option("--param", metavar="PATH=VALUE", help="A value in the params: user.id=7.", show_default=False),
-    ] = [],  # noqa: B006
+    key_prefix: KeyPrefixFlag = None,
+    param: ParamsFlag = [],  # noqa: B006
     bulk_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Carry on with this bulk change, which was begun before.")
     ] = None,
@@ -66,11 +54,7 @@ def bulk(
             raise InvalidInput("to go on with a bulk change: mtask bulk carry --id ID.", field="action")
         return _report(cli, client.carry_bulk(bulk_id))
     given: dict[str, Any] = {
-        "status": [text.upper() for text in separated(status)] or None,
-        "name": separated(name) or None,
-        "queue": separated(queue) or None,
-        "worker_id": separated(worker) or None,
-        "lookup": values.lookup_from_pairs(lookup),
+        **criteria(status, name, queue, worker, lookup),
         "key_prefix": key_prefix,
         "params": values.lookup_from_pairs(param),
     }

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import LookupFlag, command
+from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
 from mtask.cli.output import Column, clean, compact, lasting, listing, relative, status_text, task_document
 from mtask.client.reading.pages import MAX_PAGE, TaskPage
 from mtask.client.reading.partial import TaskFields
@@ -41,6 +41,19 @@ def separated(texts: list[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
+def criteria(
+    status: list[str], name: list[str], queue: list[str], worker: list[str], lookup: list[str]
+) -> dict[str, Any]:
+    """Return the criteria that the flags of a search name, as the client takes them."""
+    return {
+        "status": [text.upper() for text in separated(status)] or None,
+        "name": separated(name) or None,
+        "queue": separated(queue) or None,
+        "worker_id": separated(worker) or None,
+        "lookup": values.lookup_from_pairs(lookup),
+    }
+
+
 def list_tasks(
     cli: Cli,
     status: Annotated[
@@ -49,16 +62,9 @@ def list_tasks(
             "--status", "-s", metavar="STATUS", help=f"{', '.join(TaskStatus)}; repeatable.", show_default=False
         ),
     ] = [],  # noqa: B006 typer reads it
-    name: Annotated[
-        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    worker: Annotated[
-        list[str],
-        typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
-    ] = [],  # noqa: B006
+    name: NamesFlag = [],  # noqa: B006
+    queue: QueuesFlag = [],  # noqa: B006
+    worker: WorkersFlag = [],  # noqa: B006
     lookup: LookupFlag = [],  # noqa: B006
     fields: Annotated[
         list[str],
@@ -69,13 +75,8 @@ def list_tasks(
             show_default=False,
         ),
     ] = [],  # noqa: B006
-    key_prefix: Annotated[
-        str | None, typer.Option("--key-prefix", metavar="TEXT", help="The beginning of the keys.")
-    ] = None,
-    param: Annotated[
-        list[str],
-        typer.Option("--param", metavar="PATH=VALUE", help="A value in the params: user.id=7.", show_default=False),
-    ] = [],  # noqa: B006
+    key_prefix: KeyPrefixFlag = None,
+    param: ParamsFlag = [],  # noqa: B006
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only from this time on, by the order of the list.")
     ] = None,
@@ -97,14 +98,8 @@ def list_tasks(
     RUNNING, the one that is due first. A flag that is given several times matches tasks with any of its values. An
     index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
-    wanted: dict[str, Any] = {
-        "status": [text.upper() for text in separated(status)] or None,
-        "name": separated(name) or None,
-        "queue": separated(queue) or None,
-        "worker_id": separated(worker) or None,
-        "lookup": values.lookup_from_pairs(lookup),
-        "fields": separated(fields) or None,
-    }
+    asked = separated(fields)
+    wanted: dict[str, Any] = {**criteria(status, name, queue, worker, lookup), "fields": asked or None}
     paged: dict[str, Any] = {
         "key_prefix": key_prefix,
         "params": values.lookup_from_pairs(param),
@@ -113,7 +108,6 @@ def list_tasks(
         "cursor": cursor,
     }
     client = cli.client(reads_only=True)
-    asked = separated(fields)
     page: TaskPage[Any]
     if after is None and 0 < limit <= MAX_PAGE:
         page = client.find_page(**wanted, **paged, limit=limit)

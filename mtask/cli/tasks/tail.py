@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import NamesFlag, QueuesFlag, command
 from mtask.cli.output import clean, moment, write_json
 from mtask.cli.tasks.find import separated
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -32,12 +32,8 @@ def register(app: typer.Typer) -> None:
 
 def tail(
     cli: Cli,
-    name: Annotated[
-        list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
-    ] = [],  # noqa: B006 typer reads it
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
+    name: NamesFlag = [],  # noqa: B006 typer reads it
+    queue: QueuesFlag = [],  # noqa: B006
     key: Annotated[
         list[str], typer.Option("--key", "-k", metavar="KEY", help="Key; repeatable.", show_default=False)
     ] = [],  # noqa: B006

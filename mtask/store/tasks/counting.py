@@ -19,7 +19,7 @@ from mtask.store.tasks.queries import by_index
 #: The most tasks that a count counts.
 MOST = 10_000
 #: The most documents that a count examines, and the most keys of an index where these suffice.
-_DOCUMENTS, _KEYS = 20_000, 100_000
+_DOCUMENTS, _KEYS = 5_000, 20_000
 #: The most seeks for the oldest due task of a queue.
 _SEEKS = 200
 _STATUS, _FINISHED = "task_state.status", "task_state.finish_time"
@@ -54,9 +54,10 @@ def count(criteria: Mapping[str, Any], most: int = MOST) -> Operation[Count]:
     if not any(wanted is not None for wanted in criteria.values()):
         estimated: int = yield tasks("estimated_document_count")
         return Count(estimated)
-    total, is_more = 0, False
+    total, is_more, left = 0, False, _DOCUMENTS
     for part in (yield from _parts(criteria)):
-        found = yield from _count(part, most - total)
+        found, examined = yield from _count(part, most - total, left)
+        left -= examined
         total += found.count
         is_more |= found.is_more
         if total >= most and is_more:
@@ -64,11 +65,16 @@ def count(criteria: Mapping[str, Any], most: int = MOST) -> Operation[Count]:
     return Count(total, is_more)
 
 
-def _count(part: _Part, most: int) -> Operation[Count]:
+def _count(part: _Part, most: int, documents: int) -> Operation[tuple[Count, int]]:
+    """Count the tasks of a part, at most `most`, and return the number of documents examined: at most `documents`."""
     if not part.tested:
         found = yield from count_up_to(part.ranges, most + 1, part.index)
-        return Count(min(found, most), found > most)
-    bound = _KEYS if part.is_in_index else _DOCUMENTS
+        return Count(min(found, most), found > most), 0
+    bound = _KEYS if part.is_in_index else documents
+    size = yield from count_up_to(part.ranges, bound + 1, part.index)
+    examined = 0 if part.is_in_index else min(size, bound)
+    if not size or not bound:
+        return Count(0, size > 0), examined
     # The first limit comes before the test, because it bounds what the server examines.
     stages: list[dict[str, Any]] = [
         {"$match": part.ranges},
@@ -79,8 +85,7 @@ def _count(part: _Part, most: int) -> Operation[Count]:
     ]
     rows = yield from by_index(tasks("rows", stages, hint=part.index))
     found = rows[0]["n"] if rows else 0
-    is_more = found > most or (yield from count_up_to(part.ranges, bound + 1, part.index)) > bound
-    return Count(min(found, most), is_more)
+    return Count(min(found, most), found > most or size > bound), examined
 
 
 def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
@@ -154,9 +159,9 @@ def queues(most: int = MOST) -> Operation[list[QueueCounts]]:
         counts: dict[TaskStatus, Count] = {}
         for status in sorted(FINAL_STATUSES):
             ranges = {"queue": queue, _STATUS: status.value, _FINISHED: {"$gte": FIRST_TIME}}
-            counts[status] = yield from _count(_Part(ranges, FINISHED_INDEX, {}), most)
+            counts[status], _ = yield from _count(_Part(ranges, FINISHED_INDEX, {}), most, 0)
         open_ones = {"queue": queue, NEXT: {"$gte": FIRST_TIME}}
-        is_open = yield from _count(_Part(open_ones, DISCOVERY_INDEX, {}), most)
+        is_open, _ = yield from _count(_Part(open_ones, DISCOVERY_INDEX, {}), most, 0)
         for status, (of_queues, is_more) in ((TaskStatus.RUNNING, running), (TaskStatus.WAITING, waiting)):
             counts[status] = Count(of_queues.get(queue, 0), is_more)
         held = counts[TaskStatus.RUNNING]

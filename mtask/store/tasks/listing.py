@@ -1,7 +1,7 @@
 """Lists of tasks, page by page. The server examines a bounded number of documents for each page.
 
 A list walks along an index that has its order. Conditions that the index cannot meet are tested on the tasks that the
-walk passes, at most 20,000 for a page. Then the page ends, though it may not be full, and the list goes on from
+walk passes, at most 5,000 for a page. Then the page ends, though it may not be full, and the list goes on from
 there. A few sets of tasks are found by other indexes: if such a set is small, it is sorted as a whole.
 """
 
@@ -27,7 +27,7 @@ _STATUS = "task_state.status"
 #: The field of a reply that holds the instant by which the list is sorted.
 _PLACE = "p"
 #: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it.
-STEPS = (2_000, 18_000)
+STEPS = (1_000, 4_000)
 #: The largest set of tasks that is sorted as a whole.
 SORTED = 10_000
 #: The most ranges of an index that one query merges.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -21,6 +20,7 @@ from mtask.web.page.reads import Reads
 from mtask.web.page.routes import bulk, flows, live, log, overview, queues, schedules, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
+from mtask.web.paths import is_of_host, path_in
 from mtask.web.problems import (
     Forbidden,
     InternalError,
@@ -61,6 +61,7 @@ class WebPage:
         """End all live pages."""
         for pulse in self._parts.pulses.values():
             await pulse.end()
+        await self._parts.reads.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -95,9 +96,15 @@ class WebPage:
             logger.exception("a page failed")
             mistake = InternalError("This is a mistake of the server. Its log says more.")
             answer = self._problem(request, session, mistake)
+        if answer.status_code == 405:
+            answer.headers["Allow"] = self._allowed(request.scope["path"])
         if fresh is not None:
             answer.headers["Set-Cookie"] = set_cookie(request, fresh)
         return answer
+
+    def _allowed(self, path: str) -> str:
+        """Return the methods that an address takes, as the header Allow has them."""
+        return ", ".join(sorted(method for method, known in self.addresses if known == path)) or "POST"
 
     def _session(self, request: Request) -> Session | None:
         value = cookie_in(request)
@@ -170,7 +177,7 @@ class WebPage:
             return rendering.html("bare.html", context, status)
         visit = Visit(request, self._parts, session, Form())
         again = request.method in _HEADS and isinstance(error, DatabaseError)
-        back = _own_address(urlsplit(request.headers.get("referer", "")).path or None)
+        back = _own_address(path_in(request.headers.get("referer", "")) or None)
         answer = visit.html("problem.html", status, **context, again=again, back=back)
         if status == 503:
             answer.headers["Retry-After"] = "2"
@@ -192,7 +199,7 @@ def _static(path: str) -> Response:
 def _check_origin(request: Request) -> None:
     """Refuse a form that names no page of this server. The gate has refused other sites; browsers name all others."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if origin is None or urlsplit(origin).netloc.lower() != host.lower():
+    if origin is None or not is_of_host(origin, host):
         raise Forbidden("A form must come from a page of this server.")
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from mtask.client import AsyncClient
 from mtask.client.diagnosis.explain import Inspected, limits_of
@@ -24,6 +23,7 @@ from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store.tasks.counting import MOST, QueueCounts
 from mtask.web.access import Caller
+from mtask.web.sharing import Shared
 
 T = TypeVar("T")
 #: The longest time that a view waits for the database, in seconds.
@@ -32,6 +32,8 @@ PATIENCE = 5.0
 PAGE = 50
 #: The most searches whose first page is kept for a moment.
 _MOST_KEPT = 64
+#: How long a shared read is fresh: in seconds, as a multiple of the time that it took, and in seconds at most.
+_FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 9, "most": 30}
 _LISTED = (
     "status",
     "queue",
@@ -43,35 +45,6 @@ _LISTED = (
     "fail_reason",
     "flow.key",
 )
-
-
-class Fresh(Generic[T]):
-    """A read that all viewers share. A read that takes long is repeated the more seldom: it takes a tenth of the time.
-
-    So the statistics of a small database are live, and those of a large one do not burden it.
-    """
-
-    LEAST, MOST, _PART = 0.3, 30.0, 9
-
-    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
-        self._read = read
-        self._lock = asyncio.Lock()
-        self._kept: T
-        self._until = 0.0
-
-    async def get(self) -> T:
-        """Return what was read last, or read anew."""
-        async with self._lock:
-            if time.monotonic() >= self._until:
-                begun = time.monotonic()
-                self._kept = await self._read()
-                took = time.monotonic() - begun
-                self._until = time.monotonic() + min(self.MOST, max(self.LEAST, self._PART * took))
-            return self._kept
-
-    def forget(self) -> None:
-        """Read anew at the next call: something was changed here."""
-        self._until = 0.0
 
 
 @dataclass(slots=True)
@@ -188,8 +161,8 @@ class Reads:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._state = Fresh(self._read_state)
-        self._firsts: OrderedDict[str, Fresh[Found]] = OrderedDict()
+        self._state = Shared(self._read_state, **_FRESH)
+        self._firsts: OrderedDict[str, Shared[Found]] = OrderedDict()
 
     async def within(self, reading: Awaitable[T]) -> T:
         """Wait for a read, but not for long: a page says soon that the database is away."""
@@ -211,25 +184,31 @@ class Reads:
         """Read the state anew at the next call."""
         self._state.forget()
 
+    async def end(self) -> None:
+        """End the reads that all viewers share."""
+        await self._state.end()
+        for first in self._firsts.values():
+            await first.end()
+
     async def _read_state(self) -> State:
         now = await self._client.server_time()
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
-        counts, rows = await self._client.queues(), await self._client.stats(most=MOST)
+        counts, rows = await self._client.queues(most=MOST), await self._client.stats(most=MOST)
         queues = queues_of(counts, rows, controls, workers, now)
         names = [control for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
         return State(now, queues, workers, names)
 
     async def tasks(self, wanted: Search, caller: Caller, cursor: str | None = None) -> Found:
-        """Return a page of tasks. At most 20,000 tasks are examined for it."""
+        """Return a page of tasks. At most 5,000 tasks are examined for it."""
         return await self.within(self._search(wanted, caller, cursor))
 
     async def first(self, wanted: Search, caller: Caller) -> Found:
         """Return the first page of a list, as it was a moment ago at the earliest."""
         known = f"{caller.tenant!r} {wanted!r}"
         if known not in self._firsts:
-            self._firsts[known] = Fresh(partial(self._search, wanted, caller, None))
+            self._firsts[known] = Shared(partial(self._search, wanted, caller, None), **_FRESH)
             if len(self._firsts) > _MOST_KEPT:
                 self._firsts.popitem(last=False)
         self._firsts.move_to_end(known)

@@ -191,5 +191,6 @@ def ago(moment: datetime | None, now: datetime, missing: str = _NOTHING) -> Mark
         return Markup(escape(missing))
     seconds = (now - moment).total_seconds()
     text = f"in {length(-seconds)}" if seconds < -0.5 else f"{length(max(0.0, seconds))} ago"
-    made = Markup('<time datetime="{}" title="{} UTC" data-ago>{}</time>')
-    return made.format(moment.astimezone(UTC).isoformat(timespec="milliseconds"), clock(moment), text)
+    exact = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    # Digits and units need no escape, and a list has two of these in each row.
+    return Markup(f'<time datetime="{exact}" title="{clock(moment)} UTC" data-ago>{text}</time>')

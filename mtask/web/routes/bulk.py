@@ -1,37 +1,52 @@
 """The routes of bulk changes: plan and count, run, and look how far they have come."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import Query, Request
+from fastapi import Query, Request, Response
 
+from mtask.client import AsyncClient
 from mtask.client.operating.bulk import Bulk
 from mtask.errors import BulkNotFound
+from mtask.model.bulk import ACTIONS, Action
 from mtask.store.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import BulkBody, BulkList, BulkPlanned, BulkState
+from mtask.web.models.bulk import BulkBody, BulkList, BulkPlanned, BulkState
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
 
 routes = router("bulk")
-Action = Literal["cancel", "retry", "remove"]
 
 
-@routes.post(
-    "/v1/bulk/{action}",
-    response_model=BulkPlanned,
-    responses={202: {"model": BulkState, "description": "The bulk change has begun: Location tells how far it is."}},
-    openapi_extra=about(Role.OPERATE),
-)
-async def change(request: Request, action: Action, body: BulkBody, client: TheClient, caller: TheCaller) -> Any:
-    """Cancel, retry or remove many tasks. With `dry_run`, count them and return a plan; with a `plan`, carry it out.
+def _route(action: Action) -> None:
+    """Register the route of one action. In a path, `{action}` would be the same address as `{bulk_id}`."""
 
-    A plan can be run for ten minutes. It takes tasks that ended, or were created, before it was made; so what fails
-    again is not retried again. A plan that is sent twice is carried out once.
-    """
+    @routes.post(
+        f"/v1/bulk/{action}",
+        response_model=BulkPlanned,
+        responses={
+            202: {"model": BulkState, "description": "The bulk change has begun: Location tells how far it is."}
+        },
+        summary=f"{action.capitalize()} many",
+        openapi_extra=about(Role.OPERATE),
+    )
+    async def change(request: Request, body: BulkBody, client: TheClient, caller: TheCaller) -> Any:
+        """Cancel, retry or remove many tasks. With `dry_run`, count them and return a plan; with a `plan`, do it.
+
+        A plan can be run for ten minutes. It takes tasks that ended, or were created, before it was made; so what fails
+        again is not retried again. A plan that is sent twice is carried out once.
+        """
+        return await _change(request, action, body, client, caller)
+
+
+for _action in ACTIONS:
+    _route(_action)
+
+
+async def _change(request: Request, action: Action, body: BulkBody, client: AsyncClient, caller: Caller) -> Response:
     within = caller.stored_prefix(None)
     if body.plan is None:
         if not body.dry_run or body.filter is None:

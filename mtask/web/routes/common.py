@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
 from mtask.client import AsyncClient
+from mtask.errors import InvalidInput
 from mtask.model.callbacks.callback import Callback, check_callback
 from mtask.model.options import check_option_names
 from mtask.web.access import Caller
 from mtask.web.bodies import Route
 from mtask.web.hub import Hub
-from mtask.web.models import CallbackBody, ProblemDocument
+from mtask.web.models.common import ProblemDocument, instant
+from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE
 from mtask.web.settings import WebSettings
 
@@ -84,6 +87,14 @@ def checked_callback(body: CallbackBody | None, caller: Caller) -> Callback | No
     if body is None:
         return None
     return Callback.model_validate(check_callback(body.model_dump(exclude_none=True), caller.tenant))
+
+
+def given_instant(text: str | None, field: str) -> datetime | None:
+    """Return an instant of a query; raise InvalidInput."""
+    try:
+        return None if text is None else instant(text)
+    except ValueError as error:
+        raise InvalidInput(f"{field}: {error}.", field=field) from None
 
 
 def checked_options(options: Mapping[str, Any]) -> Any:

@@ -12,15 +12,8 @@ from mtask.store.flows.operating import ChangedFlow
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models import (
-    CancelFlow,
-    ChangedFlowEntry,
-    FlowEntry,
-    FlowList,
-    PublishedFlowEntry,
-    PublishFlow,
-)
-from mtask.web.paths import Segment
+from mtask.web.models.flows import CancelFlow, ChangedFlowEntry, FlowEntry, FlowList, PublishedFlowEntry, PublishFlow
+from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
 from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
 
@@ -80,14 +73,14 @@ async def find(
 
 
 @routes.get("/v1/flows/{flow_key}", response_model=FlowEntry, openapi_extra=about())
-async def get(flow_key: Segment, client: TheClient, caller: TheCaller) -> Any:
+async def get(flow_key: FlowKey, client: TheClient, caller: TheCaller) -> Any:
     """Return a flow with all its steps: the whole graph."""
     return views.answer(views.flow(await client.flow(caller.stored_key(flow_key)), caller))
 
 
 @routes.post("/v1/flows/{flow_key}:cancel", response_model=ChangedFlowEntry, openapi_extra=about(Role.PUBLISH))
 async def cancel(
-    flow_key: Segment,
+    flow_key: FlowKey,
     client: TheClient,
     caller: TheCaller,
     body: Annotated[CancelFlow, Body()] = CancelFlow(),  # noqa: B008 it is never changed
@@ -97,7 +90,7 @@ async def cancel(
 
 
 @routes.post("/v1/flows/{flow_key}:retry", response_model=ChangedFlowEntry, openapi_extra=about(Role.PUBLISH))
-async def retry(flow_key: Segment, client: TheClient, caller: TheCaller) -> Any:
+async def retry(flow_key: FlowKey, client: TheClient, caller: TheCaller) -> Any:
     """Let all FAIL and CANCELED steps of a flow run again."""
     return _changed(await client.retry_flow(caller.stored_key(flow_key)), caller)
 

@@ -6,7 +6,8 @@ from typing import Any
 from mtask.errors import DatabaseUnavailable
 from mtask.web import views
 from mtask.web.bodies import about
-from mtask.web.models import Health, ProblemKind
+from mtask.web.models.common import ProblemKind
+from mtask.web.models.operating import Health
 from mtask.web.paths import Segment
 from mtask.web.problems import PATH, NotFound, kinds, slug_of, status_of, title_of
 from mtask.web.routes.common import TheClient, router
@@ -17,13 +18,13 @@ routes = router("health")
 _PATIENCE = 2.0
 
 
-@routes.get("/healthz", response_model=Health, openapi_extra=about())
+@routes.get("/healthz", response_model=Health, openapi_extra=about(is_open=True))
 async def healthz() -> Any:
     """Say that the process lives. This asks no database."""
     return views.answer({"status": "ok"})
 
 
-@routes.get("/readyz", response_model=Health, openapi_extra=about())
+@routes.get("/readyz", response_model=Health, openapi_extra=about(is_open=True))
 async def readyz(client: TheClient) -> Any:
     """Say whether the database answers: 200, or 503."""
     try:

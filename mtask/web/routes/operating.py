@@ -1,7 +1,7 @@
 """The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
 
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -13,30 +13,30 @@ from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models import (
+from mtask.web.models.common import Removed
+from mtask.web.models.operating import (
     ActionList,
     ControlEntry,
     ControlList,
     KeepBody,
     LimitBody,
-    PutSchedule,
     QueueList,
     RateBody,
-    Removed,
-    ScheduleEntry,
-    ScheduleList,
     StatList,
     WorkerBody,
     WorkerEntry,
     WorkerList,
 )
-from mtask.web.paths import Segment
-from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, router
+from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
+from mtask.web.paths import NameSegment, ScheduleId, Segment
+from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
+from mtask.web.schemas import INSTANT, IntentText
 
 routes = router("operating")
 
 _READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
+Intents = Annotated[list[IntentText] | None, Query(description="May be given several times.")]
 Timeout = Annotated[
     float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
 ]
@@ -111,13 +111,13 @@ async def resume_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) 
 
 
 @routes.post("/v1/names/{name}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def pause_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def pause_name(name: NameSegment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Stop workers from claiming tasks of this name. Current runs continue."""
     return _control(await client.pause(name=name, timeout=timeout))
 
 
 @routes.post("/v1/names/{name}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def resume_name(name: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def resume_name(name: NameSegment, client: TheClient, timeout: Timeout = 5) -> Any:
     """Let workers claim tasks of this name again."""
     return _control(await client.resume(name=name, timeout=timeout))
 
@@ -150,9 +150,11 @@ async def keep(queue: Segment, body: KeepBody, client: TheClient, timeout: Timeo
 async def actions(
     client: TheClient,
     actor: Several = None,
-    intent: Several = None,
+    intent: Intents = None,
     target: Several = None,
-    since: Annotated[datetime | None, Query(description="The instant of the oldest action, with a time zone.")] = None,
+    since: Annotated[
+        str | None, Query(description="The instant of the oldest action.", json_schema_extra=INSTANT)
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(description="next_cursor of the page before.")] = None,
 ) -> Any:
@@ -161,7 +163,9 @@ async def actions(
     The log keeps 90 days. `result` is `done`, or the name of the error that refused the action. It is null while the
     action is under way, and if its process ended before it.
     """
-    found = await client.actions(actor=actor, intent=intent, target=target, since=since, limit=limit, after=cursor)
+    found = await client.actions(
+        actor=actor, intent=intent, target=target, since=given_instant(since, "since"), limit=limit, after=cursor
+    )
     next_cursor = found[-1].id if len(found) == limit else None
     return views.answer({"actions": [views.plain(asdict(one)) for one in found], "next_cursor": next_cursor})
 
@@ -204,7 +208,7 @@ async def schedules(client: TheClient) -> Any:
 
 @routes.get("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_READ)
 async def get_schedule(
-    schedule_id: Segment,
+    schedule_id: ScheduleId,
     client: TheClient,
     firings: Annotated[int, Query(ge=0, le=100, description="The number of next firings to add.")] = 0,
 ) -> Any:
@@ -216,7 +220,7 @@ async def get_schedule(
 
 
 @routes.put("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def put_schedule(schedule_id: Segment, body: PutSchedule, client: TheClient) -> Any:
+async def put_schedule(schedule_id: ScheduleId, body: PutSchedule, client: TheClient) -> Any:
     """Add or change a schedule."""
     taken = ("name", "params", "cron", "every", "at", "options", "if_exists")
     given = {name: getattr(body, name) for name in type(body).model_fields if name not in taken}
@@ -241,19 +245,19 @@ def _when(body: PutSchedule) -> When:
 
 
 @routes.post("/v1/schedules/{schedule_id}:pause", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def pause_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def pause_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Stop firing a schedule until it is resumed."""
     return views.answer(views.schedule(await client.pause_schedule(schedule_id)))
 
 
 @routes.post("/v1/schedules/{schedule_id}:resume", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def resume_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def resume_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Let a schedule fire again."""
     return views.answer(views.schedule(await client.resume_schedule(schedule_id)))
 
 
 @routes.delete("/v1/schedules/{schedule_id}", response_model=Removed, openapi_extra=_OPERATE)
-async def remove_schedule(schedule_id: Segment, client: TheClient) -> Any:
+async def remove_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     """Remove a schedule. The tasks that it has published stay."""
     if not await client.remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -56,6 +56,9 @@ _PAUSE, _MAX_PAUSE = 0.05, 1.0
 #: The most errors after which a group is sent again, not counting an unavailable database. At the next error, the
 #: finisher assumes that the server refuses one of the outcomes.
 _MAX_REFUSALS = 5
+#: What the log says of a result that is not known to be stored.
+_REFUSED = "result refused: the lease was lost"
+_UNCONFIRMED = "result not confirmed: the lease ended before the database answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,7 @@ class Finisher:
                 # The failed try may have written some outcomes. The next try finds such an outcome by its run_id.
                 refusals += not isinstance(error, DatabaseUnavailable)
                 logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
-                group = self._drop_expired(group)
+                group = await self._drop_expired(group)
                 if isinstance(error, DatabaseTimeout):
                     if is_apart:
                         semaphore = self._locked_semaphore
@@ -269,19 +272,23 @@ class Finisher:
         """
         wait, asked = self._wait, monotonic()
         try:
-            outcomes = [ending.outcome for ending in group]
-            accepted = await self._store.run(claims.finished(outcomes, timedelta(seconds=wait)))
+            await self._resolve_written(group)
         except MtaskError:
             self._tempo.took(wait)
             return False
-        written = [ending for ending in group if ending.run.run_id in accepted]
-        group[:] = [ending for ending in group if ending.run.run_id not in accepted]
-        for ending in written:
-            self._resolve(ending, is_accepted=True)
         if monotonic() - asked > wait / 2:
             self._tempo.took(wait)
             return False
         return True
+
+    async def _resolve_written(self, group: list[Ending]) -> None:
+        """Read which of these outcomes are already written. Resolve these, and remove them from `group`."""
+        outcomes = [ending.outcome for ending in group]
+        accepted = await self._store.run(claims.finished(outcomes, timedelta(seconds=self._wait)))
+        written = [ending for ending in group if ending.run.run_id in accepted]
+        group[:] = [ending for ending in group if ending.run.run_id not in accepted]
+        for ending in written:
+            self._resolve(ending, is_accepted=True)
 
     @property
     def _wait(self) -> float:
@@ -328,17 +335,22 @@ class Finisher:
         refused = refusal(ending.run, f"the handler's return value {kind}: {error}")
         await self._flush([Ending(ending.run, refused, 0, ending.watched)], is_apart=True)
 
-    def _drop_expired(self, group: list[Ending]) -> list[Ending]:
+    async def _drop_expired(self, group: list[Ending]) -> list[Ending]:
+        """Give up the outcomes whose lease has ended, and return the others.
+
+        The server may have written such an outcome though its answer was lost. So the documents are read first.
+        """
         now = monotonic()
-        kept = []
-        for ending in group:
-            if ending.run.trusted_until > now:
-                kept.append(ending)
-            else:
-                self._resolve(ending, is_accepted=False)
+        expired = [ending for ending in group if ending.run.trusted_until <= now]
+        kept = [ending for ending in group if ending.run.trusted_until > now]
+        if expired:
+            with suppress(MtaskError):
+                await self._resolve_written(expired)
+            for ending in expired:
+                self._resolve(ending, is_accepted=False, reason=_UNCONFIRMED)
         return kept
 
-    def _resolve(self, ending: Ending, *, is_accepted: bool) -> None:
+    def _resolve(self, ending: Ending, *, is_accepted: bool, reason: str = _REFUSED) -> None:
         self._pinger.release(ending.run)
         self._limits.release(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
         self._pending -= 1
@@ -351,7 +363,7 @@ class Finisher:
         else:
             self.lost_cnt += 1
             logger.warning(
-                "result refused: the lease was lost",
+                reason,
                 extra=fields(task=ending.run.task_id, run=ending.run.run_id, outcome=ending.outcome.status),
             )
         if ending.watched:

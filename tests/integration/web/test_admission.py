@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+from typing import Any
+
 import pytest
 
 from mtask.web.settings import WebSettings
@@ -17,7 +22,10 @@ CHANGES = [
     ("POST", "/v1/tasks/echo/a:retry", None, "publish"),
     ("POST", "/v1/tasks/echo/a:rerun", None, "publish"),
     ("DELETE", "/v1/tasks/echo/a", None, "operate"),
-    ("POST", "/v1/bulk/retry", {"filter": {"name": ["echo"]}, "dry_run": True}, "operate"),
+    *(
+        ("POST", f"/v1/bulk/{action}", {"filter": {"name": ["echo"]}, "dry_run": True}, "operate")
+        for action in ("cancel", "retry", "remove")
+    ),
     ("POST", "/v1/flows", {"key": "f", "steps": [{"step": "a", "name": "echo"}]}, "publish"),
     ("POST", "/v1/flows/f:cancel", None, "publish"),
     ("POST", "/v1/flows/f:retry", None, "publish"),
@@ -161,5 +169,44 @@ def test_errors_of_addresses_and_methods_are_problems(mongo_uri: str, database_n
             assert document["status"] == status
             told = await server.ask("GET", document["type"], token="read")
             assert (told.status_code, told.json()["title"]) == (200, document["title"])
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+@pytest.mark.parametrize("origin", ["http://[", "://", "zq", "http://127.0.0.1:1@evil.example"])
+def test_an_origin_that_is_no_address_is_another_site(mongo_uri: str, database_name: str, origin: str) -> None:
+    async def scenario(server: Serving) -> None:
+        for path in ("/v1/tasks", "/task/cancel?name=a&key=b"):
+            answer = await server.ask("POST", path, json={"name": "echo"}, headers={"Origin": origin})
+            assert (answer.status_code, answer.json()["type"]) == (403, "/v1/problems/forbidden")
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+@pytest.mark.parametrize("head", ["Authorization: Bearer operate", "X-Nothing: 1"])
+def test_a_request_whose_rest_is_no_http_is_no_failure_of_the_server(
+    mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture, head: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        lines = ["POST /v1/tasks HTTP/1.1", f"Host: 127.0.0.1:{server.port}", head, "Transfer-Encoding: chunked"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write("\r\n".join([*lines, "", "no length of a chunk\r\n"]).encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        await writer.wait_closed()
+        assert (await server.ask("GET", "/healthz")).status_code == 200
+
+    with_server(mongo_uri, database_name, scenario)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_allow_names_all_methods_of_an_address(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        documented: dict[str, dict[str, Any]] = (await server.ask("GET", "/v1/openapi.json")).json()["paths"]
+        for path, item in documented.items():
+            target = re.sub(r"\{\w+\}", "a", path) + ("?name=a&key=a" if re.match(r"/v1/task(?!s)", path) else "")
+            answer = await server.ask("OPTIONS", target)
+            allowed = {method.strip().lower() for method in answer.headers["allow"].split(",")}
+            assert (answer.status_code, allowed) == (405, set(item)), path
 
     with_server(mongo_uri, database_name, scenario)

@@ -9,7 +9,7 @@ import pytest
 
 from mtask.store import bulk
 from mtask.store.driver.stores import SyncStore
-from mtask.web.models import BulkList, BulkPlanned, BulkState
+from mtask.web.models.bulk import BulkList, BulkPlanned, BulkState
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail
 from tests.integration.web.serving import Serving, with_server
@@ -112,7 +112,7 @@ def test_what_is_no_bulk_change_is_refused(mongo_uri: str, database_name: str) -
         assert (
             await server.ask("POST", "/v1/bulk/retry", token="acme", json={"filter": {}, "dry_run": True})
         ).status_code == 422
-        assert (await server.ask("POST", "/v1/bulk/drop", json=DRY)).status_code == 422
+        assert (await server.ask("POST", "/v1/bulk/drop", json=DRY)).status_code == 405
         assert (await server.ask("POST", "/v1/bulk/retry", token="publish", json=DRY)).status_code == 403
         for path in ("/v1/bulk/none", "/v1/bulk/secret"):
             assert (await server.ask("GET", path)).status_code == 404

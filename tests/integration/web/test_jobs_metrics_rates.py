@@ -66,6 +66,7 @@ def test_a_caller_that_sends_too_much_is_told_when_to_come_back(mongo_uri: str, 
         assert int(answers[2].headers["retry-after"]) >= 1
         # Others, and those who look whether the server lives, are not concerned.
         assert (await server.ask("GET", "/v1/problems/busy", token="publish")).status_code == 200
+        assert [(await server.ask("GET", "/healthz", token=None)).status_code for _ in range(3)] == [200] * 3
 
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_rate=0.001))
     with_server(mongo_uri, database_name, _unlimited, settings=WebSettings(port=0, max_rate=0))

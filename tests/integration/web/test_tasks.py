@@ -9,7 +9,8 @@ from urllib.parse import quote
 import pytest
 
 from mtask.store.driver.stores import SyncStore
-from mtask.web.models import PublishedBatch, PublishedTask, TaskDocument, TaskList
+from mtask.web.models.publishing import PublishedBatch, PublishedTask
+from mtask.web.models.tasks import TaskDocument, TaskList
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail, succeed
 from tests.integration.web.serving import Serving, with_server

@@ -52,7 +52,7 @@ def test_each_mutation_applies_to_the_source_as_it_is_and_makes_a_program(tmp_pa
 
 def test_tests_that_a_mutation_names_exist() -> None:
     named = [(mutation.name, *test.partition("::")[::2]) for mutation in MUTATIONS for test in mutation.tests or ("",)]
-    assert [each for each in named if not each[1] or each[2] not in functions_in(each[1])] == []
+    assert [each for each in named if not each[1] or each[2].partition("[")[0] not in functions_in(each[1])] == []
 
 
 def test_names_of_mutations_tell_them_apart_and_there_are_enough() -> None:

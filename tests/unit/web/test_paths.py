@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.web.paths import by_query, check_query, is_by_query, routed_path
+from mtask.web.paths import by_query, check_query, is_by_query, is_of_host, path_in, routed_path, with_segments
 from mtask.web.problems import BadRequest, InvalidRequest
 
 
@@ -36,6 +36,33 @@ def test_the_address_by_query_is_that_by_path() -> None:
 def test_the_address_by_query_names_one_task(query: bytes) -> None:
     with pytest.raises(InvalidRequest):
         by_query("/v1/task", query)
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_own"),
+    [
+        ("http://127.0.0.1:8787", True),
+        ("http://LOCALHOST:8787", False),
+        ("HTTP://127.0.0.1:8787", True),
+        ("null", False),
+        ("", False),
+        ("http://[", False),
+        ("http://127.0.0.1:8787@evil.example", False),
+        ("http://127.0.0.1:8787/path", False),
+    ],
+)
+def test_an_origin_names_this_host_or_not_whatever_it_is(origin: str, is_own: bool) -> None:
+    assert is_of_host(origin, "127.0.0.1:8787") is is_own
+
+
+def test_what_is_no_address_has_no_path() -> None:
+    assert path_in("http://127.0.0.1:8787/queues?x=1") == "/queues"
+    assert path_in("http://[") == path_in("") == ""
+
+
+def test_segments_of_a_route_are_named_once() -> None:
+    assert with_segments("/v1/tasks/{name}/{key}:retry") == "/v1/tasks/{name:segment}/{key:segment}:retry"
+    assert with_segments("/v1/flows/{key:segment}") == "/v1/flows/{key:segment}", "FastAPI includes routes anew"
 
 
 def test_other_addresses_are_not_by_query() -> None:

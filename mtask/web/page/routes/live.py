@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from mtask.web.page import rendering
 from mtask.web.page.pulse import Page
 from mtask.web.page.views import Addresses, Visit
-from mtask.web.problems import Busy
+from mtask.web.problems import Busy, MethodNotAllowed
 
 addresses = Addresses()
 #: The time between two comments on a quiet stream, in seconds: they keep proxies from closing it.
@@ -21,6 +21,8 @@ _QUIET = 15.0
 @addresses.get_at("/live")
 async def live(visit: Visit) -> Response:
     """Tell the page when something has changed, as server-sent events."""
+    if visit.request.method == "HEAD":  # its answer has no body, so no stream would ever end
+        raise MethodNotAllowed("This address takes GET alone.")
     pulse = visit.parts.pulse(visit.caller)
     if visit.parts.hub.is_closing or pulse.page_cnt >= visit.parts.settings.max_streams:
         raise Busy("The server has no room for more live pages. Reload the page in a moment.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from mtask.web.page.forms import Form
 from mtask.web.page.reads import Queue
 from mtask.web.page.rendering import url
 from mtask.web.page.views import Addresses, Visit
+from mtask.web.paths import path_in
 
 addresses = Addresses()
 #: The longest time, in seconds, that a change waits for the workers to confirm it. It is in force before.
@@ -78,7 +78,7 @@ async def _confirmed(visit: Visit, changing: Awaitable[Control], done: str, addr
 
 def _back(visit: Visit, name: str) -> str:
     """Return the page from which the form came, of those that have it."""
-    came = urlsplit(visit.request.headers.get("referer", "")).path
+    came = path_in(visit.request.headers.get("referer", ""))
     return came if came in ("/", "/queues") else url("/queue", queue=name)
 
 

@@ -128,6 +128,8 @@ def test_the_log_is_searched_by_who_what_and_where_and_read_in_pages(
     assert [action.actor for action in client.actions(target="queue:a", intent="resume")] == ["bob", "ann"]
     assert client.actions(since=client.server_time() + timedelta(hours=1)) == []
     assert client.actions(since=client.server_time() - timedelta(hours=1)) == found
+    assert client.actions(since=datetime(9999, 12, 31, tzinfo=UTC)) == [], "a BSON timestamp ends in 2106"
+    assert client.actions(since=datetime(1, 1, 1, tzinfo=UTC)) == found
     pages: list[Action] = []
     while page := client.actions(limit=3, after=pages[-1] if pages else None):
         pages += page

@@ -314,3 +314,26 @@ def test_every_answer_carries_the_security_headers(serve: Callable[..., None]) -
             assert rebound.status_code == 421
 
     serve(scenario)
+
+
+def test_a_head_request_opens_no_live_stream(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server, "read") as visitor:
+            assert (await visitor.http.head("/tasks")).status_code == 200
+            live = await visitor.http.head("/live")
+            assert (live.status_code, live.headers["allow"]) == (405, "GET"), "its viewer would never leave"
+            assert server.hub.viewer_cnt == 0
+
+    serve(scenario)
+
+
+def test_a_referer_that_is_no_address_leads_to_no_page(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        async with visiting(server, "operate") as visitor:
+            wrong = await visitor.get("/task?name=no&key=no", Referer="http://[")
+            assert (wrong.status_code, 'href="/">Back' in wrong.text) == (404, True)
+            csrf = {"csrf": await visitor.csrf()}
+            paused = await visitor.post("/queue/pause?queue=q", csrf, Referer="http://[")
+            assert (paused.status_code, paused.headers["location"]) == (303, "/queue?queue=q")
+
+    serve(scenario)

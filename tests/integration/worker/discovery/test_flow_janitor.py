@@ -16,7 +16,7 @@ from mtask import Client, Flow
 from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import finding, settling
-from mtask.worker.discovery import flow_janitor
+from mtask.worker.discovery import flow_janitor, undone
 from mtask.worker.discovery.flow_janitor import FlowJanitor
 from tests.clients import claim, succeed
 from tests.integration import stores
@@ -31,7 +31,7 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_janitor, "_OWED_GRACE", timedelta(0))
-    monkeypatch.setattr(flow_janitor, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(undone, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
 
 
 def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from mtask import App, Context, TaskSpec
+from mtask.errors import DatabaseTimeout
 from mtask.worker.running import outcomes
 from mtask.worker.state.held_run import EndReason, HeldRun
 from tests.integration.worker_harness import between, working
@@ -52,6 +53,46 @@ def test_one_error_of_the_server_on_a_finish_costs_no_success(
                 assert (run["status"], run.get("returns")) == ("SUCCESS", 7), run
             await bench.at_rest()
             assert bench.worker.parts.finisher.lost_cnt == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("task_cnt", [1, 3])
+def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
+    mongo_uri: str,
+    database_name: str,
+    mongo: Client,
+    caplog: pytest.LogCaptureFixture,
+    task_cnt: int,
+    is_stored: bool,
+) -> None:
+    app, go_on, kept = App(), asyncio.Event(), []
+
+    @app.task
+    async def work(context: Context) -> int:
+        kept.append(cast(HeldRun, context._run))
+        await go_on.wait()
+        return 7
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+
+            async def lose_answer() -> None:
+                for run in kept:
+                    run.trusted_until = time.monotonic()  # as after a standstill of the whole process
+                raise DatabaseTimeout("no answer")
+
+            await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
+            await until(lambda: len(kept) == task_cnt)
+            finisher = bench.worker.parts.finisher
+            between(finisher, "finish", **{"after" if is_stored else "before": lose_answer})
+            go_on.set()
+            await until(lambda: finisher.finished_cnt + finisher.lost_cnt == task_cnt)
+            assert (finisher.finished_cnt, finisher.lost_cnt) == ((task_cnt, 0) if is_stored else (0, task_cnt))
+            assert bench.count("SUCCESS" if is_stored else "RUNNING") == task_cnt
+            assert ("result not confirmed" in caplog.text) is not is_stored
+            assert "result refused" not in caplog.text, "the database refused nothing"
 
     asyncio.run(scenario())
 
@@ -260,6 +301,7 @@ def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
     mongo_uri: str, database_name: str, mongo: Client, task_cnt: int
 ) -> None:
     app, ends = App(), []
+    asked: list[str] = []
 
     @app.task
     async def work(context: Context) -> None:
@@ -273,6 +315,10 @@ def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
             bench.stop_scans()  # which look at what is held, too
 
             async def cancel() -> None:
+                # The worker may claim the tasks in several groups.
+                if asked or bench.state("work:0")["status"] != "RUNNING":
+                    return
+                asked.append("0")
                 count = bench.worker.parts.stream.event_cnt
                 await bench.client.cancel("work", "0")
                 await bench.heard(count)

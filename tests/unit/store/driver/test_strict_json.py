@@ -31,7 +31,11 @@ from mtask.store.driver.extended_json import extended_exactly, parse_strict
         ("[" * 100_000 + "]" * 100_000, "100 levels"),
         ('{"$binary": {"base64": "AAAA", "subType": "06"}}', "encrypted"),
         ('{"$date": "yesterday"}', "extended JSON"),
-        ('{"$oid": 7}', "extended JSON"),
+        ('{"$oid": 7}', "24 hex digits"),
+        ('{"a": {"$oid": null}}', "24 hex digits"),
+        ('{"$oid": "7"}', "extended JSON"),
+        ('{"$date": false}', "no instant"),
+        ('{"$date": null}', "extended JSON"),
     ],
 )
 def test_what_parsers_understand_in_different_ways_is_refused(text: str, why: str) -> None:

@@ -1,0 +1,163 @@
+"""The bodies of publishing: one task, a job, a batch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mtask.model.callbacks.callback import MAX_URL, SECRET_PATTERN, Told
+from mtask.web.models.common import Body, Instant, Params, ProblemDocument, Seconds
+from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Text, Wait, says
+
+IfExists = Literal["keep", "update", "reject"]
+
+
+class CallbackBody(Body):
+    """Whom the end of a task is told to."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
+
+    url: Annotated[
+        str,
+        Field(max_length=MAX_URL),
+        says(
+            "An address that begins with https://, without user, password and fragment.",
+            pattern=r"^https?://[A-Za-z0-9.-]+(:[1-9][0-9]{0,3})?(/[!$-;=-Z_a-z~]*)?$",
+        ),
+    ]
+    on: Annotated[list[Told], says(minItems=1)] | None = Field(
+        default=None, description="The ends to tell; null: each."
+    )
+    secret: Annotated[str, says(pattern=SECRET_PATTERN)] | None = Field(
+        default=None, description="The name of the secret that signs; null: `default`."
+    )
+
+
+class TaskBody(Body):
+    """A task without its name and key."""
+
+    params: Params = None
+    queue: Text | None = None
+    start_time: Instant | None = None
+    delay: Seconds | None = None
+    lookup: Lookup | None = None
+    callback: CallbackBody | None = None
+    options: Options = Field(default_factory=dict)
+
+
+class Existing(Body):
+    """What becomes of a task that exists already, and how calls under one key gather."""
+
+    if_exists: IfExists = "keep"
+    clean_failed: bool = False
+    clean_success: bool = False
+    not_update_running: bool = False
+    debounce: Wait | None = None
+    max_wait: Wait | None = None
+    collect: bool = False
+    if_running: Literal["keep", "again"] = "keep"
+    window: Wait | None = None
+
+
+class PutTask(TaskBody, Existing):
+    """The body of `PUT /v1/tasks/{name}/{key}`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}}]}
+    )
+
+    call_id: CallId | None = None
+
+
+class PublishTask(PutTask):
+    """The body of `POST /v1/tasks`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "send_email", "key": "welcome/42", "params": {"to": "a@b.c"}, "delay": 60}]
+        }
+    )
+
+    name: Name
+    key: Key | None = None
+
+
+class JobBody(Body):
+    """The body of `POST /jobs`, as jobber takes it: the name of the task, and its params."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"jobType": "send_email", "payload": {"to": "a@b.c"}}]})
+
+    jobType: Name
+    payload: Params = None
+
+
+class BatchTask(TaskBody):
+    """One task of a batch."""
+
+    name: Name
+    key: Key | None = None
+
+
+class PublishBatch(Existing):
+    """The body of `POST /v1/tasks:batch`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"tasks": [{"name": "send_email", "key": "a"}, {"name": "send_email"}]}]}
+    )
+
+    tasks: Annotated[list[BatchTask], Field(min_length=1, max_length=1000)]
+
+
+class PublishedTask(BaseModel):
+    """The result of publishing a task."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "task_id": "send_email:welcome/42",
+                    "name": "send_email",
+                    "key": "welcome/42",
+                    "created": True,
+                    "updated": False,
+                }
+            ]
+        }
+    )
+
+    task_id: str
+    name: str
+    key: str
+    created: bool
+    updated: bool
+    #: Only of a task that existed before and was not changed: whether it has other params than this request.
+    params_differ: bool | None = None
+
+
+class BatchEntry(BaseModel):
+    """The result of one task of a batch: that of a publish, or a problem."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    name: str
+    key: str
+    created: bool = False
+    updated: bool = False
+    params_differ: bool | None = None
+    problem: ProblemDocument | None = None
+
+
+class PublishedBatch(BaseModel):
+    """The results of a batch, in the order of its tasks."""
+
+    tasks: list[BatchEntry]
+
+
+class PublishedJob(BaseModel):
+    """The result of `POST /jobs`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"jobId": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
+
+    jobId: str

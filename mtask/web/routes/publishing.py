@@ -1,0 +1,193 @@
+"""The routes that publish tasks: one, many, and one as jobber does."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Header, Response
+
+from mtask.client import AsyncClient, TaskSpec
+from mtask.client.asking.publication import policy
+from mtask.errors import DatabaseError, InvalidInput, TaskError
+from mtask.model.publishing.identity import check_key, check_name, fresh_key, task_id_of
+from mtask.store.tasks.publishing import Published
+from mtask.web import views
+from mtask.web.access import Caller, Role
+from mtask.web.bodies import about
+from mtask.web.models.publishing import (
+    Existing,
+    JobBody,
+    PublishBatch,
+    PublishedBatch,
+    PublishedJob,
+    PublishedTask,
+    PublishTask,
+    PutTask,
+    TaskBody,
+)
+from mtask.web.paths import TaskKey, TaskName
+from mtask.web.problems import IdempotencyKeyReused, document_of, response_of
+from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
+from mtask.web.schemas import KEY
+
+routes = router("tasks")
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="The key of a task that is published without one. Then a repeat publishes nothing.",
+        json_schema_extra=KEY,
+    ),
+]
+
+
+@routes.post(
+    "/v1/tasks",
+    status_code=201,
+    response_model=PublishedTask,
+    responses={200: {"model": PublishedTask, "description": "The task existed before."}},
+    openapi_extra=about(Role.PUBLISH),
+)
+async def publish(
+    body: PublishTask, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """Publish a task once for each name and key. Without a key, the Idempotency-Key is the key, else a fresh one."""
+    if idempotency_key is not None:
+        check_key(idempotency_key)  # also where the task has a key of its own: a mistake shows at once
+    is_implied = body.key is None and idempotency_key is not None
+    key = body.key if body.key is not None else idempotency_key if is_implied else fresh_key(datetime.now(UTC))
+    return await _publish(body, body.name, check_key(key), client, caller, is_implied=is_implied)
+
+
+@routes.post("/jobs", status_code=201, response_model=PublishedJob, openapi_extra=about(Role.PUBLISH))
+async def publish_job(
+    body: JobBody, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """Publish a task as jobber does: `jobType` is its name, `payload` holds its params, and `jobId` is its key."""
+    key = check_key(idempotency_key) if idempotency_key is not None else fresh_key(datetime.now(UTC))
+    task = PutTask(params=body.payload)
+    made = await _publish(task, body.jobType, key, client, caller, is_implied=idempotency_key is not None)
+    if made.status_code not in (200, 201):
+        return made
+    return views.answer({"jobId": key}, 201, {"Location": made.headers["location"]})
+
+
+@routes.put(
+    "/v1/tasks/{name}/{key}",
+    status_code=201,
+    response_model=PublishedTask,
+    responses={200: {"model": PublishedTask, "description": "The task existed before."}},
+    openapi_extra=about(Role.PUBLISH),
+)
+async def put(name: TaskName, key: TaskKey, body: PutTask, client: TheClient, caller: TheCaller) -> Any:
+    """Publish a task once for each name and key, by its address."""
+    return await _publish(body, name, key, client, caller, is_implied=False)
+
+
+async def _publish(
+    body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
+) -> Response:
+    spec = _spec(body, name, key, caller)
+    made: dict[str, Any] = {"task_id": task_id_of(name, key), "name": name, "key": key}
+    try:
+        result = await client.publish(
+            spec.task,
+            spec.params,
+            key=spec.key,
+            queue=spec.queue,
+            start_time=spec.start_time,
+            delay=spec.delay,
+            lookup=spec.lookup,
+            callback=spec.callback,
+            **_existing(body),
+            call_id=body.call_id,
+            **spec.options,
+        )
+        made |= {"created": result.created, "updated": result.updated}
+        if not result.created and not result.updated:
+            differs = (await _differing(client, [(result.task_id, body.params)]))[0]
+            made |= {} if differs is None else {"params_differ": differs}
+    except DatabaseError as error:
+        # The task may be published nevertheless. A repeat with this key publishes it once.
+        return response_of(error, caller, {"name": name, "key": key})
+    if is_implied and made.get("params_differ"):
+        raise IdempotencyKeyReused(
+            "The Idempotency-Key belongs to a task with other params. Use another key for another task."
+        )
+    location = f"/v1/tasks/{quote(name, safe='')}/{quote(key, safe='')}"
+    return views.answer(made, 201 if result.created else 200, {"Location": location})
+
+
+def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
+    options = checked_options(body.options)
+    return TaskSpec(
+        check_name(name),
+        body.params,
+        key=caller.stored_key(key),
+        queue=body.queue,
+        start_time=body.start_time,
+        delay=body.delay,
+        lookup=body.lookup,
+        callback=checked_callback(body.callback, caller),
+        **options,
+    )
+
+
+def _existing(body: Existing) -> Any:
+    return {name: getattr(body, name) for name in Existing.model_fields}
+
+
+async def _differing(client: AsyncClient, pairs: Sequence[tuple[str, Any]]) -> list[bool | None]:
+    """Return whether existing tasks have other params than those given. None: the task is gone."""
+    if not pairs:
+        return []
+    found = (await client.get_many([task_id for task_id, _ in pairs], fields=["params"])).tasks
+    return [
+        not views.same_params(given, found[task_id]["params"]) if task_id in found else None for task_id, given in pairs
+    ]
+
+
+@routes.post("/v1/tasks:batch", response_model=PublishedBatch, openapi_extra=about(Role.PUBLISH, batch=True))
+async def publish_batch(
+    body: PublishBatch, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """Publish up to 1,000 tasks. The answer tells of each one. With an Idempotency-Key, task i has the key HEADER/i."""
+    checked = policy(**_existing(body))
+    if idempotency_key is not None:
+        check_key(idempotency_key)
+    rows: list[dict[str, Any]] = []
+    specs: dict[int, TaskSpec] = {}
+    implied = {index for index, entry in enumerate(body.tasks) if entry.key is None and idempotency_key is not None}
+    for index, entry in enumerate(body.tasks):
+        fresh = f"{idempotency_key}/{index}" if index in implied else fresh_key(datetime.now(UTC))
+        key = entry.key if entry.key is not None else fresh
+        rows.append({"task_id": task_id_of(entry.name, key), "name": entry.name, "key": key})
+        try:
+            spec = _spec(entry, entry.name, check_key(key), caller)
+            spec.prepare(checked)
+            specs[index] = spec
+        except InvalidInput as error:
+            rows[index] |= {"created": False, "updated": False, "problem": document_of(error, caller)}
+    try:
+        results = dict(zip(specs, await client.publish_many(specs.values(), **_existing(body)), strict=True))
+        untouched = {index: result for index, result in results.items() if _is_untouched(result)}
+        pairs = [(result.task_id, body.tasks[index].params) for index, result in untouched.items()]
+        differing = dict(zip(untouched, await _differing(client, pairs), strict=True))
+    except DatabaseError as error:
+        return response_of(error, caller, {"tasks": [{"name": row["name"], "key": row["key"]} for row in rows]})
+    for index, result in results.items():
+        if isinstance(result, TaskError):
+            rows[index] |= {"created": False, "updated": False, "problem": document_of(result, caller)}
+            continue
+        rows[index] |= {"created": result.created, "updated": result.updated}
+        if differing.get(index) is not None:
+            rows[index]["params_differ"] = differing[index]
+        if index in implied and differing.get(index):
+            reused = IdempotencyKeyReused("The Idempotency-Key belongs to a batch with other params.")
+            rows[index]["problem"] = document_of(reused, caller)
+    return views.answer({"tasks": rows})
+
+
+def _is_untouched(result: Published | TaskError) -> bool:
+    return isinstance(result, Published) and not result.created and not result.updated
