@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 
 from mtask.client import AsyncClient
 from mtask.errors import DatabaseError, MtaskError
-from mtask.store.tasks.counting import MOST
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.bulks import Bulks
+from mtask.web.counts import Counts
 from mtask.web.gate import Gate
 from mtask.web.hub import Hub
 from mtask.web.page.page import WebPage
@@ -93,7 +93,8 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     settings.check(has_tokens=len(tokens) > 0)
     hub = Hub(client, settings)
     bulks = Bulks(client, is_read_only=settings.is_read_only)
-    page = WebPage(client, settings, tokens, hub, bulks)
+    counts = Counts(client)
+    page = WebPage(client, settings, tokens, hub, bulks, counts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -102,16 +103,15 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         await page.end()
         await bulks.end()
         await hub.end()
-        for shared in (api.state.metrics, api.state.queues, api.state.stats):
-            await shared.end()
+        await api.state.metrics.end()
+        await counts.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
     api.state.bulks, api.state.streams = bulks, Counter()
-    api.state.stats = Shared(lambda: client.stats(most=MOST))
-    api.state.queues = Shared(lambda: client.queues(most=MOST))
-    api.state.metrics = Shared(Metrics(client, api.state.queues).read)
+    api.state.counts = counts
+    api.state.metrics = Shared(Metrics(client, counts).read)
     routers = (
         publishing.routes,
         listing.routes,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-#: A read that takes more than this time, in seconds, is slow.
-_SLOW = 0.1
+#: A read that takes more than this time, in seconds, is slow. The second one is the least time, in seconds, for which a
+#: slow answer is given out while the next one is read.
+_SLOW, _USABLE = 0.1, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class Shared(Generic[T]):
     An answer is fresh for `times` the time that it took, and for `fresh` seconds at least and `most` seconds at most.
     So the answers of a small database are live, and those of a large one take a small part of its time.
 
-    Where a read is slow, callers need not wait for it: for as long again as an answer was fresh, they get it while the
-    next one is read. Later, after `forget`, and after a read that failed, they wait for a new answer.
+    Where a read is slow, callers need not wait for it: they get the former answer while the next one is read, for a
+    minute at least and for as long again as the answer was fresh. Later, after `forget`, and after a read that failed,
+    they wait.
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[T]], *, fresh: float = 5.0, times: float = 10.0, most: float = math.inf
+        self, read: Callable[[], Awaitable[T]], *, fresh: float = 5.0, times: float = 20.0, most: float = math.inf
     ) -> None:
         self._read = read
         self._fresh, self._times, self._most = fresh, times, most
@@ -84,6 +86,6 @@ class Shared(Generic[T]):
         ended = time.monotonic()
         lasts = min(self._most, max(self._fresh, self._times * (ended - began)))
         if self._reading is asyncio.current_task():  # else it was forgotten meanwhile
-            usable = lasts if ended - began > _SLOW else 0.0
+            usable = max(_USABLE, lasts) if ended - began > _SLOW else 0.0
             self._known = _Known(found, ended + lasts, ended + lasts + usable)
         return found

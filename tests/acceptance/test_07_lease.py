@@ -124,7 +124,10 @@ def test_frozen_workers_handler_is_ended_when_it_wakes_and_the_other_workers_suc
     assert stage.document(task_id) == document, "nothing was written into it afterwards"
 
 
-@pytest.mark.parametrize("handler", ["hold", "hold_plain", "hold_deaf", "hold_blocking"])
+@pytest.mark.parametrize(
+    "handler",
+    ["hold", *(pytest.param(each, marks=pytest.mark.long) for each in ("hold_plain", "hold_deaf")), "hold_blocking"],
+)
 def test_frozen_worker_whose_handler_comes_to_its_end_on_waking_cannot_write_its_result(
     stage: Stage, handler: str
 ) -> None:

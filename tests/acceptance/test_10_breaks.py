@@ -351,8 +351,22 @@ FAILURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("command", ["update", "findAndModify", "find"])
+#: The others repeat it with other pairs.
+_IN_SHORT = {
+    ("update", "the connection is cut"),
+    ("findAndModify", "the primary steps down"),
+    ("find", "it takes too long"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "failure"),
+    [
+        pytest.param(command, failure, marks=() if (command, failure) in _IN_SHORT else pytest.mark.long)
+        for command in ("update", "findAndModify", "find")
+        for failure in FAILURES
+    ],
+)
 def test_command_that_fails_before_it_is_carried_out_is_sent_again(stage: Stage, command: str, failure: str) -> None:
     worker = stage.start("A")
     with fail_command(stage.mongo, command, times=5, app_name=APP_NAME, **FAILURES[failure]):

@@ -357,7 +357,13 @@ def test_malformed_document_with_a_lapsed_run_that_nobody_here_serves_stops_no_s
     assert_works(stage, worker)
 
 
-@pytest.mark.parametrize("damage", ["failed_cnt", "worker_states", "task_option", "task_state"])
+_LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["task_option", "task_state", *(pytest.param(each, marks=_LONG) for each in ("failed_cnt", "worker_states"))],
+)
 def test_document_broken_by_hand_while_it_runs_costs_no_other_task_its_lease(stage: Stage, damage: str) -> None:
     worker = start(stage, "A")
     lease: TaskOptions = {"ping_interval_ms": 300, "worker_timeout_ms": 3000}

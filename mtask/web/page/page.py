@@ -13,6 +13,7 @@ from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
 from mtask.web.access import ANYBODY
 from mtask.web.bulks import Bulks
+from mtask.web.counts import Counts
 from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
@@ -44,10 +45,12 @@ _HEADS = frozenset({"GET", "HEAD"})
 class WebPage:
     """The page."""
 
-    def __init__(self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub, bulks: Bulks) -> None:
+    def __init__(
+        self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub, bulks: Bulks, counts: Counts
+    ) -> None:
         self._settings, self._tokens = settings, tokens
         self._sessions = Sessions()
-        self._parts = Parts(client, settings, hub, bulks, Reads(client), {})
+        self._parts = Parts(client, settings, hub, bulks, Reads(client, counts), {})
         self.addresses = Addresses()
         for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
             self.addresses |= views.addresses

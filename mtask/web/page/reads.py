@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from mtask.model.controls import Control
 from mtask.model.documents import WorkerDocument
 from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.model.status import TaskStatus, WorkerStatus
-from mtask.store.tasks.counting import MOST, QueueCounts
+from mtask.store.tasks.counting import QueueCounts
 from mtask.web.access import Caller
+from mtask.web.counts import Counts
 from mtask.web.sharing import Shared
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ PAGE = 50
 _MOST_KEPT = 64
 #: How long a shared read is fresh: in seconds, as a multiple of the time that it took, and in seconds at most.
 _FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 9, "most": 30}
+_OLD = timedelta(seconds=10)
 _LISTED = (
     "status",
     "queue",
@@ -88,6 +90,12 @@ class State:
     queues: Mapping[str, Queue]
     workers: Sequence[WorkerDocument]  #: live ones first
     names: Sequence[Control]  #: the controls of task names
+    counted: datetime  #: the time at which the tasks were counted
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the counts are so old that a reader should know it."""
+        return self.now - self.counted > _OLD
 
     @property
     def live(self) -> list[WorkerDocument]:
@@ -159,8 +167,9 @@ class Found:
 class Reads:
     """The reads of all views."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, counts: Counts) -> None:
         self._client = client
+        self._counts = counts
         self._state = Shared(self._read_state, **_FRESH)
         self._firsts: OrderedDict[str, Shared[Found]] = OrderedDict()
 
@@ -181,7 +190,7 @@ class Reads:
         return await self.within(self._state.get())
 
     def forget(self) -> None:
-        """Read the state anew at the next call."""
+        """Read the state anew at the next call, with the counts that are known."""
         self._state.forget()
 
     async def end(self) -> None:
@@ -194,11 +203,11 @@ class Reads:
         now = await self._client.server_time()
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
-        counts, rows = await self._client.queues(most=MOST), await self._client.stats(most=MOST)
-        queues = queues_of(counts, rows, controls, workers, now)
+        counted = await self._counts.queues.get()
+        queues = queues_of(counted.value, (await self._counts.stats.get()).value, controls, workers, now)
         names = [control for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
-        return State(now, queues, workers, names)
+        return State(now, queues, workers, names, counted.time)
 
     async def tasks(self, wanted: Search, caller: Caller, cursor: str | None = None) -> Found:
         """Return a page of tasks. At most 5,000 tasks are examined for it."""

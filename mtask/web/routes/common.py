@@ -14,6 +14,7 @@ from mtask.model.callbacks.callback import Callback, check_callback
 from mtask.model.options import check_option_names
 from mtask.web.access import Caller
 from mtask.web.bodies import Route
+from mtask.web.counts import Counts
 from mtask.web.hub import Hub
 from mtask.web.models.common import ProblemDocument, instant
 from mtask.web.models.publishing import CallbackBody
@@ -42,8 +43,14 @@ async def _settings(request: Request) -> WebSettings:
     return settings
 
 
+async def _counts(request: Request) -> Counts:
+    counts: Counts = request.app.state.counts
+    return counts
+
+
 TheClient = Annotated[AsyncClient, Depends(_client)]
 TheCaller = Annotated[Caller, Depends(_caller)]
+TheCounts = Annotated[Counts, Depends(_counts)]
 TheHub = Annotated[Hub, Depends(_hub)]
 TheSettings = Annotated[WebSettings, Depends(_settings)]
 

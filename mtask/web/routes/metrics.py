@@ -8,10 +8,9 @@ from fastapi import Request, Response
 
 from mtask.client import AsyncClient
 from mtask.model.documents import WorkerDocument
-from mtask.store.tasks.counting import QueueCounts
 from mtask.web.bodies import about
+from mtask.web.counts import Counts
 from mtask.web.routes.common import TheHub, router
-from mtask.web.sharing import Shared
 
 routes = router("metrics")
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,13 +21,13 @@ _ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 class Metrics:
     """What the metrics tell of, read at once."""
 
-    def __init__(self, client: AsyncClient, queues: Shared[list[QueueCounts]]) -> None:
+    def __init__(self, client: AsyncClient, counts: Counts) -> None:
         self._client = client
-        self._queues = queues
+        self._counts = counts
 
     async def read(self) -> list[str]:
         """Return the lines of the metrics."""
-        queues = await self._queues.get()
+        queues = (await self._counts.queues.get()).value
         workers = await self._client.workers()
         now = await self._client.server_time()
         lines = [

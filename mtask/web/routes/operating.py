@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from fastapi import Query, Request
+from fastapi import Query
 
 from mtask.client.operating.scheduling import When
 from mtask.errors import InvalidInput, ScheduleNotFound
@@ -29,7 +29,7 @@ from mtask.web.models.operating import (
 )
 from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
 from mtask.web.paths import NameSegment, ScheduleId, Segment
-from mtask.web.routes.common import UNCONFIRMED, TheClient, checked_options, given_instant, router
+from mtask.web.routes.common import UNCONFIRMED, TheClient, TheCounts, checked_options, given_instant, router
 from mtask.web.schemas import INSTANT, IntentText
 
 routes = router("operating")
@@ -54,29 +54,30 @@ def _control(control: Control) -> Any:
 
 
 @routes.get("/v1/stats", response_model=StatList, openapi_extra=_READ)
-async def stats(request: Request) -> Any:
-    """Count tasks by queue, name and status. The counts may be a few seconds old.
+async def stats(counts: TheCounts) -> Any:
+    """Count tasks by queue, name and status. In a large database, the counts may be some minutes old.
 
-    At most 10,000 tasks of each status are counted. `is_more`: the status has more tasks, so the counts are incomplete.
+    At most 2,000 tasks of each status are counted. `is_more`: the status has more tasks, so the counts are incomplete.
     """
-    rows = await request.app.state.stats.get()
+    rows = (await counts.stats.get()).value
     return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
 
 
 @routes.get("/v1/queues", response_model=QueueList, openapi_extra=_READ)
-async def queues(request: Request, client: TheClient) -> Any:
+async def queues(counts: TheCounts, client: TheClient) -> Any:
     """List queues with the numbers of their tasks by status and with their controls.
 
-    The numbers may be a few seconds old. Each is at most 10,000; `more` names the statuses that may have more tasks.
+    In a large database, the numbers may be some minutes old. Each is at most 10,000; `more` names the statuses that may
+    have more tasks.
     `oldest_preempt_time` is that of the tasks that any worker may take.
     """
     found: dict[str, dict[str, Any]] = {}
-    for counted in await request.app.state.queues.get():
+    for counted in (await counts.queues.get()).value:
         queue = found.setdefault(counted.queue, _queue(counted.queue))
         queue["counts"] = {status.value: count.count for status, count in counted.counts.items() if count.count}
         queue["more"] = [status.value for status, count in counted.counts.items() if count.is_more]
         queue["oldest_preempt_time"] = views.plain(counted.oldest_preempt_time)
-    for row in await request.app.state.stats.get():
+    for row in (await counts.stats.get()).value:
         queue = found.setdefault(row.queue, _queue(row.queue))
         if row.stuck is not None and row.stuck not in queue["stuck"]:
             queue["stuck"].append(row.stuck)

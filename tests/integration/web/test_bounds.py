@@ -13,9 +13,8 @@ import pytest
 from mtask import Client, Flow
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import counting, listing
-from mtask.web import app
+from mtask.web import counts
 from mtask.web.bulks import Bulks
-from mtask.web.page import reads
 from mtask.web.page.page import WebPage
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
@@ -90,8 +89,9 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
     monkeypatch.setattr(listing, "SORTED", SORTED)
     monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
-    for module in (counting, app, reads):
+    for module in (counting, counts):
         monkeypatch.setattr(module, "MOST", MOST)
+    monkeypatch.setattr(counts, "STATISTICS", MOST)
 
 
 class Profile:
@@ -208,7 +208,14 @@ def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_numbe
     ]
 
     async def scenario(server: Serving, profile: Profile) -> None:
-        page = WebPage(server.client, WebSettings(), Tokens(), server.hub, Bulks(server.client, is_read_only=True))
+        page = WebPage(
+            server.client,
+            WebSettings(),
+            Tokens(),
+            server.hub,
+            Bulks(server.client, is_read_only=True),
+            counts.Counts(server.client),
+        )
         views = {path for method, path in page.addresses if method == "GET"} - {"/live"}
         assert views <= {path.partition("?")[0] for path in [*paths, "/tasks"]}, "each view is asked for"
         for path in paths:

@@ -100,8 +100,11 @@ def test_nobody_waits_for_a_slow_read_while_others_ask(run: Callable[..., None])
         reads.gate.set()
         await settled()
         assert (await shared.get(), reads.count) == (2, 2)
-        reads.now += 8.1
-        assert await shared.get() == 3, "an answer that old is given to nobody"
+        reads.now += 4.1 + 59.8
+        assert await shared.get() == 2, "still, though nobody asked for a minute"
+        await settled()
+        reads.now += 4.1 + 60.1
+        assert await shared.get() == 4, "an answer that old is given to nobody"
 
     run(scenario)
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from mtask.web.bulks import Bulks
+from mtask.web.counts import Counts
 from mtask.web.page.page import WebPage
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
@@ -206,7 +207,8 @@ def test_each_change_takes_its_role(serve: Callable[..., None]) -> None:
                     else:
                         assert answer.status_code in (303, 404, 409), (token, path)
         everything = {path.partition("?")[0] for path in _CHANGES}
-        page = WebPage(server.client, WebSettings(), Tokens(), server.hub, Bulks(server.client, is_read_only=True))
+        bulks = Bulks(server.client, is_read_only=True)
+        page = WebPage(server.client, WebSettings(), Tokens(), server.hub, bulks, Counts(server.client))
         assert {path for method, path in page.addresses if method == "POST"} == everything, "each change is tried"
 
     serve(scenario)
