@@ -108,6 +108,20 @@ def test_a_canceled_handler_that_never_looks_is_gone(stage: Stage, report: Repor
     stage.wait_status(task_id, "CANCELED")
 
 
+def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, report: Report) -> None:
+    worker = start(stage, "--executors", "1")
+    lease: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+    stage.client.publish("stuck", params(stage, "never looks"), key="1", **lease)
+    pid = int(noted(stage, "started-1"))
+    worker.pause()
+    began = monotonic()
+    eventually(lambda: not is_alive(pid), message="gone, though its worker cannot end it")
+    report("handler of a frozen worker gone after, s", round(monotonic() - began, 2))
+    worker.resume()
+    eventually(lambda: len(runs_of(stage.document("stuck:1"))) == 2, message="the worker serves on, and tries again")
+    assert runs_of(stage.document("stuck:1"))[0]["status"] == "TIMEOUT"
+
+
 @pytest.mark.parametrize("how", ["never looks", "spins in C", "ignores SIGTERM", "forks"])
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")

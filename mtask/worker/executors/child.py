@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any, NoReturn
 
 from mtask.app.app import App
@@ -25,7 +26,7 @@ from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
 from mtask.worker.executors.messages import outcome_document, reason_in, task_in
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
-from mtask.worker.log import FieldFormatter, logger
+from mtask.worker.log import FieldFormatter, fields, logger
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
@@ -37,6 +38,9 @@ from mtask.worker.state.held_run import EndReason, HeldRun
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
+#: The time after the end of the lease after which an executor exits by itself, in seconds. A worker that is not frozen
+#: has killed it by then.
+_FROZEN = 3.0
 
 
 class Child:
@@ -121,6 +125,7 @@ class Child:
         run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
         run.on_end = _ended
         self._run = run
+        self._watch(run)
         called = Called()
         await self._caller.call(run, called)
         try:
@@ -128,6 +133,17 @@ class Child:
         finally:
             self._run = run.asyncio_task = None
             called.raised = None
+
+    def _watch(self, run: HeldRun) -> None:
+        """Exit if the lease is over and the worker does not end the handler: it is frozen, and another has the task."""
+        if self._run is not run or run.succeeded_in_transaction:
+            return
+        left = run.trusted_until + _FROZEN - monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._watch, run)
+            return
+        logger.error("the lease is over and the worker is silent: the executor exits", extra=fields(task=run.task_id))
+        _exit_now(1)
 
     def _tell(self, run: HeldRun, called: Called) -> None:
         """Tell the worker that the handler is over. What was raised stays here: the worker gets an outcome."""
