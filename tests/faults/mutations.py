@@ -116,6 +116,8 @@ class Copy:
             "PYTHONPATH": str(self.folder),
             # Most mutants are caught by something that does not come.
             "MTASK_TEST_PATIENCE": "40",
+            # CI tries few examples of each property. A mutant must not survive by luck.
+            "MTASK_TEST_FUZZ": os.environ.get("MTASK_TEST_FUZZ", "3"),
         }
         command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", "-p", "no:cacheprovider", *arguments]
         with subprocess.Popen(

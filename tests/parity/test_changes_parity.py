@@ -39,7 +39,7 @@ from tests.parity.cases import (
 )
 from tests.parity.stored import stored_after
 
-_properties = settings(max_examples=15 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=8 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _batches = many(task, 40).map(numbered)
 _randoms = made(lambda random: random)
 #: Read as expressions, these would be something else.
@@ -168,7 +168,7 @@ def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
     return ends
 
 
-@settings(_properties, max_examples=50 * SCALE)
+@settings(_properties, max_examples=25 * SCALE)
 @given(_batches, _randoms)
 def test_a_finish_closes_its_own_run_with_its_own_outcome(
     store: SyncStore, documents: list[Document], random: Random
@@ -207,7 +207,7 @@ def test_changed_options_take_effect_on_all_that_is_derived(
     check(store, documents, requests.update_option(parsed_option, NOW), changes.update_option(parsed_option))
 
 
-@settings(_properties, max_examples=30 * SCALE)
+@settings(_properties, max_examples=15 * SCALE)
 @given(
     _batches,
     st.booleans(),
@@ -260,7 +260,7 @@ def around(document: Document, now: datetime) -> Document:
     return around_now
 
 
-@settings(_properties, max_examples=25 * SCALE)
+@settings(_properties, max_examples=12 * SCALE)
 @given(_batches, st.sampled_from([*WORKERS, "stranger"]), st.sampled_from([0, 10_000, 90_000_000]))
 def test_the_batch_query_misses_nothing_that_the_worker_may_take_within_the_horizon(
     store: SyncStore, documents: list[Document], worker: str, horizon_ms: int

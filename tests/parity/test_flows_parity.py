@@ -20,7 +20,7 @@ from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, made, many, numbered, run, task
 from tests.parity.stored import inserted, stored_after
 
-_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=10 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _CULPRIT = "task:$culprit"
 
 
@@ -80,7 +80,7 @@ def seen(document: Document) -> Awaited:
     return Awaited(document["_id"], status, bool(document.get("owed_tasks")))
 
 
-@settings(_properties, max_examples=150 * SCALE)
+@settings(_properties, max_examples=60 * SCALE)
 @given(made(family))
 def test_what_a_look_reads_decides_as_the_rules_do(store: SyncStore, documents: list[Document]) -> None:
     last = documents[-1]

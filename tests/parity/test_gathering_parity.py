@@ -17,7 +17,7 @@ from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, bare, gathers, made, many, mark, numbered, option, parsed, task
 from tests.parity.stored import inserted, stored_after
 
-_properties = settings(max_examples=30 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=15 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _VALUES: list[Any] = [None, 1, "$name", {"$add": [1, 2]}, [{"$literal": 1}]]
 
 

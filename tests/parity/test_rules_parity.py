@@ -47,7 +47,7 @@ RULES: dict[str, Rule] = {
     "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
 }
 
-_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=12 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 #: A task, who looks at it, and when.
 Case = tuple[Document, str, datetime]
 
@@ -100,7 +100,7 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
         assert answer["delay"]["value"] == expected, f"after {failures} failures, jitter {jitter}, {given_option}"
 
 
-@settings(max_examples=600 * SCALE, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 @given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
 def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
     bounded = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)

@@ -219,7 +219,7 @@ def test_operations_in_any_order_leave_what_the_model_says(mongo_session_client:
     run_state_machine_as_test(
         Connected,
         settings=settings(
-            max_examples=20 * SCALE,
+            max_examples=10 * SCALE,
             stateful_step_count=50,
             deadline=None,
             print_blob=True,

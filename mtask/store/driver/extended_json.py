@@ -77,8 +77,9 @@ def _members(pairs: list[tuple[str, Any]]) -> Any:
         return made
     if "$oid" in made and not isinstance(made["$oid"], str):
         raise InvalidInput("an $oid is no text of 24 hex digits.")  # bson makes a fresh id of null
-    if isinstance(made.get("$date"), bool):
-        raise InvalidInput("a $date is no instant.")  # bson takes false for the year 1970
+    date = made.get("$date")
+    if isinstance(date, bool) or (isinstance(date, float) and not date.is_integer()):
+        raise InvalidInput("a $date is no instant.")  # bson takes false for the year 1970, and cuts fractions off
     value = object_hook(made, _OPTIONS)
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise InvalidInput("an integer has more than 64 bits.")

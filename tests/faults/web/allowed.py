@@ -27,7 +27,7 @@ REASONS: dict[str, str] = {
     r"max_wait|window keeps the first call|call_id (is|belongs)|set the start themselves": "they depend on each other",
     r"give key, too|give start_time or delay|retain_success_ms is shorter": "they depend on each other",
     r"worker_timeout_ms \(\d+\) must exceed ping_interval_ms": "one option bounds another",
-    r"are more than the \d+ that fit": "one option bounds another",
+    r"are more than the \d+ that fit|specific_worker_ids allows only": "one option bounds another",
     r"is a task of mtask's own": "one name is mtask's own",
     r"is no step of the flow|names a dependency twice|was added already|in a circle": "steps name each other",
     r"these are \d+ values": "the values of all lookups are counted together",

@@ -27,7 +27,7 @@ from tests.parity.cases import NOW, SCALE, Document, bare, made, parsed
 from tests.parity.test_gathering_parity import sent
 
 ID = "work:k"
-_properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+_properties = settings(max_examples=12 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 Mark = tuple[datetime, str]
 
 

@@ -104,7 +104,7 @@ async def failed(bench: Bench, task_ids: Sequence[Any]) -> None:
 
 
 #: None of these is to be hashed, compared or looked into as what it should be.
-_NAMES = (
+_NAMES: tuple[Any, ...] = (
     ["noop"],
     [["noop"]],
     {"a": 1},

@@ -25,7 +25,8 @@ from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document, eventually, until
 
 #: Servers that start, and elections among them, take long on a machine that is busy.
-pytestmark = pytest.mark.timeout(300)
+#: The run under all faults in CI needs each of these to strike, and says so.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 PATIENCE = 60.0
 APP = "victim"
 

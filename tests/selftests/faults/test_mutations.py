@@ -68,6 +68,7 @@ def test_edit_that_matches_nowhere_or_twice_is_refused(tmp_path: Path) -> None:
             Edit("a.py", old, "2").applied(tmp_path)
 
 
+@pytest.mark.long
 def test_run_tells_a_mutation_that_is_caught_from_one_that_survives_and_one_that_tells_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

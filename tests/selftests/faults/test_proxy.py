@@ -445,6 +445,7 @@ def test_end_of_a_connection_in_a_black_hole_is_not_told_either(
 # --- a worker -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_worker_goes_on_behind_the_proxy_after_every_fault_and_runs_no_task_twice(
     proxy: ReplicaSetProxy, replica_set: ReplicaSet, direct: Client
 ) -> None:

@@ -263,6 +263,7 @@ def colours_of(path: Path) -> set[str]:
     return {f"#{number:06x}" for number in numbers}
 
 
+@pytest.mark.long
 def test_picture_shows_flow_faults_rescues_and_memory(tmp_path: Path) -> None:
     path, empty = tmp_path / "picture.png", tmp_path / "empty.png"
     draw(SCENE, path)

@@ -202,7 +202,7 @@ def _exhaust(store: SyncStore, operation: Operation[Any]) -> None:
     store.run(operation)
 
 
-@settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_whatever_interleaves_every_flow_ends_as_its_rules_say(
     store: SyncStore, seed: int, retries: bool, fail_fast: bool
@@ -214,7 +214,7 @@ def test_whatever_interleaves_every_flow_ends_as_its_rules_say(
     world.check(fail_fast=fail_fast)
 
 
-@settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_dependents_wait_for_children_and_chains_whatever_interleaves(
     store: SyncStore, seed: int, retries: bool, fail_fast: bool

@@ -35,6 +35,8 @@ from mtask.store.driver.extended_json import extended_exactly, parse_strict
         ('{"a": {"$oid": null}}', "24 hex digits"),
         ('{"$oid": "7"}', "extended JSON"),
         ('{"$date": false}', "no instant"),
+        ('{"$date": 2.5e-42}', "no instant"),
+        ('{"$date": 1700000000000.5}', "no instant"),
         ('{"$date": null}', "extended JSON"),
     ],
 )
