@@ -27,8 +27,7 @@ def start(stage: Stage, *flags: str, worker_id: str = "A") -> WorkerProcess:
 
 def noted(stage: Stage, name: str) -> str:
     path = stage.folder / name
-    eventually(path.exists, message=f"noted: {name}")
-    return path.read_text()
+    return eventually(lambda: path.exists() and path.read_text(), message=f"noted: {name}") or ""
 
 
 def children(pid: int) -> list[int]:
@@ -58,10 +57,12 @@ def params(stage: Stage, how: str) -> dict[str, str]:
     ("name", "how", "cause"),
     [
         ("die", "SIGSEGV", "executor killed by SIGSEGV"),
-        ("die", "exit", "executor exited with code 3"),
+        pytest.param("die", "exit", "executor exited with code 3", marks=pytest.mark.long),
         ("die", "memory", "executor ended above its 150 MiB of memory"),
         ("stuck", "spins in C", "the run took longer than run_timeout_ms (1000 ms)"),
-        ("stuck", "ignores SIGTERM", "the run took longer than run_timeout_ms (1000 ms)"),
+        pytest.param(
+            "stuck", "ignores SIGTERM", "the run took longer than run_timeout_ms (1000 ms)", marks=pytest.mark.long
+        ),
         ("stuck", "forks", "the run took longer than run_timeout_ms (1000 ms)"),
     ],
 )
@@ -122,7 +123,10 @@ def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, 
     assert runs_of(stage.document("stuck:1"))[0]["status"] == "TIMEOUT"
 
 
-@pytest.mark.parametrize("how", ["never looks", "spins in C", "ignores SIGTERM", "forks"])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.long) for how in ("never looks", "spins in C")), "ignores SIGTERM", "forks"],
+)
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")
     lease = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}

@@ -73,7 +73,9 @@ def test_deaths_count_as_the_failures_of_a_handler_do(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", STUCK)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=() if how == "spins in C" else pytest.mark.long) for how in STUCK]
+)
 def test_a_run_timeout_ends_a_handler_that_cannot_be_asked(
     mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
 ) -> None:
@@ -91,7 +93,9 @@ def test_a_run_timeout_ends_a_handler_that_cannot_be_asked(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", STUCK)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=() if how == "never looks" else pytest.mark.long) for how in STUCK]
+)
 def test_a_cancelation_ends_a_handler_that_never_looks(
     mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
 ) -> None:
