@@ -27,7 +27,8 @@ def start(stage: Stage, *flags: str, worker_id: str = "A") -> WorkerProcess:
 
 def noted(stage: Stage, name: str) -> str:
     path = stage.folder / name
-    return eventually(lambda: path.exists() and path.read_text(), message=f"noted: {name}") or ""
+    eventually(path.exists, message=f"noted: {name}")
+    return path.read_text()
 
 
 def children(pid: int) -> list[int]:

@@ -38,7 +38,8 @@ class Isolated:
     async def noted(self, name: str) -> str:
         """Wait until a handler has noted this; return the text."""
         path = self.folder / name
-        return await until(lambda: path.exists() and path.read_text(), message=f"noted: {name}") or ""
+        await until(path.exists, message=f"noted: {name}")
+        return path.read_text()
 
     async def started(self, task_id: str) -> int:
         """Wait until the handler of this task goes on; return the id of its process."""
