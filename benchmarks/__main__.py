@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.cases import backlog, drain, flows, idle, latency, payload, publish, purge, scale, web
+from benchmarks.cases import backlog, drain, flows, idle, isolation, latency, payload, publish, purge, scale, web
 from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
@@ -39,6 +39,7 @@ BENCHMARKS: dict[str, Measure] = {
     "payload": payload.measure,
     "backlog": backlog.measure,
     "purge": purge.measure,
+    "isolation": isolation.measure,
     "web": web.measure,
 }
 _USUAL_TASKS = {
@@ -51,6 +52,7 @@ _USUAL_TASKS = {
     "payload": payload.TASKS,
     "backlog": backlog.TASKS,
     "purge": purge.TASKS,
+    "isolation": isolation.TASKS,
     "web": web.TASKS,
 }
 _CACHE_MB = 1024
@@ -228,6 +230,20 @@ def _purge(
 ) -> None:
     """Drain during a purge of many finished tasks, against the same drain without the purge."""
     _run({"purge": Options(runs, tasks, purged=purged)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("isolation")
+def _isolation(
+    tasks: Annotated[int | None, _tasks(f"Tasks of a handler that does nothing. [{isolation.TASKS:,}]")] = None,
+    rate: Annotated[float | None, _rate(isolation.RATE)] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Handlers in executors, against the same in threads: with work for the processor, without, and the latency."""
+    _run({"isolation": Options(runs, tasks, rate)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("web")

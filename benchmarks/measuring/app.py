@@ -36,6 +36,26 @@ def sync_noop() -> None:
 
 
 @app.task
+def spin(seconds: float) -> None:
+    """Use the processor in Python for this time, of this thread."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@app.task
+def sync_hold(seconds: float) -> None:
+    """Run for this many seconds, in a thread."""
+    time.sleep(seconds)
+
+
+@app.task
+def sync_note(context: Context) -> None:
+    """Note the time of its start."""
+    _starts.add(context.task.key, time.monotonic())
+
+
+@app.task
 async def echo(text: str) -> str:
     """Return the argument."""
     return text

@@ -106,14 +106,16 @@ def through_chain(server: Server, scratch: Scratch, count: int, rate: float, lab
         return asyncio.run(go())
 
 
-def through_workers(server: Server, scratch: Scratch, fleet: Fleet, count: int, rate: float, label: str) -> Arrivals:
+def through_workers(
+    server: Server, scratch: Scratch, fleet: Fleet, count: int, rate: float, label: str, name: str = NAME
+) -> Arrivals:
     """Publish at this rate, and have idle workers take the tasks."""
 
     async def go() -> Arrivals:
         async with AsyncClient(scratch.uri, database=scratch.name) as client:
 
             async def publish(key: str) -> None:
-                await client.publish(NAME, key=key)
+                await client.publish(name, key=key)
 
             def prepare(key: str) -> Callable[[], Awaitable[None]]:
                 return lambda: publish(key)

@@ -16,7 +16,7 @@ from pymongo import AsyncMongoClient
 from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Cost
 from benchmarks.measuring.fleet import Claims, Fleet
-from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server
+from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server, wait_until
 from mtask.model.rules import HORIZON
 
 Document = dict[str, Any]
@@ -98,6 +98,26 @@ def drain_with(server: Server, scratch: Scratch, backlog: Backlog, beside: Besid
             fleet.release()
             _wait_drained(scratch, fleet, meter, len(backlog.ids))
         return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
+
+
+def drain_warm(
+    server: Server, scratch: Scratch, name: str, count: int, params: Any, flags: Sequence[str], executors: int
+) -> Cost:
+    """Drain a backlog by a worker with these flags, whose executors have all run a task before."""
+    with Fleet(server, scratch, more_flags=flags) as fleet:
+        start_executors(scratch, executors)
+        fleet.hold_back()
+        backlog = insert_backlog(scratch, name, count, params=lambda _: params)
+        with server.metered(fleet.pids) as meter:
+            fleet.release()
+            _wait_drained(scratch, fleet, meter, count)
+        return _cost(scratch, backlog, meter)
+
+
+def start_executors(scratch: Scratch, executors: int) -> None:
+    """Have a worker run enough tasks at once that all of its executors start, and wait for their ends."""
+    warm = insert_backlog(scratch, "sync_hold", 2 * executors, "warm", lambda _: 0.5)
+    wait_until(lambda: scratch.span("sync_hold", "warm").succeeded == len(warm.ids), _PATIENCE, "executors started")
 
 
 def drain_together(

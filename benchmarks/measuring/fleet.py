@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,11 +99,12 @@ class Fleet:
         *,
         concurrency: int = DEFAULT_CONCURRENCY,
         is_held_back: bool = False,
+        more_flags: Sequence[str] = (),
     ) -> None:
         self._scratch = scratch
         self._concurrency = concurrency
         self.folder = Path(tempfile.mkdtemp(dir=server.folder))
-        flags = ["--shutdown-timeout", "1"]
+        flags = ["--shutdown-timeout", "1", *more_flags]
         if is_held_back or concurrency != DEFAULT_CONCURRENCY:
             flags += ["--concurrency", "0" if is_held_back else str(concurrency)]
         shared = ["mtask.cli.worker", APP, "--uri", scratch.uri, "--database", scratch.name, *flags]
@@ -140,6 +142,14 @@ class Fleet:
     def release(self) -> None:
         """Let all workers claim from now on, as `mtask set-worker --concurrency` does for one worker."""
         self._scratch.workers.update_many({}, {"$set": {"control.concurrency": self._concurrency}})
+
+    def hold_back(self) -> None:
+        """Let all workers claim nothing until `release`."""
+        self._scratch.workers.update_many({}, {"$set": {"control.concurrency": 0}})
+        held_back = {"status": "running", "concurrency": 0}
+        wait_until(
+            lambda: self._scratch.workers.count_documents(held_back) == self._count, 30.0, "the workers held back"
+        )
 
     def starts(self) -> dict[str, float]:
         """Return the starts that handlers noted, by key."""

@@ -11,7 +11,14 @@ from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
-from mtask.model.handling.handlers import HANDLER_ATTRIBUTE, Handler, NextNames, OnException, make_handler
+from mtask.model.handling.handlers import (
+    HANDLER_ATTRIBUTE,
+    Handler,
+    IsolationKind,
+    NextNames,
+    OnException,
+    make_handler,
+)
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.model.scheduling.schedules import CatchUp, Overlap
@@ -43,6 +50,7 @@ class App:
         on_exception: OnException = "retry",
         lookup: Sequence[str] = (),
         next: NextNames | None = None,
+        isolation: IsolationKind | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]: ...
 
@@ -56,6 +64,7 @@ class App:
         on_exception: OnException = "retry",
         lookup: Sequence[str] = (),
         next: NextNames | None = None,  # noqa: A002 it says what comes next
+        isolation: IsolationKind | None = None,
         **options: Unpack[TaskOptions],
     ) -> Any:
         """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
@@ -67,6 +76,9 @@ class App:
         With `next`, each task goes on as a task of that name after its success, with the same params; the handler of
         that task gets the returned value from `context.results()`. A mapping gives the name by the part of the flow's
         key before the first slash; a task of another flow, or of none, does not go on. See `Next`.
+
+        With isolation="process", the handler runs in an executor: a child process of the worker, which can be killed.
+        "thread" keeps it in the worker's process. Without it, the worker's `--isolation` decides for a sync handler.
 
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
@@ -80,6 +92,7 @@ class App:
                 options=dict(options),
                 lookup=lookup,
                 next_names=next,
+                isolation=isolation,
             )
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")

@@ -23,6 +23,7 @@ from mtask.store.driver import connect
 from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
+from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import FieldFormatter
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
@@ -71,6 +72,19 @@ def main(
     ] = None,
     database: Annotated[str | None, typer.Option(help="Database. [the URI's, else mtask]")] = None,
     processes: Annotated[int | None, typer.Option(help="Worker processes, restarted when they die. [1]")] = None,
+    isolation: Annotated[
+        str | None,
+        typer.Option(help="Where sync handlers run that do not say it: in a thread, or in a child process. [thread]"),
+    ] = None,
+    executors: Annotated[
+        int | None, typer.Option(help="Child processes for isolated handlers, started when needed. [the cores]")
+    ] = None,
+    max_runs_per_executor: Annotated[
+        int | None, typer.Option(help="Runs after which a child process is replaced. [no limit]")
+    ] = None,
+    max_executor_memory: Annotated[
+        int | None, typer.Option(help="Memory at which a child process is killed, in MiB. [no limit]")
+    ] = None,
     shutdown_timeout: Annotated[
         float | None, typer.Option(help="Time for running tasks on SIGTERM, in seconds. [30]")
     ] = None,
@@ -109,6 +123,10 @@ def main(
         "worker_id": worker_id,
         "uri": uri,
         "database": database,
+        "isolation": isolation,
+        "executors": executors,
+        "max_runs_per_executor": max_runs_per_executor,
+        "max_executor_memory": max_executor_memory,
         "processes": processes,
         "shutdown_timeout": shutdown_timeout,
         "scheduler": scheduler,
@@ -157,6 +175,13 @@ def _options(settings: Settings) -> WorkerOptions:
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=_exit_now,
         callbacks=_callbacks(settings),
+        executors=ExecutorOptions(
+            settings.app,
+            settings.isolation,  # type: ignore[arg-type]  # checked there
+            settings.executors,
+            settings.max_runs_per_executor,
+            settings.max_executor_memory,
+        ),
     )
 
 
@@ -184,12 +209,16 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         *("--supervised", "--processes", "1", "--database", options.database),
         *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
         *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
+        *("--isolation", settings.isolation),
         "--scheduler" if options.scheduler else "--no-scheduler",
     ]
     flags = {
         "callbacks": settings.callbacks,
         "callback-networks": settings.callback_networks,
         "callback-secret-file": settings.callback_secret_file,
+        "executors": settings.executors,
+        "max-runs-per-executor": settings.max_runs_per_executor,
+        "max-executor-memory": settings.max_executor_memory,
     }
     shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     if options.queues is not None:

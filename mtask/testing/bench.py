@@ -30,6 +30,7 @@ from mtask.store.tasks import publishing, workbench
 from mtask.store.tasks.publishing import Policy
 from mtask.testing.callbacks import CallbackReceiver
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
+from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 
@@ -91,6 +92,7 @@ class Bench:
             concurrency=concurrency,
             scheduler=False,
             callbacks=None if callbacks is None else _deliveries_to(callbacks),
+            executors=ExecutorOptions(is_off=True),  # a test can see into handlers of this process
         )
         with _working(Worker(self.app, options)) as life, self._store() as store:
             life.begin()

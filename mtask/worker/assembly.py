@@ -31,6 +31,8 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.discovery.stream import StreamLoop
+from mtask.worker.executors.pool import Executors, Origin
+from mtask.worker.executors.room import ExecutorRoom
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.leases.registrar import Registrar
 from mtask.worker.options import WorkerOptions
@@ -96,6 +98,7 @@ class Parts:
     settler: Settler
     teller: Settler
     finisher: Finisher
+    executors: Executors | None
     runner: Runner
     queue: PreemptionQueue
     questions: Questions
@@ -139,9 +142,12 @@ class Assembly:
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations)
+        executors = self._executors(pinger)
+        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations, executors)
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
-        queue = PreemptionQueue(max(_QUEUE_CAPACITY, 4 * self.options.concurrency), is_limited=limits.is_limited)
+        room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
+        capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
+        queue = PreemptionQueue(capacity, is_limited=limits.is_limited, isolated=room)
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
         inbox = Inbox(scope, queue, admission, questions, ranks)
@@ -169,6 +175,7 @@ class Assembly:
             settler,
             teller,
             finisher,
+            executors,
             runner,
             queue,
             questions,
@@ -187,6 +194,13 @@ class Assembly:
         )
         _connect(parts)
         return parts
+
+    def _executors(self, pinger: Pinger) -> Executors | None:
+        options = self.options.checked_executors(self.app)
+        if options is None:
+            return None
+        origin = Origin(self.options.uri, self.options.database, self.scope.worker_id)
+        return Executors(options, origin, self.scope, pinger, self.connections.store)
 
 
 def _connect(parts: Parts) -> None:

@@ -12,6 +12,7 @@ from mtask.model.callbacks.callback import DELIVERY_QUEUE
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
 from mtask.worker.callbacks.allowed import CallbackOptions
+from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
@@ -37,6 +38,8 @@ class WorkerOptions:
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
     #: What this worker may call to tell the ends of tasks. None: it delivers no callbacks.
     callbacks: CallbackOptions | None = None
+    #: Which handlers run in child processes, and in how many.
+    executors: ExecutorOptions = field(default_factory=ExecutorOptions)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:
@@ -58,3 +61,16 @@ class WorkerOptions:
         if self.concurrency not in CONCURRENCIES:
             raise InvalidInput(f"concurrency {self.concurrency}: use 0 to {CONCURRENCIES[-1]}.", field="concurrency")
         return self.concurrency
+
+    def checked_executors(self, app: App) -> ExecutorOptions | None:
+        """Return the options of the executors, or None if no handler runs in one; raise InvalidInput."""
+        self.executors.check()
+        isolated = [name for name, handler in app.handlers.items() if self.executors.isolates(handler)]
+        if not isolated:
+            return None
+        if self.executors.app is None:
+            raise InvalidInput(
+                f"handler {isolated[0]} is isolated: say which app the executors import, as package.module:app.",
+                field="executors",
+            )
+        return self.executors

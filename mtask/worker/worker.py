@@ -51,6 +51,7 @@ class Worker:
         self._hooks = app.hooks.begin()
         self.queues = options.checked_queues(app)
         self.worker_id = options.checked_worker_id()
+        options.checked_executors(app)
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
@@ -71,6 +72,11 @@ class Worker:
         if self._parts is None:
             raise RuntimeError("the worker is not registered yet")
         return self._parts
+
+    @property
+    def _has_own_handlers(self) -> bool:
+        """Whether some handlers run in this process, and not in executors."""
+        return not all(self._options.executors.isolates(handler) for handler in self._app)
 
     # --- stop ---------------------------------------------------------------------------------------------
 
@@ -142,7 +148,8 @@ class Worker:
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
         )
         try:
-            await self._hooks.start()
+            if self._has_own_handlers:
+                await self._hooks.start()
             # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
             # goes on confirming pauses until its end.
             async with asyncio.TaskGroup() as to_the_end:
@@ -156,6 +163,8 @@ class Worker:
                     parts.controls.stop()
                     parts.limits.stop()
         finally:
+            if parts.executors is not None:
+                await parts.executors.stop()
             await self._hooks.stop()
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.

@@ -28,6 +28,8 @@ OnException = Literal["retry", "fail"]
 #: The name of the task as which each task goes on after its success. A mapping holds the name for each kind of flow:
 #: the part of the flow's key before the first slash.
 NextNames: TypeAlias = str | Mapping[str, str]
+#: Where a handler runs: in the worker's process, or in an executor, a process of its own kind.
+IsolationKind: TypeAlias = Literal["process", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Handler:
     lookup: tuple[str, ...] = ()
     #: What `@app.task(next=...)` says, or None.
     next: NextNames | None = None
+    #: Where the handler runs. None: the worker's options decide.
+    isolation: IsolationKind | None = None
 
     def next_name(self, flow_key: str | None) -> str | None:
         """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""
@@ -98,6 +102,7 @@ def make_handler(
     options: Mapping[str, Any],
     lookup: Sequence[str] = (),
     next_names: NextNames | None = None,
+    isolation: IsolationKind | None = None,
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -111,6 +116,8 @@ def make_handler(
         raise HandlerError(shown, "a lambda has no name of its own: give one with name=...")
     if on_exception not in ("retry", "fail"):
         raise HandlerError(shown, f'on_exception is "retry" or "fail", not {on_exception!r}')
+    if isolation not in (None, "process", "thread"):
+        raise HandlerError(shown, f'isolation is "process" or "thread", not {isolation!r}')
     build_option(options)
     try:
         signature = inspect.signature(function)
@@ -153,6 +160,7 @@ def make_handler(
         fields=fields,
         lookup=looked_up,
         next=_checked_next(shown, next_names),
+        isolation=isolation,
     )
 
 

@@ -12,7 +12,7 @@ from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
-from mtask.store.driver.stores import CODEC
+from mtask.store.driver.stores import CODEC, READING
 from mtask.store.driver.translate import first_line
 
 #: The largest size of a value, in bytes. It is MongoDB's limit for a document, minus room for the other fields of a
@@ -29,6 +29,19 @@ _SMALL = (type(None), bool, float)
 def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document in encoded form. A document that is sent often is then encoded only once."""
     return RawBSONDocument(bson.encode(document))
+
+
+def packed(document: Mapping[str, Any]) -> bytes:
+    """Return a document as BSON, for another process of the same worker."""
+    return bson.encode(document, codec_options=CODEC)
+
+
+def unpacked(body: bytes) -> dict[str, Any]:
+    """Return the document that `packed` has encoded. Its values are those that the driver would read."""
+    try:
+        return bson.decode(body, codec_options=CODEC)
+    except InvalidBSON:
+        return bson.decode(body, codec_options=READING)
 
 
 def stored_size(value: Any) -> int:

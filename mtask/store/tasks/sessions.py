@@ -22,6 +22,7 @@ from mtask.store.statements import filters
 
 #: Time limit of the read that finds sessions, and of the command that ends them. A rescue waits for both.
 _TIMEOUT = timedelta(seconds=2)
+_RUNS = {f"{filters.RUNS}.{field}": 1 for field in ("run_id", "status", "session_id")}
 _FIELDS = ("status", "ping_expire_time", "session_id")
 _VIEW = {**{f"{filters.RUNS}.{field}": 1 for field in _FIELDS}, "now": x.NOW}
 
@@ -42,6 +43,26 @@ def end_lapsed(task_ids: Sequence[Any]) -> Operation[list[Any]]:
         return []
     yield command("killSessions", [as_document(session) for session in by_session]).within(_TIMEOUT)
     return list({repr(task_id): task_id for task_id in by_session.values()}.values())
+
+
+def end_of_run(task_id: str, run_id: str) -> Operation[str | None]:
+    """End the session that this run names, if it is still RUNNING; return its status afterwards.
+
+    Call this only if the process that held the session has ended. The session's transaction is over then: aborted, or
+    committed before.
+    """
+    guard = {"_id": task_id}
+    found = yield tasks("find", guard, _RUNS).within(_TIMEOUT)
+    for run in _runs_of(found, run_id):
+        named = run.get("session_id")
+        if run.get("status") == RunStatus.RUNNING and isinstance(named, str):
+            yield command("killSessions", [as_document(UUID(named))]).within(_TIMEOUT)
+    found = yield tasks("find", guard, _RUNS).within(_TIMEOUT)
+    return next((run.get("status") for run in _runs_of(found, run_id)), None)
+
+
+def _runs_of(documents: Sequence[dict[str, Any]], run_id: str) -> list[dict[str, Any]]:
+    return [run for document in documents for run in runs_in(document) if run.get("run_id") == run_id]
 
 
 def end(sessions: Sequence[UUID]) -> Operation[None]:

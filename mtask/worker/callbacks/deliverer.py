@@ -67,5 +67,5 @@ def with_deliveries(app: App, options: CallbackOptions) -> App:
     """Return an app with all that this one has registered, and with the handler that delivers callbacks."""
     own = App()
     own.include(app)
-    own.task(name=DELIVERY, queue=DELIVERY_QUEUE)(Deliverer(options).deliver)
+    own.task(name=DELIVERY, queue=DELIVERY_QUEUE, isolation="thread")(Deliverer(options).deliver)
     return own

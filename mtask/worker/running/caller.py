@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from mtask.app.context import Context, Transactions
 from mtask.app.family import HandlerOperations
 from mtask.app.middleware import Entered, RunCall
+from mtask.model.handling.handlers import Handler
+from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.threads import ThreadCall, Threads
-from mtask.worker.state.held_run import HeldRun
+from mtask.worker.state.held_run import EndReason, HeldRun
 
 
 @dataclass(slots=True)
@@ -22,6 +24,21 @@ class Called:
     raised: BaseException | None = None
     #: The call of a sync handler in its thread. The call may continue after the run has ended.
     thread: ThreadCall | None = None
+    #: The outcome and the size of its value in bytes, if an executor has made them already.
+    judged: tuple[Outcome, int] | None = None
+
+
+class Isolation(Protocol):
+    """The executors: processes in which some handlers run."""
+
+    def isolates(self, handler: Handler) -> bool:
+        """Whether this handler runs in an executor."""
+
+    async def call(self, run: HeldRun, called: Called) -> None:
+        """Run the handler. Store what came of it in `called`."""
+
+    def end(self, run: HeldRun, reason: EndReason) -> None:
+        """End the handler, by force if it does not end by itself."""
 
 
 class Caller:
@@ -35,14 +52,19 @@ class Caller:
         middleware: Sequence[Any],
         values: Mapping[Callable[..., Any], Any],
         operations: HandlerOperations,
+        isolation: Isolation | None = None,
     ) -> None:
-        """`middleware` runs around each call. `values` holds the value of each of the app's hooks."""
+        """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
+
+        `isolation`: the executors, if some handlers run in them. There the middleware runs, too.
+        """
         self._worker_id = worker_id
         self._transactions = transactions
         self._on_progress = on_progress
         self._middleware = middleware
         self._values = values
         self._operations = operations
+        self._isolation = isolation
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -51,6 +73,10 @@ class Caller:
 
     async def call(self, run: HeldRun, called: Called) -> None:
         """Call the run's handler. Store its result or its exception in `called`."""
+        isolation = self.isolation_of(run)
+        if isolation is not None:
+            await isolation.call(run, called)
+            return
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -64,6 +90,11 @@ class Caller:
         else:
             await self._call(run, context, called)
         await entered.leave(called.returned, called.raised)
+
+    def isolation_of(self, run: HeldRun) -> Isolation | None:
+        """Return the executors if the handler of this run belongs there, else None."""
+        is_isolated = self._isolation is not None and self._isolation.isolates(run.handler)
+        return self._isolation if is_isolated else None
 
     def _context(self, run: HeldRun) -> Context:
         return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)

@@ -31,6 +31,20 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
+
+
+class ExecutorDied(Exception):
+    """The process in which the handler ran has ended, or could not start. The text says what happened."""
+
+
+class RaisedElsewhere(Exception):
+    """The handler raised an exception in an executor, and the executor has made the outcome of it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
 #: `_CONFLICT_DELAY_MS`: the longest random delay after a first write conflict, in ms. The longest delay grows with each
 #: conflict. `_FREE_CONFLICTS`: the number of conflicts that do not count as failures. Further conflicts count, because
 #: their cause may be in the handler itself.
@@ -71,6 +85,11 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
 
 def failed(run: HeldRun, error: BaseException) -> Outcome:
     """Return the outcome of a run whose handler raised an exception."""
+    if isinstance(error, RaisedElsewhere):
+        return error.outcome
+    if isinstance(error, ExecutorDied):
+        logger.warning("executor died", extra=fields(task=run.task_id, run=run.run_id, cause=str(error)))
+        return _outcome(run, RunStatus.FAIL, f"executor {error}", final=run.handler.on_exception == "fail")
     if isinstance(error, Retry):
         # The handler may have changed the delay since `Retry` checked it.
         wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)

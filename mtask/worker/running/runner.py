@@ -69,7 +69,8 @@ class Runner:
         """Start the handler of a run that is already held."""
         self._ledger.running[run.run_id] = run
         self._empty.clear()
-        run.begins()
+        if self._caller.isolation_of(run) is None:
+            run.begins()  # an executor begins its run itself, as the run may wait for the executor
         loop = asyncio.get_running_loop()
         run.loop = loop
         run.asyncio_task = task = loop.create_task(self._live(run))
@@ -131,6 +132,8 @@ class Runner:
             reason = EndReason.CANCELED  # the handler has learned of it before the pinger
         if reason is not None:
             return ended(run, reason), 0
+        if called.judged is not None:
+            return called.judged
         if called.raised is not None:
             return failed(run, called.raised), 0
         return self._successes.outcome(run, run.result if run.has_result else called.returned)
@@ -144,25 +147,8 @@ class Runner:
         self._release(run, is_closed=True)
         if run.task.flow is not None or run.goes_on:
             self._settler.submit(run.task_id)
-        if called.raised is not None:
-            logger.error(
-                "handler failed after its transaction had committed: the task stays SUCCESS",
-                extra=fields(task=run.task_id, run=run.run_id),
-                exc_info=called.raised,
-            )
-            return
-        if run.has_result:
-            return
-        if isinstance(called.returned, Next):
-            logger.error(
-                "Next came after the transaction had committed: call context.set_result(Next(...)) in the block",
-                extra=fields(task=run.task_id, run=run.run_id),
-            )
-            return
-        value, _, refused = checked(called.returned)
-        if refused:
-            logger.error(refused, extra=fields(task=run.task_id, run=run.run_id))
-        elif value is not None:
+        value = late_value(run, called)
+        if value is not None:
             await self._store_returns(run, value)
 
     async def _store_returns(self, run: HeldRun, value: Any) -> None:
@@ -231,7 +217,10 @@ class Runner:
         task = run.asyncio_task
         if task is None or task.done() or run.is_finishing or run.succeeded_in_transaction:
             return
-        if run.handler.is_async or reason in SILENT or reason is EndReason.RUN_TIMEOUT:
+        isolation = self._caller.isolation_of(run)
+        if isolation is not None:
+            isolation.end(run, reason)
+        elif run.handler.is_async or reason in SILENT or reason is EndReason.RUN_TIMEOUT:
             # The run does not wait for a sync handler that is out of time or has lost its lease.
             logger.info("run ended", extra=fields(task=run.task_id, run=run.run_id, reason=reason.value))
             task.cancel()
@@ -242,3 +231,26 @@ class Runner:
         """Write the outcome of a run whose handler continues although it was cancelled. The slot stays taken."""
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))
+
+
+def late_value(run: HeldRun, called: Called) -> Any:
+    """Return the value that a handler returned after its transaction had committed; None: there is nothing to store."""
+    if called.raised is not None:
+        logger.error(
+            "handler failed after its transaction had committed: the task stays SUCCESS",
+            extra=fields(task=run.task_id, run=run.run_id),
+            exc_info=called.raised,
+        )
+        return None
+    if run.has_result:
+        return None
+    if isinstance(called.returned, Next):
+        logger.error(
+            "Next came after the transaction had committed: call context.set_result(Next(...)) in the block",
+            extra=fields(task=run.task_id, run=run.run_id),
+        )
+        return None
+    value, _, refused = checked(called.returned)
+    if refused:
+        logger.error(refused, extra=fields(task=run.task_id, run=run.run_id))
+    return value

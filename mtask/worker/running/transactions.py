@@ -8,10 +8,12 @@ stores the id of the session in the task's document. So a worker that rescues th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
+from typing import Protocol
 from uuid import UUID
 
 from mtask.errors import Fail, LeaseLost, TransactionConflict
@@ -21,7 +23,6 @@ from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.store.driver.types import AsyncSession, SyncSession
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
-from mtask.worker.leases.pinger import Pinger
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import HeldRun
@@ -34,13 +35,26 @@ _MIN_CALL = timedelta(milliseconds=200)
 _MAX_SPENT = 100
 
 
+class Leases(Protocol):
+    """What a transaction asks of the pinger, or of what stands for it in an executor."""
+
+    def suspended(self, run: HeldRun) -> AbstractContextManager[None]:
+        """Send no ping for this run inside the `with` block."""
+
+    def apply(self, runs: Sequence[HeldRun], documents: Documents, sent: float | None) -> None:
+        """Apply the documents of these runs' tasks to the runs."""
+
+    def release(self, run: HeldRun) -> None:
+        """Ping this run no more: its transaction has committed."""
+
+
 class RunTransactions:
     """Begins and ends the transactions of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, pinger: Pinger, successes: Successes) -> None:
+    def __init__(self, stores: HandlerStores, leases: Leases, successes: Successes) -> None:
         self._stores = stores
         self._successes = successes
-        self._pinger = pinger
+        self._pinger = leases
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
         #: The sessions that will not be used again and that the server still keeps.
         self._spent: list[UUID] = []

@@ -6,6 +6,7 @@ For each task, the ledger also knows the time of this worker's latest news about
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from time import monotonic
 
 from mtask.worker.state.held_run import HeldRun
@@ -44,6 +45,11 @@ class Ledger:
     def runs(self) -> list[HeldRun]:
         """The runs whose handlers are under way."""
         return list(self.running.values())
+
+    @property
+    def held(self) -> Iterable[HeldRun]:
+        """The runs that this worker holds. Some may not have started yet."""
+        return self._held.values()
 
     def held_run(self, task_id: str) -> HeldRun | None:
         """Return the run of this task that this worker holds, or None. The run may not have started yet."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 #: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
 #: rank lower. The first worker that claims gets the task. The change stream tells the other workers.
@@ -63,6 +65,16 @@ class Entry:
         return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
 
+class IsolatedRoom(Protocol):
+    """The room for isolated handlers: they run in executors, and a worker has few of these."""
+
+    def isolates(self, name: str) -> bool:
+        """Whether tasks of this name run in executors."""
+
+    def count(self) -> int:
+        """Return the number of such tasks that the worker should claim now."""
+
+
 def _is_never_limited(_: str | None) -> bool:
     return False
 
@@ -76,8 +88,12 @@ class PreemptionQueue:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_limited: Callable[[str | None], bool] = _is_never_limited,
+        isolated: IsolatedRoom | None = None,
     ) -> None:
-        """`is_limited` tells whether a task of a queue may need a permit. Its argument is None for an unknown queue."""
+        """`is_limited` tells whether a task of a queue may need a permit. Its argument is None for an unknown queue.
+
+        `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
+        """
         self.capacity = capacity
         self._clock = clock
         self._is_limited = is_limited
@@ -85,9 +101,11 @@ class PreemptionQueue:
         self.has_more = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
-        #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. `take` returns tasks
-        #: from only one of the two heaps.
-        self._ready: tuple[_Ready, _Ready] = ([], [])
+        self._isolated = isolated
+        self._room = 0
+        #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. Two more such heaps
+        #: follow if the app has isolated handlers, for their tasks. `take` returns tasks from only one heap.
+        self._ready: tuple[_Ready, ...] = ([], []) if isolated is None else ([], [], [], [])
         self._sequence = 0
         #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks.
         self._ready_cnt = [0, 0]
@@ -157,8 +175,12 @@ class PreemptionQueue:
         although it has the same priority and has been due for longer.
         """
         self._promote(now)
-        heap, other = self._by_head()
-        first, rival = _head(heap), _head(other)
+        self._look_at_room()
+        heap, *others = self._by_head()
+        first = _head(heap)
+        rival = min(filter(None, map(_head, others)), key=_order, default=None)
+        if self._isolated is not None and first is not None and self._isolated.isolates(first.name):
+            limit = min(limit, self._room)
         taken: list[Entry] = []
         while first is not None and len(taken) < limit:
             entry = _head(heap)
@@ -176,6 +198,7 @@ class PreemptionQueue:
     def next_ready(self, now: float) -> float | None:
         """Return the seconds until the next task is ready; 0: a task is ready now; None: the queue is empty."""
         self._promote(now)
+        self._look_at_room()
         if _head(self._by_head()[0]) is not None:
             return 0.0
         while self._waiting and self._waiting[0][2].is_dropped:
@@ -220,13 +243,28 @@ class PreemptionQueue:
             if not entry.is_dropped:
                 entry.is_ready = True
                 self._ready_cnt[entry.rank > 0] += 1
-                heapq.heappush(self._ready[entry.rank > 0], (entry.order, sequence, entry))
+                heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
 
-    def _by_head(self) -> tuple[_Ready, _Ready]:
-        """Return the two heaps of ready tasks. The heap that holds the next task comes first."""
-        own, rest = self._ready
+    def _heap_of(self, entry: Entry) -> int:
+        is_isolated = self._isolated is not None and self._isolated.isolates(entry.name)
+        return (entry.rank > 0) + 2 * is_isolated
+
+    def _by_head(self) -> Sequence[_Ready]:
+        """Return the heaps of ready tasks. The heap that holds the next task comes first.
+
+        The tasks of isolated handlers are left out while there is no room for them.
+        """
+        own, rest = self._ready[:2]
+        if self._room > 0:
+            return sorted(self._ready, key=lambda heap: (0, heap[0]) if _head(heap) is not None else (1,))
         is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
         return (rest, own) if is_rest_first else (own, rest)
+
+    def _look_at_room(self) -> None:
+        """Note the room for isolated handlers, if some of their tasks are ready."""
+        if self._isolated is not None:
+            is_wanted = any(_head(heap) is not None for heap in self._ready[2:])
+            self._room = self._isolated.count() if is_wanted else 0
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
@@ -236,7 +274,7 @@ class PreemptionQueue:
     def _shrink(self) -> None:
         self._promote(self._clock())
         # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
-        ready = [item[2] for item in sorted([*self._ready[0], *self._ready[1]]) if not item[2].is_dropped]
+        ready = [item[2] for item in sorted(chain(*self._ready)) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         for entry in [*ready, *waiting][self.capacity :]:
             self._forget(entry)
@@ -252,6 +290,10 @@ class PreemptionQueue:
         for heap in self._ready:
             heap[:] = [item for item in heap if not item[2].is_dropped]
             heapq.heapify(heap)
+
+
+def _order(entry: Entry) -> tuple[int, bool, float]:
+    return entry.order
 
 
 def _head(heap: _Ready) -> Entry | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -144,3 +145,17 @@ def test_time_passes_for_calls_that_gather(mongo_uri: str) -> None:
         made.advance(timedelta(hours=2))
         assert made.client.publish(index, {"number": 4}, key="k", window=7200).updated
         assert [task.returns for task in made.run()] == [4]
+
+
+def test_isolated_handlers_run_in_this_process(mongo_uri: str) -> None:
+    app = App()
+    pids: list[int] = []
+
+    @app.task(isolation="process")
+    def isolated() -> None:
+        pids.append(os.getpid())
+
+    with bench(app, uri=mongo_uri) as made:
+        made.client.publish("isolated", key="1")
+        made.run()
+    assert pids == [os.getpid()]

@@ -48,7 +48,7 @@ def test_options_of_a_bare_document_are_those_given_and_the_defaults() -> None:
 
 
 def test_every_name_that_is_laid_in_has_a_handler() -> None:
-    assert set(app.handlers) == {"noop", "sync_noop", "echo", "hold", "note"}
+    assert set(app.handlers) == {"noop", "sync_noop", "echo", "hold", "note", "spin", "sync_hold", "sync_note"}
     assert not app.handlers["sync_noop"].is_async
     assert app.handlers["noop"].is_async
 

@@ -152,3 +152,51 @@ def test_task_whose_time_drifts_far_is_moved() -> None:
 def held_items(queue: PreemptionQueue) -> int:
     """Return how many items its heaps hold, those of dropped tasks among them."""
     return len(queue._waiting) + sum(len(heap) for heap in queue._ready)
+
+
+class _Room:
+    """Room for a number of tasks named `isolated`."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def isolates(self, name: str) -> bool:
+        return name == "isolated"
+
+    def count(self) -> int:
+        return self.left
+
+
+def test_tasks_of_isolated_handlers_stay_queued_while_there_is_no_room_and_others_pass_them() -> None:
+    room = _Room(0)
+    queue = PreemptionQueue(100, lambda: 10.0, isolated=room)
+    for number in range(3):
+        queue.push(f"i{number}", "isolated", 9, 1.0 + number, 0)
+    assert (queue.next_ready(10.0), queue.take(5, 10.0)) == (None, [])
+    queue.push("o1", "other", 0, 5.0, 0)
+    queue.push("o2", "other", 0, 50.0, 0)
+    assert queue.next_ready(10.0) == 0
+    assert [entry.task_id for entry in queue.take(5, 10.0)] == ["o1"]
+    assert queue.next_ready(10.0) == 40.0
+
+    room.left = 2
+    assert queue.next_ready(10.0) == 0
+    queue.push("o3", "other", 0, 5.0, 0)
+    assert [entry.task_id for entry in queue.take(5, 10.0)] == ["i0", "i1"]
+    room.left = 0
+    assert [entry.task_id for entry in queue.take(5, 10.0)] == ["o3"]
+    assert len(queue) == 2
+    assert queue.ready_count(10.0) == 1
+
+
+def test_tasks_of_isolated_handlers_take_their_turn_among_others() -> None:
+    queue = PreemptionQueue(100, lambda: 10.0, isolated=_Room(10))
+    for number, name in enumerate(["other", "isolated", "isolated", "other"]):
+        queue.push(f"{number}", name, 0, 1.0 + number, 0)
+    queue.push("first", "isolated", 5, 9.0, 1)
+    taken = []
+    while entries := queue.take(5, 10.0):
+        assert len({entry.name for entry in entries}) == 1
+        taken += [entry.task_id for entry in entries]
+    assert taken[0] == "first"
+    assert sorted(taken) == ["0", "1", "2", "3", "first"]

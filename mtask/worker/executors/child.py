@@ -1,0 +1,224 @@
+"""The process of an executor: `python -m mtask.worker.executors.child APP SOCKET PARENT`.
+
+It imports the app, calls the start hooks, and then runs one handler after another as its worker asks. It claims
+nothing, pings nothing and writes no outcome: only the transactions of handlers use the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from time import monotonic
+from typing import Any, NoReturn
+
+from mtask.app.app import App
+from mtask.app.hooks import Started
+from mtask.app.loader import load_app
+from mtask.errors import LeaseLost, RunCanceled
+from mtask.store.driver.translate import scrubbed
+from mtask.worker.executors.channel import Channel, Message
+from mtask.worker.executors.leases import RemoteLeases
+from mtask.worker.executors.messages import outcome_document, reason_in, task_in
+from mtask.worker.executors.processes import be_killed_first, end_with_parent
+from mtask.worker.log import FieldFormatter, fields, logger
+from mtask.worker.running.caller import Called, Caller
+from mtask.worker.running.handler_operations import RunOperations
+from mtask.worker.running.handler_stores import HandlerStores
+from mtask.worker.running.outcomes import failed
+from mtask.worker.running.runner import late_value
+from mtask.worker.running.successes import Successes
+from mtask.worker.running.transactions import RunTransactions
+from mtask.worker.state.held_run import EndReason, HeldRun
+
+#: The number of new objects between two garbage collections, as in a worker.
+_GC_THRESHOLD = 10_000
+#: The time after the end of the lease after which an executor exits by itself, in seconds. A worker that is not frozen
+#: has killed it by then.
+_FROZEN = 3.0
+
+
+class Child:
+    """What one executor does, in its event loop."""
+
+    def __init__(self, app_path: str, connected: socket.socket) -> None:
+        self._app_path = app_path
+        self._channel = Channel(connected, self._take, _exit_now)
+        self._over = asyncio.Event()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._run: HeldRun | None = None
+        self._app: App
+        self._started: Started
+        self._leases: RemoteLeases
+        self._stores: HandlerStores
+        self._caller: Caller
+        self._successes: Successes
+
+    async def live(self) -> None:
+        """Work until the worker says stop."""
+        self._channel.open()
+        await self._over.wait()
+
+    def _take(self, message: Message) -> None:
+        """Take a message of the worker."""
+        match message["kind"]:
+            case "hello":
+                self._begin(self._prepare(message))
+            case "run":
+                self._begin(self._live(message))
+            case "stop":
+                self._begin(self._stop())
+            case "paused":
+                self._leases.paused(message["run_id"], message["until"])
+            case kind:
+                run = self._run
+                if run is None or run.run_id != message["run_id"]:
+                    return  # the run is over already
+                if kind == "lease":
+                    run.trusted_until = max(run.trusted_until, message["until"])
+                elif kind == "end":
+                    run.end(reason_in(message) or EndReason.WORKER_STOP)
+
+    def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return task
+
+    async def _prepare(self, hello: Message) -> None:
+        """Import the app, call the start hooks, and tell the worker."""
+        try:
+            _start_logging(hello["log_level"], hello["own_log_level"])
+            self._app = app = load_app(self._app_path)
+            self._started = app.hooks.begin()
+            await self._started.start()
+        except BaseException as error:
+            reason = scrubbed(f"{type(error).__name__}: {error}")
+            self._channel.send({"kind": "unready", "reason": reason})
+            _exit_now(1)
+        worker_id = hello["worker_id"]
+        self._leases = RemoteLeases(self._channel.send, worker_id)
+        self._stores = stores = HandlerStores(hello["uri"], hello["database"], f"mtask-worker:{worker_id}")
+        self._successes = Successes(app.handlers)
+        leases = self._leases
+        transactions = RunTransactions(stores, leases, self._successes)
+        operations = RunOperations(stores, app.handlers)
+        values, around = self._started.values, app.around.run
+        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations)
+        gc.collect()
+        gc.freeze()
+        self._channel.send({"kind": "ready"})
+
+    # --- a run ----------------------------------------------------------------------------------------------
+
+    async def _live(self, message: Message) -> None:
+        """Run a handler, and tell the worker what came of it."""
+        task = task_in(message)
+        own = next(entry for entry in reversed(task.runs) if entry.run_id == message["run_id"])
+        run = HeldRun(task, own, self._app.handlers[task.name], 0.0)
+        run.trusted_until = message["until"]
+        run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
+        run.on_end = _ended
+        self._run = run
+        self._watch(run)
+        called = Called()
+        await self._caller.call(run, called)
+        try:
+            self._tell(run, called)
+        finally:
+            self._run = run.asyncio_task = None
+            called.raised = None
+
+    def _watch(self, run: HeldRun) -> None:
+        """Exit if the lease is over and the worker does not end the handler: it is frozen, and another has the task."""
+        if self._run is not run or run.succeeded_in_transaction:
+            return
+        left = run.trusted_until + _FROZEN - monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._watch, run)
+            return
+        logger.error("the lease is over and the worker is silent: the executor exits", extra=fields(task=run.task_id))
+        _exit_now(1)
+
+    def _tell(self, run: HeldRun, called: Called) -> None:
+        """Tell the worker that the handler is over. What was raised stays here: the worker gets an outcome."""
+        raised = called.raised
+        done: Message = {
+            "kind": "done",
+            "run_id": run.run_id,
+            "reason": None if run.end_reason is None else run.end_reason.name,
+            "progress": None if run.progress is None else dict(run.progress),
+            "is_committed": run.succeeded_in_transaction,
+        }
+        if run.succeeded_in_transaction:
+            done["late"] = late_value(run, called)
+        else:
+            is_known = isinstance(raised, LeaseLost | RunCanceled)
+            done["raised"] = None if raised is None else type(raised).__name__ if is_known else "other"
+            if raised is not None:
+                outcome, size = failed(run, raised), 0
+            else:
+                outcome, size = self._successes.outcome(run, run.result if run.has_result else called.returned)
+            done["outcome"], done["size"] = outcome_document(outcome), size
+        self._channel.send(done)
+
+    async def _stop(self) -> None:
+        await self._started.stop()
+        await self._stores.close()
+        self._caller.close()
+        self._over.set()
+
+
+def _ended(run: HeldRun, reason: EndReason) -> None:
+    """Cancel an async handler that is to end. A sync handler reads `is_cancelled`, or the worker kills this process."""
+    task = run.asyncio_task
+    if run.handler.is_async and task is not None and not run.succeeded_in_transaction:
+        task.cancel()
+
+
+def _start_logging(level: int, own_level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FieldFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("mtask").setLevel(own_level)
+
+
+def _exit_now(code: int = 0) -> NoReturn:
+    """Exit at once. The worker has gone, or this executor is of no use."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _main(app_path: str, descriptor: int) -> None:
+    await Child(app_path, socket.socket(fileno=descriptor)).live()
+
+
+def run() -> None:
+    """Run an executor until its worker lets it end."""
+    app_path, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    end_with_parent(parent)
+    be_killed_first()
+    # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
+    # A function and not SIG_IGN: the processes that handlers start do not inherit it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+    with asyncio.Runner() as runner:
+        job = runner.get_loop().create_task(_main(app_path, descriptor))
+        while not job.done():
+            try:
+                runner.get_loop().run_until_complete(job)
+            except (SystemExit, KeyboardInterrupt):
+                logger.exception("a handler's own task tried to exit the process")
+    _exit_now(0)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,62 @@
+"""The messages between a worker and an executor, as documents.
+
+A worker sends: `hello` (what the executor needs to start), `run`, `lease` (the lease holds until then), `end` (end the
+run, for this reason), `paused` (no ping of the run is sent now), `stop`.
+
+An executor sends: `ready`, `unready` (it cannot start), `progress`, `pause` (a transaction is about to begin),
+`renewed` (its lease, before a transaction), `committed`, `resume` (the transaction is over), `done`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from mtask.model.documents import StoredTask
+from mtask.model.status import RunStatus
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
+from mtask.worker.state.held_run import EndReason, HeldRun
+
+Message = dict[str, Any]
+_PLAIN = [field.name for field in fields(Outcome) if field.name not in ("status", "progress", "next")]
+
+
+def run_message(run: HeldRun) -> Message:
+    """Return the message that starts a run in an executor."""
+    # The params go beside the task and not through pydantic: they arrive exactly as they are stored.
+    task = run.task.model_dump(by_alias=True, exclude={"params"}, exclude_unset=True)
+    return {
+        "kind": "run",
+        "run_id": run.run_id,
+        "task": task,
+        "params": run.task.params,
+        "until": run.trusted_until,
+    }
+
+
+def task_in(message: Message) -> StoredTask:
+    """Return the task that a `run` message holds."""
+    return StoredTask.model_validate({**message["task"], "params": message["params"]})
+
+
+def outcome_document(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as a document. Its progress is left out: it has messages of its own."""
+    document = {name: getattr(outcome, name) for name in _PLAIN}
+    return {**document, "status": outcome.status.value, "next": None if outcome.next is None else outcome.next.parts()}
+
+
+def outcome_in(document: dict[str, Any]) -> Outcome:
+    """Return the outcome that such a document holds."""
+    owed = document["next"]
+    return Outcome(
+        status=RunStatus(document["status"]),  # type: ignore[arg-type]  # an executor makes only these three
+        next=None if owed is None else OwedTask(**owed),
+        **{name: document[name] for name in _PLAIN},
+    )
+
+
+def reason_in(message: Message) -> EndReason | None:
+    """Return the reason for which a message ends a run, if it names one."""
+    name = message.get("reason")
+    return None if name is None else EndReason[name]
