@@ -8,7 +8,7 @@ the same purpose as `/v1/tasks/NAME/KEY`.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode, urlsplit
 
 from fastapi import Path
@@ -108,46 +108,25 @@ def _segment(segment: object) -> object:
     return _decoded(segment) if isinstance(segment, str) else segment
 
 
+_DECODED = BeforeValidator(_segment)
+
+
+def _key_of(what: str) -> Any:
+    told = f"Key of the {what}, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes."
+    return Path(description=told, json_schema_extra=KEY)
+
+
+def _text(most: int, schema: dict[str, Any]) -> Any:
+    told = f"Printable text without a comma, of at most {most} bytes, as one segment."
+    return Path(description=told, json_schema_extra=schema)
+
+
 # The bounds are part of the OpenAPI document alone: the client checks them, with messages of its own.
 TaskName = Annotated[
-    str,
-    Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME),
-    BeforeValidator(_segment),
+    str, Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME), _DECODED
 ]
-TaskKey = Annotated[
-    str,
-    Path(
-        description="Key of the task, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
-        json_schema_extra=KEY,
-    ),
-    BeforeValidator(_segment),
-]
-NameSegment = Annotated[
-    str,
-    Path(description="Name of tasks.", json_schema_extra=NAME),
-    BeforeValidator(_segment),
-]
-FlowKey = Annotated[
-    str,
-    Path(
-        description="Key of the flow, as one segment: write `/` as `%2F` and `:` as `%3A`. At most 512 bytes.",
-        json_schema_extra=KEY,
-    ),
-    BeforeValidator(_segment),
-]
-ScheduleId = Annotated[
-    str,
-    Path(
-        description="Printable text without a comma, of at most 200 bytes, as one segment.",
-        json_schema_extra={**TEXT, "maxLength": MAX_ID_BYTES},
-    ),
-    BeforeValidator(_segment),
-]
-Segment = Annotated[
-    str,
-    Path(
-        description="Printable text without a comma, of at most 256 bytes, as one segment.",
-        json_schema_extra=TEXT,
-    ),
-    BeforeValidator(_segment),
-]
+TaskKey = Annotated[str, _key_of("task"), _DECODED]
+NameSegment = Annotated[str, Path(description="Name of tasks.", json_schema_extra=NAME), _DECODED]
+FlowKey = Annotated[str, _key_of("flow"), _DECODED]
+ScheduleId = Annotated[str, _text(MAX_ID_BYTES, {**TEXT, "maxLength": MAX_ID_BYTES}), _DECODED]
+Segment = Annotated[str, _text(256, TEXT), _DECODED]

@@ -68,8 +68,7 @@ def count(criteria: Mapping[str, Any], most: int = MOST) -> Operation[Count]:
 def _count(part: _Part, most: int, documents: int) -> Operation[tuple[Count, int]]:
     """Count the tasks of a part, at most `most`, and return the number of documents examined: at most `documents`."""
     if not part.tested:
-        found = yield from count_up_to(part.ranges, most + 1, part.index)
-        return Count(min(found, most), found > most), 0
+        return (yield from _count_keys(part.ranges, part.index, most)), 0
     bound = _KEYS if part.is_in_index else documents
     size = yield from count_up_to(part.ranges, bound + 1, part.index)
     examined = 0 if part.is_in_index else min(size, bound)
@@ -86,6 +85,12 @@ def _count(part: _Part, most: int, documents: int) -> Operation[tuple[Count, int
     rows = yield from by_index(tasks("rows", stages, hint=part.index))
     found = rows[0]["n"] if rows else 0
     return Count(min(found, most), found > most or size > bound), examined
+
+
+def _count_keys(ranges: Filter, index: str, most: int) -> Operation[Count]:
+    """Count the tasks in a range of an index, at most `most`. The index alone tells it."""
+    found = yield from count_up_to(ranges, most + 1, index)
+    return Count(min(found, most), found > most)
 
 
 def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
@@ -159,9 +164,9 @@ def queues(most: int = MOST) -> Operation[list[QueueCounts]]:
         counts: dict[TaskStatus, Count] = {}
         for status in sorted(FINAL_STATUSES):
             ranges = {"queue": queue, _STATUS: status.value, _FINISHED: {"$gte": FIRST_TIME}}
-            counts[status], _ = yield from _count(_Part(ranges, FINISHED_INDEX, {}), most, 0)
+            counts[status] = yield from _count_keys(ranges, FINISHED_INDEX, most)
         open_ones = {"queue": queue, NEXT: {"$gte": FIRST_TIME}}
-        is_open, _ = yield from _count(_Part(open_ones, DISCOVERY_INDEX, {}), most, 0)
+        is_open = yield from _count_keys(open_ones, DISCOVERY_INDEX, most)
         for status, (of_queues, is_more) in ((TaskStatus.RUNNING, running), (TaskStatus.WAITING, waiting)):
             counts[status] = Count(of_queues.get(queue, 0), is_more)
         held = counts[TaskStatus.RUNNING]

@@ -204,7 +204,7 @@ class Reads:
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
         counted = await self._counts.queues.get()
-        queues = queues_of(counted.value, (await self._counts.stats.get()).value, controls, workers, now)
+        queues = queues_of(counted.queues, await self._counts.stats.get(), controls, workers, now)
         names = [control for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
         return State(now, queues, workers, names, counted.time)

@@ -27,7 +27,7 @@ class Metrics:
 
     async def read(self) -> list[str]:
         """Return the lines of the metrics."""
-        queues = (await self._counts.queues.get()).value
+        queues = (await self._counts.queues.get()).queues
         workers = await self._client.workers()
         now = await self._client.server_time()
         lines = [

@@ -59,7 +59,7 @@ async def stats(counts: TheCounts) -> Any:
 
     At most 2,000 tasks of each status are counted. `is_more`: the status has more tasks, so the counts are incomplete.
     """
-    rows = (await counts.stats.get()).value
+    rows = await counts.stats.get()
     return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
 
 
@@ -68,16 +68,15 @@ async def queues(counts: TheCounts, client: TheClient) -> Any:
     """List queues with the numbers of their tasks by status and with their controls.
 
     In a large database, the numbers may be some minutes old. Each is at most 10,000; `more` names the statuses that may
-    have more tasks.
-    `oldest_preempt_time` is that of the tasks that any worker may take.
+    have more tasks. `oldest_preempt_time` is that of the tasks that any worker may take.
     """
     found: dict[str, dict[str, Any]] = {}
-    for counted in (await counts.queues.get()).value:
+    for counted in (await counts.queues.get()).queues:
         queue = found.setdefault(counted.queue, _queue(counted.queue))
         queue["counts"] = {status.value: count.count for status, count in counted.counts.items() if count.count}
         queue["more"] = [status.value for status, count in counted.counts.items() if count.is_more]
         queue["oldest_preempt_time"] = views.plain(counted.oldest_preempt_time)
-    for row in (await counts.stats.get()).value:
+    for row in await counts.stats.get():
         queue = found.setdefault(row.queue, _queue(row.queue))
         if row.stuck is not None and row.stuck not in queue["stuck"]:
             queue["stuck"].append(row.stuck)

@@ -52,6 +52,8 @@ class Child:
         self._over = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._run: HeldRun | None = None
+        #: The timer that looks whether the lease of the run is over.
+        self._watching: asyncio.TimerHandle
         self._app: App
         self._started: Started
         self._leases: RemoteLeases
@@ -132,15 +134,16 @@ class Child:
             self._tell(run, called)
         finally:
             self._run = run.asyncio_task = None
+            self._watching.cancel()  # else the timer would keep the run and its params until the end of the lease
             called.raised = None
 
     def _watch(self, run: HeldRun) -> None:
         """Exit if the lease is over and the worker does not end the handler: it is frozen, and another has the task."""
-        if self._run is not run or run.succeeded_in_transaction:
-            return
         left = run.trusted_until + _FROZEN - monotonic()
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._watch, run)
+            self._watching = asyncio.get_running_loop().call_later(left, self._watch, run)
+            return
+        if run.succeeded_in_transaction:
             return
         logger.error("the lease is over and the worker is silent: the executor exits", extra=fields(task=run.task_id))
         _exit_now(1)
