@@ -59,6 +59,10 @@ pythons-all: $(VENV)/.dev-ready ## The same on each other Python from 3.11 to 3.
 chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
+.PHONY: upgrade
+upgrade: $(VENV)/.dev-ready ## Roll workers from the former version to this one and back, under load: make upgrade [MINUTES=15] [SEED=n]
+	python -m tests.faults.upgrade --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: web-fuzz
 web-fuzz: $(VENV)/.dev-ready ## Send hostile requests to the API and the page: make web-fuzz [MINUTES=15] [SEED=n]
 	python -m tests.faults.web_fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
