@@ -18,8 +18,8 @@ from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: The settings that name a program to run, or let somebody in. They are ignored in a `.env` file.
-_NOT_FROM_FILE = frozenset({"mongod", "web_tokens"})
+#: The settings that name a program to run or a file to write, or let somebody in. They are ignored in a `.env` file.
+_NOT_FROM_FILE = frozenset({"mongod", "web_tokens", "health_file"})
 
 
 class Settings(BaseSettings):
@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
     callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
     callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
+    health_file: Path | None = Field(default=None, description="file that tells probes of the worker's health")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

@@ -109,6 +109,10 @@ def main(
             "MTASK_CALLBACK_SECRETS holds them."
         ),
     ] = None,
+    health_file: Annotated[
+        Path | None,
+        typer.Option(help="Tell probes of this process's health in this file; mtask-health reads it. [none]"),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
@@ -133,6 +137,7 @@ def main(
         "callbacks": callbacks,
         "callback_networks": callback_networks,
         "callback_secret_file": callback_secret_file,
+        "health_file": health_file,
         "log_level": log_level,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -141,6 +146,11 @@ def main(
         raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
     if not 1 <= settings.processes <= _MAX_PROCESSES:
         raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
+    if settings.health_file is not None and settings.processes > 1:
+        raise InvalidInput(
+            "--health-file with --processes: each process needs a file of its own. Start one in each container.",
+            field="health_file",
+        )
     loaded = load_app(settings.app)
     options = _options(settings)
     if settings.processes > 1:
@@ -175,6 +185,7 @@ def _options(settings: Settings) -> WorkerOptions:
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=_exit_now,
         callbacks=_callbacks(settings),
+        health_file=settings.health_file,
         executors=ExecutorOptions(
             settings.app,
             settings.isolation,  # type: ignore[arg-type]  # checked there

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
@@ -40,6 +41,8 @@ class WorkerOptions:
     callbacks: CallbackOptions | None = None
     #: Which handlers run in child processes, and in how many.
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
+    #: The file that tells probes of the worker's health. None: there is none.
+    health_file: Path | None = None
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

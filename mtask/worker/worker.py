@@ -24,6 +24,8 @@ from mtask.worker.state.held_run import EndReason
 from mtask.worker.state.scope import Scope, Vitals
 from mtask.worker.state.tempo import Tempo
 from mtask.worker.state.timing import enduring
+from mtask.worker.upkeep import health
+from mtask.worker.upkeep.health import HealthFile
 
 Document = dict[str, Any]
 
@@ -52,6 +54,8 @@ class Worker:
         self.queues = options.checked_queues(app)
         self.worker_id = options.checked_worker_id()
         options.checked_executors(app)
+        if options.health_file is not None:
+            health.check(options.health_file)
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
@@ -143,6 +147,7 @@ class Worker:
 
     async def _serve(self, parts: Parts) -> None:
         parts.pinger.start()
+        health_file = self._health_file(parts)
         logger.info(
             "worker started",
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
@@ -172,7 +177,17 @@ class Worker:
             parts.runner.close()
             self._set_status(WorkerStatus.STOPPED)
             await parts.registrar.leave(heartbeat(parts.scope))
+            if health_file is not None:
+                await asyncio.to_thread(health_file.stop)
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+
+    def _health_file(self, parts: Parts) -> HealthFile | None:
+        path = self._options.health_file
+        if path is None:
+            return None
+        made = HealthFile(path, self.worker_id, self._vitals, parts.pinger)
+        made.start()
+        return made
 
     async def _work(self, parts: Parts) -> None:
         """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""

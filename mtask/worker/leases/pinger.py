@@ -74,6 +74,8 @@ class Pinger:
         self._apart: ThreadPoolExecutor | None = None
         self._wake_at = 0.0
         self._next_beat = monotonic() + self._interval
+        # The worker has just registered, so the database has answered.
+        self._answered, self._is_answered = monotonic(), True
         self._is_stopped = self._is_resting = self._is_working = False
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._thread = threading.Thread(target=self._loop, name="mtask-pinger", daemon=True)
@@ -101,6 +103,16 @@ class Pinger:
             self._thread.join(timeout=_MAX_CALL * 2)
         if self._apart is not None:
             self._apart.shutdown(cancel_futures=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def answered(self) -> tuple[float, bool]:
+        """When the database last answered a heartbeat (monotonic seconds), and whether it answered the last one."""
+        return self._answered, self._is_answered
 
     def hold(self, run: HeldRun) -> None:
         """Ping this run from now on."""
@@ -377,9 +389,11 @@ class Pinger:
         try:
             document = self._store.run(workers.heartbeat(self._registration, heartbeat(self._scope)))
         except MtaskError as error:
+            self._is_answered = False
             logger.warning("heartbeat failed, will be sent again", extra=fields(reason=str(error)))
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
+        self._answered, self._is_answered = monotonic(), True
         if not self._worker_loop.is_closed():
             with suppress(RuntimeError):  # the event loop has closed just now
                 self._worker_loop.call_soon_threadsafe(self._scope.signals.heartbeat_answered.send, document)

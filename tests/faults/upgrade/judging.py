@@ -40,12 +40,14 @@ def judge(client: Client, folder: Path, killed: Sequence[Process]) -> Verdict:
     published = list(_lines(folder, "publisher-*.jsonl"))
     notes = sorted(_lines(folder, "handlers-*.jsonl"), key=lambda note: note["at"])
     deaths = {process.popen.pid: process.killed for process in killed if process.killed is not None}
-    effects = Counter(effect["task_id"] for effect in client.tasks.database["effects"].find())
-    spans = _spans(notes, deaths)
+    written = [(effect["task_id"], effect["run_id"]) for effect in client.tasks.database["effects"].find()]
+    effects = Counter(task_id for task_id, _ in written)
+    lapsed = {run["run_id"] for document in documents.values() for run in _runs(document) if run["status"] == "TIMEOUT"}
+    spans = _spans(notes, deaths, lapsed)
     verdict = Verdict(_figures(documents, published, notes, deaths))
     verdict.violations += _publishing(documents, published)
     verdict.violations += _documents(documents, effects)
-    verdict.violations += _handlers(documents, notes, spans)
+    verdict.violations += _handlers(documents, notes, spans, {run_id for _, run_id in written})
     verdict.violations += _limit(spans)
     verdict.violations += _schedule(documents, client)
     return verdict
@@ -110,18 +112,23 @@ def _documents(documents: dict[str, Document], effects: Counter[str]) -> Iterato
             yield f"twice: {task_id} has {effects[task_id]} effects of its transaction"
 
 
-def _spans(notes: list[Document], deaths: dict[int, float]) -> dict[str, list[Span]]:
-    """Return the times of the handlers of each task. A handler that notes no end ended with its process."""
+def _spans(notes: list[Document], deaths: dict[int, float], lapsed: set[str]) -> dict[str, list[Span]]:
+    """Return the times of the handlers of each task, without those of runs that lost their lease.
+
+    A handler that notes no end ended with its process.
+    """
     ends = {(note["run_id"], note["pid"]): note["at"] for note in notes if note["event"] != "start"}
     found: dict[str, list[Span]] = defaultdict(list)
     for note in notes:
-        if note["event"] == "start":
+        if note["event"] == "start" and note["run_id"] not in lapsed:
             end = ends.get((note["run_id"], note["pid"]), deaths.get(note["pid"], inf))
             found[note["task_id"]].append((note["at"], end))
     return found
 
 
-def _handlers(documents: dict[str, Document], notes: list[Document], spans: dict[str, list[Span]]) -> Iterator[str]:
+def _handlers(
+    documents: dict[str, Document], notes: list[Document], spans: dict[str, list[Span]], committed: set[str]
+) -> Iterator[str]:
     runs = {run["run_id"]: run for document in documents.values() for run in _runs(document)}
     starts = Counter(note["run_id"] for note in notes if note["event"] == "start")
     returned = {note["run_id"] for note in notes if note["event"] == "end"}
@@ -131,7 +138,9 @@ def _handlers(documents: dict[str, Document], notes: list[Document], spans: dict
         if count > 1:
             yield f"twice: the run {run_id} has called its handler {count} times"
     for run_id, run in runs.items():
-        if run["status"] == "SUCCESS" and run_id not in returned:
+        # A transaction makes its run SUCCESS before the handler returns, and its process may die in between.
+        is_backed = run_id in starts if run_id in committed else run_id in returned
+        if run["status"] == "SUCCESS" and not is_backed:
             yield f"lost: the run {run_id} is SUCCESS, and no handler has returned"
     for task_id, document in documents.items():
         if document["task_option"]["concurrent_worker_cnt"] > 1:

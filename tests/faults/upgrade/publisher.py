@@ -57,7 +57,7 @@ def main(name: str, uri: str, database: str, folder: str, rate: str, seed: str) 
                 return
             key = f"shared/{number}" if number % 3 == 0 else f"{name}/{os.getpid()}/{number}"
             kind, params, options = task(number, int(seed), database)
-            note = {"task_id": f"{kind}:{key}", "created": None}
+            note: dict[str, Any] = {"task_id": f"{kind}:{key}", "created": None}
             try:
                 note["created"] = client.publish(kind, params, key=key, **options).created
             except MtaskError as error:
