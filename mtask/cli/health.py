@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 
-from mtask.model.health import MAX_AGE, parsed
+from mtask.health import MAX_AGE, files_of_processes, parsed
 
 _HELP = """Tell whether a worker that runs with --health-file is well.
 
-Without a flag: whether it is alive, so whether its event loop turns. A database that is away does not count: a restart
-would not help. With --ready: whether it can take tasks, so whether it runs and the database answers.
+Without a flag: whether it is alive, so whether its event loop turns. A database that is away does not count, as a restart
+would not help. With --ready: whether it can take tasks, so whether it runs and the database answers. Of a supervisor's
+processes, each must be well.
 
 Exit codes: 0 yes, 1 no, 2 wrong usage.
 """
@@ -33,19 +35,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--max-age", metavar="SECONDS", type=_seconds, default=MAX_AGE, help=f"greatest age of the file [{MAX_AGE:g}]"
     )
     given = parser.parse_args(arguments)
+    path = Path(given.file)
+    answers = [_probed(each, given.max_age, wants_ready=given.ready) for each in files_of_processes(path) or [path]]
+    refused = [reason for is_well, reason in answers if not is_well]
+    for line in refused:
+        print(f"no: {line}", file=sys.stderr)  # noqa: T201 a command prints
+    if not refused:
+        print("\n".join(f"yes: {line}" for _, line in answers))  # noqa: T201 a command prints
+    return 1 if refused else 0
+
+
+def _probed(path: Path, max_age: float, *, wants_ready: bool) -> tuple[bool, str]:
+    """Return whether the worker of this file is well, and a line that says so or why not."""
     try:
-        with open(given.file, encoding="utf-8") as file:
-            health = parsed(file.read())
+        health = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return _say(f"no: there is no file {given.file!r}: the worker has not started, or has stopped")
+        return False, f"there is no file {str(path)!r}: the worker has not started, or has stopped"
     except (OSError, ValueError) as error:
-        return _say(f"no: {given.file!r} is no health file that can be read: {error}")
+        return False, f"{str(path)!r} is no health file that can be read: {error}"
     now = monotonic()
-    reason = health.not_ready(now, given.max_age) if given.ready else health.not_alive(now, given.max_age)
+    reason = health.not_ready(now, max_age) if wants_ready else health.not_alive(now, max_age)
     if reason is not None:
-        return _say(f"no: {reason}")
-    print(f"yes: worker {health.worker_id!r} is {health.status}")  # noqa: T201 a command prints
-    return 0
+        return False, f"worker {health.worker_id!r}: {reason}"
+    return True, f"worker {health.worker_id!r} is {health.status}"
 
 
 def _seconds(text: str) -> float:
@@ -53,11 +65,6 @@ def _seconds(text: str) -> float:
     if not 0 < value <= 86_400:
         raise argparse.ArgumentTypeError(f"{text}: use a number of seconds up to 86400")
     return value
-
-
-def _say(message: str) -> int:
-    print(message, file=sys.stderr)  # noqa: T201 a command prints
-    return 1
 
 
 def run() -> None:

@@ -46,6 +46,9 @@ _MAX_TIMEOUT = 86_400
 #: time.
 _GC_THRESHOLD = 10_000
 
+#: The settings that differ between the processes of a supervisor.
+_OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"})
+
 cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -111,7 +114,7 @@ def main(
     ] = None,
     health_file: Annotated[
         Path | None,
-        typer.Option(help="Tell probes of this process's health in this file; mtask-health reads it. [none]"),
+        typer.Option(help="File that tells mtask-health of this worker; with --processes, FILE.0 and so on. [none]"),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -146,11 +149,6 @@ def main(
         raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
     if not 1 <= settings.processes <= _MAX_PROCESSES:
         raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
-    if settings.health_file is not None and settings.processes > 1:
-        raise InvalidInput(
-            "--health-file with --processes: each process needs a file of its own. Start one in each container.",
-            field="health_file",
-        )
     loaded = load_app(settings.app)
     options = _options(settings)
     if settings.processes > 1:
@@ -234,11 +232,13 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     if options.queues is not None:
         shared += ["--queues", ",".join(options.queues)]
-    own = [
-        ["--worker-id", f"{settings.worker_id}-{index}"] if settings.worker_id else []
-        for index in range(settings.processes)
-    ]
-    environment = {name: value for name, value in os.environ.items() if name != "MTASK_WORKER_ID"}
+    own: list[list[str]] = [[] for _ in range(settings.processes)]
+    for index, flags_of_one in enumerate(own):
+        if settings.worker_id:
+            flags_of_one += ["--worker-id", f"{settings.worker_id}-{index}"]
+        if settings.health_file is not None:
+            flags_of_one += ["--health-file", f"{settings.health_file}.{index}"]
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
     return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from mtask.cli.health import main
+from mtask.health import Health
 from mtask.local import ReplicaSet
 from tests.mongo import eventually
 from tests.workers import Stage, open_stage
@@ -61,17 +60,20 @@ def test_worker_whose_database_is_away_is_alive_and_not_ready(
         assert is_alive(path)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--health-file", "/proc/none/health"], "is no folder that this process may write into"),
-        (["--processes", "2", "--health-file", "h"], "each process needs a file of its own"),
-    ],
-)
-def test_health_file_that_cannot_be_written_ends_the_start_with_a_clear_error(
-    stage: Stage, flags: list[str], message: str
-) -> None:
-    refused = stage.launch("A", *flags)
+def test_each_process_of_a_supervisor_has_a_health_file(stage: Stage) -> None:
+    path = stage.folder / "health"
+    (stage.folder / "health.7").write_text(Health("former", 1, "running", 0.0, 0.0, is_answered=True).dumped())
+    # The environment names the file as well, as in the image.
+    variables = {"MTASK_HEALTH_FILE": str(path)}
+    worker = stage.launch("A", "--processes", "2", "--shutdown-timeout", "5", environment=variables)
+    eventually(lambda: len(list(stage.folder.glob("health.?"))) == 2 and is_ready(path), message="both ready")
+    worker.terminate()
+    assert worker.wait() == 0
+    assert not list(stage.folder.glob("health*"))
+
+
+def test_health_file_that_cannot_be_written_ends_the_start_with_a_clear_error(stage: Stage) -> None:
+    refused = stage.launch("A", "--health-file", "/proc/none/health")
     assert refused.wait() == 2
-    assert message in refused.log
+    assert "is no folder that this process may write into" in refused.log
     assert "Traceback" not in refused.log

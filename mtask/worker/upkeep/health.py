@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from mtask.errors import InvalidInput, shown
-from mtask.model.health import Health, parsed
+from mtask.health import Health, files_of_processes, parsed
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Vitals
@@ -65,7 +65,7 @@ class HealthFile:
         status = self._vitals.status.value
         health = Health(self._worker_id, os.getpid(), status, monotonic(), answered, is_answered)
         # Written beside the file and renamed: a probe never reads half of it.
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        beside = self._path.with_name(f"{self._path.name}.new")
         try:
             beside.write_text(health.dumped(), encoding="utf-8")
             beside.replace(self._path)
@@ -86,6 +86,8 @@ def check(path: Path) -> None:
         remedy = "Name a file of its own in a folder that this process may write into."
         raise InvalidInput(f"--health-file {shown(str(path))}: {reason}. {remedy}", field="health_file")
     discard(path)
+    for former in files_of_processes(path):
+        discard(former)
 
 
 def _reason_against(path: Path) -> str | None:

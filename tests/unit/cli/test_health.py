@@ -11,7 +11,7 @@ import pytest
 
 from mtask.cli.health import main
 from mtask.errors import InvalidInput
-from mtask.model.health import Health
+from mtask.health import Health
 from mtask.worker.upkeep.health import check
 
 
@@ -34,7 +34,7 @@ def test_probe_says_why_not(tmp_path: Path, well: Path, capsys: pytest.CaptureFi
     foreign.write_bytes(b"\xff\x00")
     for arguments, answer in (
         ([str(tmp_path / "none\n")], "the worker has not started, or has stopped"),
-        ([str(stopping), "--ready"], "no: the worker is stopping"),
+        ([str(stopping), "--ready"], "no: worker 'w1': it is stopping"),
         ([str(foreign)], "is no health file that can be read"),
         ([str(tmp_path)], "is no health file that can be read"),
     ):
@@ -43,6 +43,20 @@ def test_probe_says_why_not(tmp_path: Path, well: Path, capsys: pytest.CaptureFi
         assert answer in printed.err
         assert printed.err.count("\n") == 1
         assert printed.out == ""
+
+
+def test_each_process_of_a_supervisor_must_be_well(well: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in (0, 1):
+        well.with_name(f"health.{index}").write_text(well.read_text().replace("w1", f"w-{index}"))
+    well.unlink()
+    assert main([str(well)]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "yes: worker 'w-0' is running",
+        "yes: worker 'w-1' is running",
+    ]
+    well.with_name("health.1").write_text(well.with_name("health.0").read_text().replace("running", "ready"))
+    assert main([str(well), "--ready"]) == 1
+    assert capsys.readouterr().err == "no: worker 'w-0': it is ready\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--max-age", "0"], ["a", "--max-age", "nan"], ["-x"]])

@@ -1,4 +1,4 @@
-"""The health of a worker process, as its health file tells it, and the judgement of probes.
+"""The health of a worker process, as its health file tells it, and the judgement of a probe.
 
 The times are of the machine's monotonic clock, which all its processes share: a change of the wall clock makes no
 worker look dead.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 #: The age from which a health file counts as stale, in seconds.
 MAX_AGE = 60.0
@@ -41,10 +42,15 @@ class Health:
         """Return why the worker cannot take tasks now, or None if it can."""
         reason = self.not_alive(now, max_age)
         if reason is None and self.status != "running":
-            return f"the worker is {self.status}"
+            return f"it is {self.status}"
         if reason is None and not (self.is_answered and now - self.answered <= max_age):
             return f"the database has not answered for {now - self.answered:.0f} s"
         return reason
+
+
+def files_of_processes(path: Path) -> list[Path]:
+    """Return the health files of the processes of a supervisor that was given this path."""
+    return [found for found in path.parent.glob(f"{path.name}.*") if found.suffix[1:].isdigit()]
 
 
 def parsed(text: str) -> Health:
