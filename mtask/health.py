@@ -42,7 +42,7 @@ class Health:
         """Return why the worker cannot take tasks now, or None if it can."""
         reason = self.not_alive(now, max_age)
         if reason is None and self.status != "running":
-            return f"it is {self.status}"
+            return f"its status is {self.status}, not running"
         if reason is None and not (self.is_answered and now - self.answered <= max_age):
             return f"the database has not answered for {now - self.answered:.0f} s"
         return reason

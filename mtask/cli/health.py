@@ -16,7 +16,7 @@ from mtask.health import MAX_AGE, files_of_processes, parsed
 
 _HELP = """Tell whether a worker that runs with --health-file is well.
 
-Without a flag: whether it is alive, so whether its event loop turns. A database that is away does not count, as a restart
+Without a flag: whether it is alive, so whether its event loop turns. A database that is away does not count: a restart
 would not help. With --ready: whether it can take tasks, so whether it runs and the database answers. Of a supervisor's
 processes, each must be well.
 

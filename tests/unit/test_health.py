@@ -26,7 +26,7 @@ def test_worker_whose_database_is_away_is_alive_and_not_ready(health: Health) ->
 @pytest.mark.parametrize("status", ["ready", "stopping", "stopped"])
 def test_worker_that_starts_or_stops_is_alive_and_not_ready(status: str) -> None:
     assert replace(WELL, status=status).not_alive(1010.0) is None
-    assert replace(WELL, status=status).not_ready(1010.0) == f"it is {status}"
+    assert replace(WELL, status=status).not_ready(1010.0) == f"its status is {status}, not running"
 
 
 @pytest.mark.parametrize("now", [1000.0 + MAX_AGE + 0.1, 999.0, 3.0])

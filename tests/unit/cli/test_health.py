@@ -34,7 +34,7 @@ def test_probe_says_why_not(tmp_path: Path, well: Path, capsys: pytest.CaptureFi
     foreign.write_bytes(b"\xff\x00")
     for arguments, answer in (
         ([str(tmp_path / "none\n")], "the worker has not started, or has stopped"),
-        ([str(stopping), "--ready"], "no: worker 'w1': it is stopping"),
+        ([str(stopping), "--ready"], "no: worker 'w1': its status is stopping, not running"),
         ([str(foreign)], "is no health file that can be read"),
         ([str(tmp_path)], "is no health file that can be read"),
     ):
@@ -56,7 +56,7 @@ def test_each_process_of_a_supervisor_must_be_well(well: Path, capsys: pytest.Ca
     ]
     well.with_name("health.1").write_text(well.with_name("health.0").read_text().replace("running", "ready"))
     assert main([str(well), "--ready"]) == 1
-    assert capsys.readouterr().err == "no: worker 'w-0': it is ready\n"
+    assert capsys.readouterr().err == "no: worker 'w-0': its status is ready, not running\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--max-age", "0"], ["a", "--max-age", "nan"], ["-x"]])
