@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.acceptance.conftest import Report
-from tests.mongo import eventually
+from tests.mongo import Document, eventually
 from tests.workers import ROOT, Stage, runs_of
 
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def test_worker_has_as_many_connections_and_streams_as_the_page_says(stage: Stag
         "appName": "mtask-worker:counted",
         "cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True},
     }
-    pipeline = [{"$currentOp": {"allUsers": True, "idleCursors": True}}, {"$match": streams}]
+    pipeline: list[Document] = [{"$currentOp": {"allUsers": True, "idleCursors": True}}, {"$match": streams}]
     cursors = stage.mongo.admin.aggregate(pipeline)
     assert len({operation["cursor"]["cursorId"] for operation in cursors}) == 1
 
