@@ -1,0 +1,59 @@
+"""Mutations of what deploying rests on: health files, and versions beside each other."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_HEALTH = "mtask/health.py"
+_FILE = "mtask/worker/upkeep/health.py"
+_PROBE = "mtask/cli/health.py"
+
+_UNIT_TESTS = "tests/unit/test_health.py"
+_PROBE_TESTS = "tests/unit/cli/test_health.py"
+_PROCESS_TESTS = "tests/acceptance/test_34_health.py"
+
+DEPLOYING_MUTATIONS = (
+    Mutation(
+        "alive-though-blocked",
+        "A worker whose event loop a handler blocks looks alive.",
+        (Edit(_FILE, "            self._has_turned.wait()\n", "            self._has_turned.wait(0)\n"),),
+        (f"{_PROCESS_TESTS}::test_frozen_worker_is_not_alive_and_a_stopped_one_leaves_no_file",),
+    ),
+    Mutation(
+        "dead-without-database",
+        "A database that is away makes Kubernetes restart all workers.",
+        (Edit(_HEALTH, "if not 0 <= now - self.written <= max_age:",
+              "if not (0 <= now - self.written <= max_age and self.is_answered):"),),
+        (f"{_UNIT_TESTS}::test_worker_whose_database_is_away_is_alive_and_not_ready",),
+    ),
+    Mutation(
+        "ready-without-database",
+        "A worker that cannot reach the database looks ready, and a rollout goes on.",
+        (Edit(_HEALTH, "not (self.is_answered and now - self.answered <= max_age)", "not self.worker_id"),),
+        (f"{_UNIT_TESTS}::test_worker_whose_database_is_away_is_alive_and_not_ready",),
+    ),
+    Mutation(
+        "alive-before-a-restart",
+        "A file of before a restart of the machine, whose clock began anew, looks fresh.",
+        (Edit(_HEALTH, "if not 0 <= now - self.written <= max_age:", "if not now - self.written <= max_age:"),),
+        (f"{_UNIT_TESTS}::test_old_file_and_one_of_before_a_restart_of_the_machine_are_stale",),
+    ),
+    Mutation(
+        "one-of-several-is-well",
+        "One process of a supervisor that is well hides the others.",
+        (Edit(_PROBE, "return 1 if refused else 0", "return 1 if len(refused) == len(answers) else 0"),),
+        (f"{_PROBE_TESTS}::test_each_process_of_a_supervisor_must_be_well",),
+    ),
+    Mutation(
+        "health-file-over-anything",
+        "A wrong --health-file removes a file that is no health file.",
+        (Edit(_FILE, 'return "it is there, and is no health file"', "return None"),),
+        (f"{_PROBE_TESTS}::test_worker_refuses_a_health_file_that_would_overwrite_another_file",),
+    ),
+    Mutation(
+        "older-validators-put-back",
+        "An older worker that starts beside newer ones puts its own validators back.",
+        (Edit("mtask/store/layout/setup.py", 'if ours and int(ours["revision"]) > SCHEMA_REVISION:', "if False:"),),
+        ("tests/integration/store/layout/test_setup.py::test_a_newer_revision_of_the_same_schema_version_is_left_as_it_is",),
+    ),
+)  # fmt: skip
