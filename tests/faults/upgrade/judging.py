@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -18,6 +18,8 @@ from tests.faults.upgrade.rolling import Process
 
 Document = dict[str, Any]
 Span = tuple[float, float]
+#: From when until when nobody may claim from the narrow queue, by the server's clock.
+Pause = tuple[datetime, datetime]
 
 
 @dataclass(slots=True)
@@ -34,8 +36,14 @@ class Verdict:
         return "\n".join([*lines, "NOT CLEAN" if self.violations else "CLEAN: nothing lost, nothing twice"])
 
 
-def judge(client: Client, folder: Path, killed: Sequence[Process]) -> Verdict:
-    """Judge the run whose ledgers lie in this folder, after its end."""
+def judge(
+    client: Client, folder: Path, killed: Sequence[Process], pauses: Sequence[Pause] = (), limited_from: float = 0.0
+) -> Verdict:
+    """Judge the run whose ledgers lie in this folder, after its end.
+
+    `limited_from`: when the limit of the narrow queue was in force (monotonic seconds). Runs that began before it may
+    be more.
+    """
     documents = {document["_id"]: document for document in client.tasks.find()}
     published = list(_lines(folder, "publisher-*.jsonl"))
     notes = sorted(_lines(folder, "handlers-*.jsonl"), key=lambda note: note["at"])
@@ -48,7 +56,8 @@ def judge(client: Client, folder: Path, killed: Sequence[Process]) -> Verdict:
     verdict.violations += _publishing(documents, published)
     verdict.violations += _documents(documents, effects)
     verdict.violations += _handlers(documents, notes, spans, {run_id for _, run_id in written})
-    verdict.violations += _limit(spans)
+    verdict.violations += _limit(spans, limited_from)
+    verdict.violations += _paused(documents, pauses)
     verdict.violations += _schedule(documents, client)
     return verdict
 
@@ -154,12 +163,13 @@ def _handlers(
             yield f"twice: {ended} handlers of {task_id} returned, and {excused} of its runs lapsed"
 
 
-def _limit(spans: dict[str, list[Span]]) -> Iterator[str]:
+def _limit(spans: dict[str, list[Span]], limited_from: float) -> Iterator[str]:
     moments = [
         moment
         for task_id, own in spans.items()
         if task_id.startswith(f"{NARROW}:")
         for start, end in own
+        if start >= limited_from
         for moment in ((start, 1), (end, -1))
     ]
     at_once = 0
@@ -167,6 +177,13 @@ def _limit(spans: dict[str, list[Span]]) -> Iterator[str]:
         at_once += step
         if at_once > WIDTH:
             yield f"{at_once} runs of the queue {NARROW} at once, at {at:.3f}"
+
+
+def _paused(documents: dict[str, Document], pauses: Sequence[Pause]) -> Iterator[str]:
+    for task_id, document in documents.items():
+        for run in _runs(document) if document["queue"] == NARROW else ():
+            if any(paused < run["claim_time"] < resumed for paused, resumed in pauses):
+                yield f"{task_id} was claimed at {run['claim_time']}, while its queue was paused"
 
 
 def _schedule(documents: dict[str, Document], client: Client) -> Iterator[str]:

@@ -97,8 +97,11 @@ class Fleet:
         self.say(f"{name}: {process.version.name} {'killed' if is_killed else 'stopped'}")
         assert code == (-signal.SIGKILL if is_killed else 0), f"{name} ended with {code}: {self._log(name)}"
 
-    def roll(self, version: Version, chance: Random) -> None:
-        """Replace each worker that is of another version, one after the other; some of them are killed."""
+    def roll(self, version: Version, chance: Random, mixed: Callable[[], object]) -> None:
+        """Replace each worker that is of another version, one after the other; some of them are killed.
+
+        `mixed` is called when the first worker is replaced, so while workers of both versions live.
+        """
         names = sorted(name for name, worker in self.workers.items() if worker.version != version)
         chance.shuffle(names)
         kills = [chance.random() < _KILLED for _ in names]
@@ -107,6 +110,8 @@ class Fleet:
         for name, is_killed in zip(names, kills, strict=True):
             self.end_worker(name, is_killed=is_killed)
             self.start_worker(name, version)
+            if name == names[0]:
+                mixed()
 
     def stop_publishers(self) -> None:
         """Stop the publishers in order."""

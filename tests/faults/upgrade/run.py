@@ -10,13 +10,16 @@ from random import Random
 
 from mtask import Client, Flow
 from mtask.errors import WorkersTooOld
-from tests.faults.upgrade.judging import Verdict, judge
+from tests.faults.upgrade.app import NARROW
+from tests.faults.upgrade.judging import Pause, Verdict, judge
 from tests.faults.upgrade.rolling import Fleet, narrow_queue
 from tests.faults.upgrade.versions import NEW, Version, former
 from tests.mongo import PATIENCE, eventually
 
 #: Tasks of the former version that are there before a worker of this version starts.
 _FILLED = 30
+#: The time for which the narrow queue is paused, in seconds.
+_PAUSED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,25 @@ def run(uri: str, database: str, plan: Plan, say: Callable[[str], object] = prin
             client.init()  # as `mtask init`: first of all, while every worker is still an old one
             say("validators and indexes are those of this version")
             narrow_queue(client)
+            limited_from = time.monotonic()
             assert _is_refused(client), "a flow was published while old workers live"
             fleet.start_publisher(NEW)
-            turns = 0
+            turns, pauses = 0, list[Pause]()
+
+            def pause_a_while() -> None:
+                pauses.append(_pause(client))
+                say("the narrow queue was paused for a while")
+
             while not turns or time.monotonic() - began < plan.seconds:
                 turns += 1
-                fleet.roll(NEW, chance)
+                fleet.roll(NEW, chance, pause_a_while)
                 _run_a_flow(client, turns)
-                fleet.roll(old, chance)
+                fleet.roll(old, chance, pause_a_while)
             fleet.stop_publishers()
             fleet.drain(client)
             for name in names:
                 fleet.end_worker(name, is_killed=False)
-            return judge(client, plan.folder, fleet.ended)
+            return judge(client, plan.folder, fleet.ended, pauses, limited_from)
     finally:
         fleet.reap()
 
@@ -72,6 +81,16 @@ def _fill(fleet: Fleet, old: Version, names: list[str]) -> None:
     eventually(lambda: notes() >= _FILLED, message=f"{_FILLED} tasks of the former version")
     for name in names[1:]:
         fleet.start_worker(name, old)
+
+
+def _pause(client: Client) -> Pause:
+    """Pause the narrow queue; return from when until when nobody may claim from it, by the server's clock."""
+    client.pause(queue=NARROW)
+    paused = client.server_time()
+    time.sleep(_PAUSED)  # the load goes on meanwhile
+    resumed = client.server_time()
+    client.resume(queue=NARROW)
+    return paused, resumed
 
 
 def _is_refused(client: Client) -> bool:

@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from tests.faults.upgrade.judging import judge
 from tests.faults.upgrade.rolling import Process
 from tests.faults.upgrade.versions import NEW
 from tests.mongo import Document
+
+PAUSE = (datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 13, tzinfo=UTC))
 
 
 @dataclass
@@ -32,7 +34,10 @@ class History:
     def task(self, name: str, *runs: tuple[str, str], status: str = "SUCCESS") -> str:
         """Store a task with these runs: the id and the status of each."""
         task_id = self.client.publish(name, key=str(len(self.published))).task_id
-        states = [{"run_id": run_id, "worker_id": f"w-{run_id}", "status": ended} for run_id, ended in runs]
+        states = [
+            {"run_id": run_id, "worker_id": f"w-{run_id}", "status": ended, "claim_time": PAUSE[1]}
+            for run_id, ended in runs
+        ]
         changed = {"task_state.status": status, "task_state.worker_states": states}
         database = self.client.tasks.database
         database.command("collMod", "tasks", validationLevel="off")
@@ -52,7 +57,7 @@ class History:
         """Judge what was told; the firings of the schedule are left out."""
         for name, lines in (("handlers-1", self.notes), ("publisher-1", self.published)):
             (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found = judge(self.client, self.folder, self.killed).violations
+        found = judge(self.client, self.folder, self.killed, [PAUSE]).violations
         return [violation for violation in found if not violation.startswith("firings: none")]
 
 
@@ -139,6 +144,15 @@ def beyond_the_limit(history: History) -> None:
         history.ran(task_id, f"n{number}", 1.0, 2.0)
 
 
+def claimed_in_a_pause(history: History) -> None:
+    task_id = history.task("narrow", ("p", "SUCCESS"))
+    history.ran(task_id, "p", 1.0, 2.0)
+    path = "task_state.worker_states.0.claim_time"
+    history.client.tasks.update_one(
+        {"_id": task_id}, {"$set": {path: PAUSE[0] + timedelta(minutes=1), "queue": "narrow"}}
+    )
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -151,6 +165,7 @@ def beyond_the_limit(history: History) -> None:
         (at_once, "ran at once"),
         (unknown_run, "is in no document"),
         (called_twice, "has called its handler 2 times"),
+        (claimed_in_a_pause, "while its queue was paused"),
         (beyond_the_limit, "3 runs of the queue narrow at once"),
     ],
 )
