@@ -152,7 +152,7 @@ def test_wheel_from_the_sdist_equals_the_wheel_from_the_working_tree(built: Buil
 def test_sdist_holds_what_a_user_needs_and_neither_benchmarks_nor_tests(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = {Path(name).parts[1] for name in sdist.getnames() if len(Path(name).parts) > 1}
-    documents = {"README.md", "CHANGELOG.md", "LICENSE", "docs", "examples"}
+    documents = {"README.md", "CHANGELOG.md", "LICENSE", "docs", "examples", "deploy"}
     assert names == {"mtask", "pyproject.toml", "PKG-INFO", ".gitignore", *documents}
 
 

@@ -73,6 +73,12 @@ def test_the_words_of_each_line_are_those_of_the_doctor() -> None:
     assert all(len(advice) > 5 for _, _, advice in findings_of_the_page())
 
 
+def test_the_files_to_deploy_by_are_those_of_the_page() -> None:
+    told = set(re.findall(r"`((?:deploy/|Dockerfile|docker-compose)[^`]*)`", PAGE))
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy").rglob("*") if path.is_file()}
+    assert told == {*there, "Dockerfile", "docker-compose.yml"}
+
+
 def test_the_page_names_this_version_and_its_revision() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         release = ".".join(tomllib.load(file)["project"]["version"].split(".")[:2])
