@@ -10,7 +10,7 @@ from random import Random
 
 from mtask import Client, Flow
 from mtask.errors import WorkersTooOld
-from tests.faults.upgrade.app import NARROW
+from tests.faults.upgrade.app import NARROW, QUEUE
 from tests.faults.upgrade.judging import Pause, Verdict, judge
 from tests.faults.upgrade.rolling import Fleet, narrow_queue
 from tests.faults.upgrade.versions import NEW, Version, former
@@ -103,8 +103,8 @@ def _is_refused(client: Client) -> bool:
 
 def _flow(turn: int) -> Flow:
     flow = Flow(f"after-the-upgrade-{turn}")
-    first = flow.add("first", "quick", {"value": 1}, queue="upgrade")
-    flow.add("second", "quick", {"value": 2}, queue="upgrade", after=[first])
+    first = flow.add("first", "quick", {"value": 1}, queue=QUEUE, priority=100)
+    flow.add("second", "quick", {"value": 2}, queue=QUEUE, priority=100, after=[first])
     return flow
 
 
