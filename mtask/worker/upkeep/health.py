@@ -87,7 +87,8 @@ def check(path: Path) -> None:
         raise InvalidInput(f"--health-file {shown(str(path))}: {reason}. {remedy}", field="health_file")
     discard(path)
     for former in files_of_processes(path):
-        discard(former)
+        if _reason_against(former) is None:
+            discard(former)
 
 
 def _reason_against(path: Path) -> str | None:

@@ -82,6 +82,10 @@ def test_worker_refuses_a_health_file_that_would_overwrite_another_file(tmp_path
     check(well)
     assert not well.exists(), "the file of a former process is removed"
     check(well)
+    numbered = well.with_name("health.7")
+    numbered.write_text("precious")
+    check(well)
+    assert numbered.exists()
     other = tmp_path / "other"
     other.write_text("precious")
     for path, reason in (
