@@ -58,7 +58,7 @@ def staged(server: ReplicaSet, users: Accounts, tmp_path: Path) -> Iterator[Stag
     """Set a stage on that database, as its publisher and operator, and its worker; empty it afterwards."""
     with open_stage(server.uri, SHOP, tmp_path, users) as stage:
         yield stage
-        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "effects"):
+        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "effects"):
             stage.mongo[SHOP][name].delete_many({})
 
 
