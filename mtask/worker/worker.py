@@ -170,6 +170,7 @@ class Worker:
             # ends the process.
             await asyncio.to_thread(parts.pinger.rest)
             parts.runner.close()
+            await parts.recorder.end()
             self._set_status(WorkerStatus.STOPPED)
             await parts.registrar.leave(heartbeat(parts.scope))
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
@@ -184,6 +185,7 @@ class Worker:
             parts.claimer.run,
             parts.limits.run,
             parts.retention.run,
+            parts.recorder.run,
         ]
         if parts.scheduler is not None:
             loops.append(parts.scheduler.run)
@@ -198,6 +200,7 @@ class Worker:
             parts.claimer.stop()
             parts.limits.stop_trying()
             parts.retention.stop()
+            parts.recorder.stop()
             if parts.scheduler is not None:
                 parts.scheduler.stop()
             parts.controls.poll()  # the change stream ends now and reports no more changes
