@@ -31,7 +31,7 @@ class Fleet:
     counts: Counts | None = None
 
 
-def fleet() -> Operation[Fleet]:
+def read() -> Operation[Fleet]:
     """Return what metrics tell of. The tasks themselves are not read, except by who counts them for all."""
     counted = yield from counts.shared()
     found = yield metrics("find", {"kind": {"$in": ["worker", "totals"]}})

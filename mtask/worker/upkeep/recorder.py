@@ -79,7 +79,7 @@ class Recorder:
             logger.warning("the last metrics of this worker were not stored")
 
     async def write(self) -> None:
-        """Store the tally, unless nothing was counted since the last write. After an error, the next write repeats it."""
+        """Store the tally, unless nothing was counted since the last write. Later writes repeat one that failed."""
         async with self._writing:
             if self._tally.revision == (self._stored_revision or 0):
                 return
