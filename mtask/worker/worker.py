@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.app import App
 from mtask.errors import HandlerError, MtaskError, WorkerIdInUse
+from mtask.model.metrics.tally import Tally
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.layout import setup
@@ -72,6 +73,16 @@ class Worker:
         if self._parts is None:
             raise RuntimeError("the worker is not registered yet")
         return self._parts
+
+    @property
+    def tally(self) -> Tally:
+        """What this worker has counted since its start. Any thread may read it."""
+        return Tally() if self._parts is None else self._parts.scope.meter.tally
+
+    def slots(self) -> dict[str, int]:
+        """Return the number of this worker's slots by state. Any thread may call this."""
+        busy = 0 if self._parts is None else self._parts.slots.running_cnt
+        return {"busy": busy, "free": max(0, self._vitals.concurrency - busy)}
 
     @property
     def _has_own_handlers(self) -> bool:

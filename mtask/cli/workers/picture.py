@@ -20,6 +20,7 @@ _BAD = (RunStatus.FAIL.value, RunStatus.TIMEOUT.value)
 _HIGH = 0.95
 #: On a narrower screen than this, columns that matter less are left out, in characters.
 _WIDE = 78
+_LEFT_OUT = frozenset({"WAITING", "CANCELED", "SLOTS", "LAPSED", "WAIT 95% <"})
 #: The rows that each table has at least, and at most if all is printed.
 _LEAST_ROWS, _ALL_ROWS = 3, 10_000
 
@@ -63,13 +64,13 @@ class Picture:
         workers = [_worker_row(worker, fleet) for worker in fleet.workers]
         names = [_name_row(pair, counts, width) for pair, counts in worst(self._window())]
         rows = _shares([len(queues), len(workers), len(names)], None if height is None else height - 10)
-        made = [self._head(width)]
+        made: list[Text] = [self._head(width)]
         titles = ("queues", "workers", f"names, {self._words()}")
         tables = ((_QUEUES, queues), (_WORKERS, workers), (_NAMES, names))
         for title, (columns, found), shown in zip(titles, tables, rows, strict=True):
             kept = [column for column in columns if width >= _WIDE or column.title not in _LEFT_OUT]
-            made += ["", *_table(title, kept, found, shown, width)]
-        return [line if isinstance(line, Text) else Text(line) for line in made]
+            made += [Text(), *_table(title, kept, found, shown, width)]
+        return made
 
     def _head(self, width: int) -> Text:
         fleet = self.fleet
@@ -93,9 +94,6 @@ class Picture:
         if self.since is None:
             return "since counting began"
         return f"in the last {lasting(self.fleet.time - self.since.time)}"
-
-
-_LEFT_OUT = frozenset({"WAITING", "CANCELED", "SLOTS", "QUEUE ", "LAPSED", "WAIT 95% <"})
 
 
 def _shares(wanted: Sequence[int], room: int | None) -> list[int]:
