@@ -75,11 +75,11 @@ def check_address(host: str, port: int) -> None:
     """Raise InvalidInput if the port or the host cannot be."""
     if not 0 <= port <= _MAX_PORT:
         raise InvalidInput(
-            f"--metrics-port {port}: use 1 to {_MAX_PORT}, or 0 for any free port.", field="metrics_port"
+            f"--metrics-port {port}: use 1 to {_MAX_PORT}, or 0 for any free port.", field="port"
         )
     if not host.strip():
         raise InvalidInput(
-            "--metrics-host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="metrics_host"
+            "the host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host"
         )
 
 
@@ -104,7 +104,7 @@ def serving(host: str, port: int, make: Callable[[], bytes], content_type: str) 
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInput(
-            f"metrics cannot be served on {host} port {port}: {reason}. Use another host or port.", field="metrics_port"
+            f"metrics cannot be served on {host} port {port}: {reason}. Use another host or port.", field="port"
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="mtask-metrics", daemon=True)
     thread.start()
