@@ -213,7 +213,8 @@ class Sender:
                 timeout,
                 guard,
                 are_simple=are_simple,
-                tell_changed=closed.append if is_rescue else None,
+                as_group=is_rescue,
+                tell_changed=closed.append,
             )
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
