@@ -74,13 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
 def check_address(host: str, port: int) -> None:
     """Raise InvalidInput if the port or the host cannot be."""
     if not 0 <= port <= _MAX_PORT:
-        raise InvalidInput(
-            f"--metrics-port {port}: use 1 to {_MAX_PORT}, or 0 for any free port.", field="port"
-        )
+        raise InvalidInput(f"--metrics-port {port}: use 1 to {_MAX_PORT}, or 0 for any free port.", field="port")
     if not host.strip():
-        raise InvalidInput(
-            "the host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host"
-        )
+        raise InvalidInput("the host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
 
 
 def check_extra(what: str) -> None:
