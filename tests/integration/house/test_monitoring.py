@@ -1,4 +1,4 @@
-"""The examples of monitoring: every query names metrics that exist, the rules hold, the scaler's query reads an index."""
+"""The examples of monitoring: queries name metrics that exist, the rules hold, the scaler's query reads an index."""
 
 from __future__ import annotations
 

@@ -141,8 +141,11 @@ def test_a_wait_begins_when_the_task_is_due(mongo_uri: str, database_name: str, 
 
 
 async def until_server(bench: Bench, begin: Any, seconds: float) -> None:
-    while (await bench.client.server_time() - begin).total_seconds() < seconds:
-        await asyncio.sleep(0.05)
+    async def has_passed() -> bool:
+        passed: timedelta = await bench.client.server_time() - begin
+        return passed.total_seconds() >= seconds
+
+    await until(has_passed, message=f"{seconds:g} s")
 
 
 @pytest.mark.parametrize("retries", [0, 3], ids=["the janitor closes it", "a rescue closes it"])
