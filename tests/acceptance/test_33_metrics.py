@@ -146,7 +146,7 @@ def test_a_hundred_scrapes_a_minute_at_many_tasks(single_set: ReplicaSet, report
         store.run(setup.ensure())
         fill(store, wanted)
         client.metrics()
-        examined, cpu = examined_documents(mongo), cpu_seconds(single_set.nodes[0].pid)
+        examined, cpu = examined_documents(mongo), cpu_seconds(single_set.nodes[0].pid() or 0)
         own, began = time.process_time(), time.monotonic()
         counted = set()
         for number in range(scrapes):
@@ -155,7 +155,7 @@ def test_a_hundred_scrapes_a_minute_at_many_tasks(single_set: ReplicaSet, report
             counted.add(metrics.count_time)
             time.sleep(max(0.0, began + (number + 1) * pause - time.monotonic()))
         took = time.monotonic() - began
-        share = (cpu_seconds(single_set.nodes[0].pid) - cpu) / took
+        share = (cpu_seconds(single_set.nodes[0].pid() or 0) - cpu) / took
         report("tasks", wanted)
         report("scrapes, counts of all tasks", (scrapes, len(counted)))
         report("CPU of mongod, % of one core", round(100 * share, 2))

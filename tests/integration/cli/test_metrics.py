@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -16,17 +17,23 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtask import Client
+from mtask.cli import worker
+from mtask.cli.main import app
 from mtask.client.exposing.serving import serving
 from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.model.metrics.tally import Tally
+from mtask.settings import Settings
 from mtask.store.driver.stores import SyncStore
 from mtask.store.metrics import tallies
+from mtask.worker.options import WorkerOptions
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register
 from tests.mongo import PATIENCE, eventually
+from tests.workers import ROOT
 
 HOSTILE = 'a\x1b[31m"queue\\ \u202e' + "x" * 200
 
@@ -229,3 +236,54 @@ def _drained(stream: int, seen: bytearray) -> bool:
             return True
         seen += read
     return True
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--metrics-port", "70000"],
+        ["--metrics-port", "-1"],
+        ["--metrics-port", "65535", "--processes", "2"],
+        ["--metrics-port", "0", "--metrics-host", " "],
+    ],
+)
+def test_a_worker_refuses_nonsense_before_it_starts(
+    bare_environment: None, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mtask-worker", "tests.acceptance.app:app", *flags])
+    monkeypatch.setattr(worker, "_start_logging", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        worker.run()
+    assert ended.value.code == 2
+    assert "use " in capsys.readouterr().err
+
+
+def test_processes_of_one_supervisor_take_the_ports_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    class Supervised:
+        def __init__(self, given: list[list[str]], _: object) -> None:
+            commands.extend(given)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(worker, "Supervisor", Supervised)
+    for port in (9465, 0):
+        settings = Settings(app="a:b", processes=3, metrics_port=port, metrics_host="::1")
+        worker._supervise(settings, WorkerOptions("mongodb://127.0.0.1/", "d"))
+    assert [[flag for flag in command if flag.startswith("--metrics")] for command in commands] == [
+        ["--metrics-host=::1", f"--metrics-port={port}"] for port in (9465, 9466, 9467, 0, 0, 0)
+    ]
+
+
+def test_the_page_shows_commands_that_exist() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    known = typer.main.get_command(app)
+    shown = re.findall(r"^mtask (\w+)(.*?)(?:#.*)?$", page.partition("```bash")[2].partition("```")[0], re.MULTILINE)
+    assert [name for name, _ in shown] == ["metrics", "metrics", "top"]
+    for name, flags in shown:
+        command = known.get_command(None, name)  # type: ignore[attr-defined]
+        assert set(re.findall(r"--[\w-]+", flags)) <= {flag for each in command.params for flag in each.opts}
+    of_worker = {flag for each in typer.main.get_command(worker.cli).params for flag in each.opts}
+    assert {"--metrics-port", "--metrics-host"} <= of_worker
