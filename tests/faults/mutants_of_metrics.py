@@ -19,7 +19,7 @@ _WORKER_TESTS = "tests/integration/worker/upkeep/test_recorder.py"
 METRIC_MUTATIONS = (
     Mutation(
         "totals-without-a-guard",
-        "Two processes that fold the same tally both add it to the totals.",
+        "Of two processes that fold at once, the second undoes what the first has added.",
         (Edit(_TALLIES, 'guard = {"_id": TOTALS_ID, "revision": revision}', 'guard = {"_id": TOTALS_ID}'),),
         (f"{_TALLY_TESTS}::test_of_two_folders_at_any_step_only_one_counts",),
     ),

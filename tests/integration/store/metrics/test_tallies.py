@@ -148,12 +148,15 @@ def test_of_two_folders_at_any_step_only_one_counts(store: SyncStore) -> None:
 
         def other(number: int, step: int = step) -> None:
             if number == step:
+                # It also folds a tally that the first folder has not seen.
+                die(store, worker(store, f"later{step}", 10))
                 store.run(tallies.fold())
 
         stepped(store, tallies.fold(), other)
-        assert run_cnt(store) == 10 * (step + 1)
-        store.run(tallies.fold())
-        assert run_cnt(store) == 10 * (step + 1)
+        assert run_cnt(store) == 20 * (step + 1)
+        totals = store.run(tallies.find_tally(TOTALS_ID))
+        assert totals is not None
+        assert totals.run_cnt == 20 * (step + 1), "the second write does not undo the first"
 
 
 def test_a_folder_may_die_at_any_step(store: SyncStore) -> None:
