@@ -42,6 +42,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = _PATIENCE
+    has_body = True  #: whether the answer is sent with its body; each handler takes one request
     server_version, sys_version = "mtask", ""
 
     def do_GET(self) -> None:
@@ -56,7 +57,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, body, self.server.content_type)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.has_body = False
+        self.do_GET()
 
     def _answer(self, status: int, body: bytes, content_type: str) -> None:
         self.send_response(status)
@@ -64,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        if self.command != "HEAD":
+        if self.has_body:
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:

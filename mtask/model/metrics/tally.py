@@ -105,11 +105,10 @@ class Tally:
     def of(self, queue: str, name: str) -> PairCounts:
         """Return the counts of a pair, to be changed. If there are too many pairs, return those of `OTHER`."""
         self.revision += 1
-        pair = Pair(queue, name)
-        found = self.pairs.get(pair)
+        # A plain tuple is equal to the pair, and made faster.
+        found: PairCounts | None = self.pairs.get((queue, name))  # type: ignore[call-overload]
         if found is None:
-            if len(self.pairs) >= MAX_PAIRS:
-                pair = OTHER
+            pair = Pair(queue, name) if len(self.pairs) < MAX_PAIRS else OTHER
             found = self.pairs.setdefault(pair, PairCounts())
         return found
 

@@ -87,7 +87,7 @@ class Runner:
         """Take a run to its end: call the handler, make the outcome, submit it to the finisher and free the slot."""
         called, timer = Called(), self._timer_of(run)
         await self._caller.call(run, called)
-        run.has_ended()
+        run.note_end()
         if timer is not None:
             timer.cancel()
         try:
@@ -233,7 +233,7 @@ class Runner:
     def _give_up(self, run: HeldRun) -> None:
         """Write the outcome of a run whose handler continues although it was cancelled. The slot stays taken."""
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
-            run.has_ended()
+            run.note_end()
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))
 
 

@@ -132,7 +132,7 @@ class HeldRun:
         if limit_ms is not None:
             self.deadline = self.began_at + limit_ms / 1000
 
-    def has_ended(self) -> None:
+    def note_end(self) -> None:
         """Note that the handler has ended, if it had begun."""
         if self.began_at is not None and self.took is None:
             self.took = monotonic() - self.began_at
