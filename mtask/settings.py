@@ -51,6 +51,8 @@ class Settings(BaseSettings):
     callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
     callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
     health_file: Path | None = Field(default=None, description="file that tells probes of the worker's health")
+    metrics_port: int | None = Field(default=None, description="port of a worker's own metrics")
+    metrics_host: str = Field(default="127.0.0.1", description="address of that port")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

@@ -5,7 +5,7 @@
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
 # short: with mtask[short], for the tests that run on each Python.
-# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, and Node.js with npm.
+# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, promtool, and Node.js with npm.
 # docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
 set -euo pipefail
@@ -78,6 +78,9 @@ if is_on_linux; then
     if [[ $purpose == dev ]] && ! has_browser; then # for the tests of the web page
         need chromium "the browser Chromium"
         need chromium-driver "its driver ChromeDriver"
+    fi
+    if [[ $purpose == dev ]] && ! command -v promtool >/dev/null; then # for the tests of metrics and alert rules
+        need prometheus "promtool, the checker of Prometheus"
     fi
 fi
 

@@ -8,13 +8,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from mtask.app.app import App
 from mtask.app.loader import load_app
 from mtask.errors import InvalidInput, MtaskError
 from mtask.model.publishing.identity import check_text
@@ -24,7 +25,7 @@ from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
-from mtask.worker.log import FieldFormatter
+from mtask.worker.log import FieldFormatter, fields
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.worker import Worker
@@ -116,6 +117,14 @@ def main(
         Path | None,
         typer.Option(help="File that tells mtask-health of this worker; with --processes, FILE.0 and so on. [none]"),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve this worker's metrics on this port; 0 = any free one. With --processes, each process takes the "
+            "next port. [no metrics]"
+        ),
+    ] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Address of the metrics' port. [127.0.0.1]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
@@ -141,6 +150,8 @@ def main(
         "callback_networks": callback_networks,
         "callback_secret_file": callback_secret_file,
         "health_file": health_file,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "log_level": log_level,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -151,12 +162,47 @@ def main(
         raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
     loaded = load_app(settings.app)
     options = _options(settings)
+    _check_metrics(settings)
     if settings.processes > 1:
         Worker(loaded, options)  # raises an error for wrong options, before any process starts
         raise typer.Exit(_supervise(settings, options))
     if supervised:
         end_with_parent()
-    _serve(loaded, options)
+    worker = Worker(loaded, options)
+    with _metrics(settings, worker):
+        _serve(worker)
+
+
+def _check_metrics(settings: Settings) -> None:
+    if settings.metrics_port is not None:
+        from mtask.client.exposing import serving  # needs the extra `metrics`
+
+        serving.check_extra("--metrics-port")
+        for port in {settings.metrics_port, _port_of(settings.metrics_port, settings.processes - 1)}:
+            serving.check_address(settings.metrics_host, port)
+
+
+def _port_of(first: int, index: int) -> int:
+    """Return the port of a process; 0: any free one."""
+    return first + index if first else 0
+
+
+@contextmanager
+def _metrics(settings: Settings, worker: Worker) -> Iterator[None]:
+    """Serve the metrics of this worker during the block, if there is a port for them."""
+    if settings.metrics_port is None:
+        yield
+        return
+    from mtask.client.exposing import exposition, serving
+
+    def make() -> bytes:
+        slots = {worker.worker_id: worker.slots()}
+        return exposition.text_of([*exposition.of_tally(worker.tally), exposition.of_slots(slots)])
+
+    host = settings.metrics_host
+    with serving.serving(host, settings.metrics_port, make, exposition.CONTENT_TYPE) as port:
+        logging.getLogger("mtask.worker").info("metrics served", extra=fields(host=host, port=port))
+        yield
 
 
 def _options(settings: Settings) -> WorkerOptions:
@@ -222,6 +268,7 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         "--scheduler" if options.scheduler else "--no-scheduler",
     ]
     flags = {
+        "metrics-host": None if settings.metrics_port is None else settings.metrics_host,
         "callbacks": settings.callbacks,
         "callback-networks": settings.callback_networks,
         "callback-secret-file": settings.callback_secret_file,
@@ -238,13 +285,14 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
             flags_of_one += ["--worker-id", f"{settings.worker_id}-{index}"]
         if settings.health_file is not None:
             flags_of_one += ["--health-file", f"{settings.health_file}.{index}"]
+        if settings.metrics_port is not None:
+            flags_of_one += [f"--metrics-port={_port_of(settings.metrics_port, index)}"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
     return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
 
 
-def _serve(app: App, options: WorkerOptions) -> None:
+def _serve(worker: Worker) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    worker = Worker(app, options)
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

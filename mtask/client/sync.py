@@ -24,10 +24,12 @@ from mtask.client.operating.actions import Action
 from mtask.client.operating.bulk import Bulk, BulkPlan
 from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
 from mtask.client.reading import following as event_requests
+from mtask.client.reading import metrics as metric_requests
 from mtask.client.reading import pages, versions, views
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_sync import Events
 from mtask.client.reading.flows import FlowRow, FlowState
+from mtask.client.reading.metrics import FleetMetrics
 from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import FoundTasks, TaskFields
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
@@ -658,6 +660,14 @@ class Client(SyncConnection):
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""
         return self._run(requests.list_workers(live_only=live_only))
+
+    def metrics(self) -> FleetMetrics:
+        """Return what metrics tell of all workers and queues.
+
+        Workers store what they counted every 10 s. The counts of tasks are shared by all who ask, and counted anew
+        after a pause of 20 times the time that the counting took.
+        """
+        return self._run(metric_requests.read())
 
     def stop_worker(self, worker_id: str) -> WorkerDocument:
         """Ask a worker to stop gracefully; raise WorkerNotFound."""

@@ -111,7 +111,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
     api.state.bulks, api.state.streams = bulks, Counter()
     api.state.counts = counts
-    api.state.metrics = Shared(Metrics(client, counts).read)
+    api.state.metrics = Shared(Metrics(client).read)
     routers = (
         publishing.routes,
         listing.routes,

@@ -46,6 +46,7 @@ from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
+from mtask.worker.upkeep.recorder import Recorder
 from mtask.worker.upkeep.retention import Retention
 from mtask.worker.upkeep.scheduler import Scheduler
 
@@ -113,6 +114,7 @@ class Parts:
     sender: Sender
     claimer: Claimer
     retention: Retention
+    recorder: Recorder
     scheduler: Scheduler | None
 
 
@@ -164,7 +166,8 @@ class Assembly:
         sender = Sender(scope, admission, lookups, adoption, recovery, pace)
         claimer = Claimer(scope, queue, admission, slots, sender, finisher)
         retention = Retention(scope.store, controls)
-        scheduler = Scheduler(scope.store, self.app.schedules) if self.options.scheduler else None
+        recorder = Recorder(scope, self.registrar.registration)
+        scheduler = Scheduler(scope.store, self.app.schedules, scope.meter) if self.options.scheduler else None
         parts = Parts(
             scope,
             self.registrar,
@@ -190,6 +193,7 @@ class Assembly:
             sender,
             claimer,
             retention,
+            recorder,
             scheduler,
         )
         _connect(parts)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.app import App
 from mtask.errors import HandlerError, MtaskError, WorkerIdInUse
+from mtask.model.metrics.tally import Tally
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.layout import setup
@@ -76,6 +77,16 @@ class Worker:
         if self._parts is None:
             raise RuntimeError("the worker is not registered yet")
         return self._parts
+
+    @property
+    def tally(self) -> Tally:
+        """What this worker has counted since its start. Any thread may read it."""
+        return Tally() if self._parts is None else self._parts.scope.meter.tally
+
+    def slots(self) -> dict[str, int]:
+        """Return the number of this worker's slots by state. Any thread may call this."""
+        busy = 0 if self._parts is None else self._parts.slots.running_cnt
+        return {"busy": busy, "free": max(0, self._vitals.concurrency - busy)}
 
     @property
     def _has_own_handlers(self) -> bool:
@@ -175,6 +186,7 @@ class Worker:
             # ends the process.
             await asyncio.to_thread(parts.pinger.rest)
             parts.runner.close()
+            await parts.recorder.end()
             self._set_status(WorkerStatus.STOPPED)
             await parts.registrar.leave(heartbeat(parts.scope))
             if health_file is not None:
@@ -199,6 +211,7 @@ class Worker:
             parts.claimer.run,
             parts.limits.run,
             parts.retention.run,
+            parts.recorder.run,
         ]
         if parts.scheduler is not None:
             loops.append(parts.scheduler.run)
@@ -213,6 +226,7 @@ class Worker:
             parts.claimer.stop()
             parts.limits.stop_trying()
             parts.retention.stop()
+            parts.recorder.stop()
             if parts.scheduler is not None:
                 parts.scheduler.stop()
             parts.controls.poll()  # the change stream ends now and reports no more changes

@@ -58,7 +58,7 @@ def staged(server: ReplicaSet, users: Accounts, tmp_path: Path) -> Iterator[Stag
     """Set a stage on that database, as its publisher and operator, and its worker; empty it afterwards."""
     with open_stage(server.uri, SHOP, tmp_path, users) as stage:
         yield stage
-        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "effects"):
+        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "effects"):
             stage.mongo[SHOP][name].delete_many({})
 
 
@@ -277,6 +277,23 @@ def test_flows_are_published_shown_canceled_retried_and_awaited(staged: Stage, u
         assert word not in staged_log(staged)
 
 
+def test_worker_stores_metrics_and_operator_reads_them(staged: Stage, users: Accounts) -> None:
+    worker = staged.start("W")
+    staged.client.publish("noop", key="k")
+    staged.wait_status("noop:k", "SUCCESS")
+    worker.terminate()
+    assert worker.wait() == 0
+    assert "metrics not stored" not in staged_log(staged)
+    shown = mtask(users.operator, "metrics")
+    assert shown.returncode == 0, shown.stderr
+    assert 'mtask_runs_total{name="noop",outcome="SUCCESS",queue="default"} 1.0' in shown.stdout
+    assert 'mtask_tasks{queue="default",status="SUCCESS"} 1.0' in shown.stdout
+    assert mtask(users.operator, "top", "--once").returncode == 0
+    refused = mtask(users.publisher, "metrics")
+    assert refused.returncode == 3
+    assert "mtask_shop_operator" in refused.stderr
+
+
 def staged_log(stage: Stage) -> str:
     return "".join(path.read_text(errors="replace") for path in stage.folder.glob("worker-*.log"))
 
@@ -344,6 +361,7 @@ FORBIDDEN: list[tuple[str, str, Asked, tuple[str, ...]]] = [
     ("publisher", "limit", lambda c: c.limit("q", concurrency=1), ("operator",)),
     ("publisher", "schedules", lambda c: c.schedules(), ("worker", "operator", "deployer")),
     ("publisher", "controls", lambda c: c.controls(), ("worker", "operator", "deployer")),
+    ("publisher", "metrics", lambda c: c.metrics(), ("worker", "operator", "deployer")),
     ("publisher", "stop worker", lambda c: c.stop_worker("W"), ("worker", "operator")),
     ("publisher", "init", lambda c: c.init(), ("deployer",)),
     ("worker", "pause", lambda c: c.pause(queue="q"), ("operator",)),

@@ -36,6 +36,7 @@ from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
+from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
@@ -50,6 +51,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *FLOW_REQUEST_MUTATIONS,
     *GATHERING_MUTATIONS,
     *CALLBACK_MUTATIONS,
+    *METRIC_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks"]
+Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session"]
 Operation = Generator["Call", Any, T]
@@ -89,6 +89,11 @@ def actions(method: str, *args: Any, **kwargs: Any) -> Call:
 def bulks(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection `bulks`, which holds bulk changes."""
     return Call("bulks", method, args, kwargs)
+
+
+def metrics(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection `metrics`, which holds the counts of workers and of tasks."""
+    return Call("metrics", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:

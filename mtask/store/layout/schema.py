@@ -13,6 +13,7 @@ from mtask.model.actions import ActionDocument
 from mtask.model.bulk import BulkDocument
 from mtask.model.controls import Control, PermitPoolDocument
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerDocument
+from mtask.model.metrics.documents import MetricsDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.publishing.identity import MAX_KEY_BYTES
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
@@ -268,6 +269,11 @@ def bulk_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
 
 
+def metrics_validator() -> dict[str, Any]:
+    """Return the validator of `metrics`."""
+    return {"$jsonSchema": _model_schema(MetricsDocument, "metrics", {"": ["_id", "kind", "schema_version"]})}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -424,6 +430,11 @@ def bulk_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def metrics_indexes() -> list[IndexModel]:
+    """Return the indexes of `metrics`. With this index, the server removes tallies that are in the totals."""
+    return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -447,4 +458,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
     "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
+    "metrics": Layout(MetricsDocument, metrics_validator, metrics_indexes, "schema_version"),
 }

@@ -300,6 +300,9 @@ class Reclaimed:
     has_found: bool
     #: The time until the next lease lapses, or None if no run has a live lease.
     next_lapse: timedelta | None
+    #: The tasks whose lapsed runs were to be closed, and the number of tasks that have changed.
+    lapsed: Collection[str] = ()
+    closed_cnt: int = 0
 
 
 def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
@@ -316,8 +319,9 @@ def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
     runs = yield from _runs_of({entry["task_id"] for _, entry in entries})
     held = [run for _, entry in entries if (run := runs.get((entry["task_id"], entry["token"]))) is not None]
     lapsed = {run.task_id for run in held if run.is_running and run.lapses is not None and run.lapses <= now}
+    closed_cnt = 0
     if lapsed:
-        yield from _settle_each(lapsed)
+        closed_cnt = yield from _settle_each(lapsed)
         runs |= yield from _runs_of(lapsed)
     dead = []
     for pool_id, entry in entries:
@@ -327,17 +331,21 @@ def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
     if dead:
         yield from _give_back([pool_id for pool_id, _ in dead], [run for _, run in dead])
     later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
-    return Reclaimed(bool(dead), min(later, default=None))
+    return Reclaimed(bool(dead), min(later, default=None), lapsed, closed_cnt)
 
 
-def _settle_each(task_ids: Collection[str]) -> Operation[None]:
-    """Close the lapsed runs of these tasks. A malformed or locked task does not hinder the others."""
+def _settle_each(task_ids: Collection[str]) -> Operation[int]:
+    """Close the lapsed runs of these tasks; return the number of changed tasks.
+
+    A malformed or locked task does not hinder the others.
+    """
     try:
-        yield from claims.settle(sorted(task_ids))
+        return (yield from claims.settle(sorted(task_ids)))
     except DatabaseError:
-        if len(task_ids) > 1:
-            for task_id in task_ids:
-                yield from _settle_each([task_id])
+        closed_cnt = 0
+        for task_id in task_ids if len(task_ids) > 1 else ():
+            closed_cnt += yield from _settle_each([task_id])
+        return closed_cnt
 
 
 def token_of(run_id: str) -> str:

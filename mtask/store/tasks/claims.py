@@ -5,7 +5,7 @@ If the reply to a change is lost, `claimed` and `finished` read the result back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DocumentTooLarge
 from mtask.model.documents import runs_in
-from mtask.model.status import RunStatus
+from mtask.model.status import FINAL, RunStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, pipelines, short
@@ -40,6 +40,8 @@ def claim(
     also: Sequence[filters.Filter] = (),
     *,
     are_simple: bool = False,
+    as_group: bool = False,
+    tell_changed: Callable[[int], None] | None = None,
 ) -> Operation[list[Document]]:
     """Claim these tasks, as far as the rules allow. Return the claimed documents, each with this worker's new run.
 
@@ -50,16 +52,24 @@ def claim(
     claim tasks that turn out not to be simple. If there are several tasks, the general statement then claims those
     tasks, in one more round trip. If there is only one task, nothing more is sent: the task stays unclaimed, as if
     another worker had it.
+
+    `tell_changed` is called with the number of tasks that the claim has changed but not won: it has closed their lapsed
+    runs. `as_group` claims even a single task in the form for several, which always knows that number. The form for one
+    task only knows it if the task has ended.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
         guard, pipeline = filters.with_guards(short.unbegun(task_ids), also), short.claim(worker_id, run_id)
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
-    if len(task_ids) == 1:
+    if len(task_ids) == 1 and not as_group:
         one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER, hint=BY_ID)
         document = yield one.within(timeout)
-        return [document] if document and run_of(document, f"{token}-0") else []
+        if document and run_of(document, f"{token}-0"):
+            return [document]
+        if document and tell_changed is not None and document["task_state"].get("status") in FINAL:
+            tell_changed(1)  # the task was open before, and a claim ends a task only by closing lapsed runs
+        return []
     claimed_cnt = (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
     if are_simple and claimed_cnt < len(task_ids):
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
@@ -67,9 +77,10 @@ def claim(
         # the short statement may be due again. The guard excludes them.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
         claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
-    if not claimed_cnt:
-        return []
-    return (yield from claimed(task_ids, token))
+    documents = (yield from claimed(task_ids, token)) if claimed_cnt else []
+    if tell_changed is not None and claimed_cnt > len(documents):
+        tell_changed(claimed_cnt - len(documents))
+    return documents
 
 
 def _claim_by_all_rules(

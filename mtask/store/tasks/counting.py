@@ -155,9 +155,12 @@ class QueueCounts:
 
 
 def queues(most: int = MOST) -> Operation[list[QueueCounts]]:
-    """Count the tasks of each queue, by status, up to `most`."""
-    running = yield from _by_queue(TaskStatus.RUNNING, most)
-    waiting = yield from _by_queue(TaskStatus.WAITING, most)
+    """Count the tasks of each queue, by status, up to `most`.
+
+    RUNNING and WAITING tasks are read, not only counted in an index: of these, at most `MOST` are counted.
+    """
+    running = yield from _by_queue(TaskStatus.RUNNING, min(most, MOST))
+    waiting = yield from _by_queue(TaskStatus.WAITING, min(most, MOST))
     names = {*(yield from listing.queues_of_finished()), *(yield from _queues_of_open()), *waiting[0]}
     found = []
     for queue in sorted(names):

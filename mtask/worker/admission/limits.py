@@ -19,6 +19,7 @@ from mtask.store.statements.filters import Filter, in_time, of_other_queues, of_
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.parking import ParkedTasks, Rank
 from mtask.worker.log import fields, logger
+from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
@@ -88,6 +89,7 @@ class Limits:
     """Keeps this worker's claims within the limits of its queues."""
 
     def __init__(self, scope: Scope, controls: Controls) -> None:
+        self._scope = scope
         self._store = scope.store
         self._clock = scope.clock
         self._signals = scope.signals
@@ -388,6 +390,7 @@ class Limits:
         if not asked:
             return
         reclaimed = await self._store.run(permits.reclaim(asked))
+        await count_lapses(self._scope, reclaimed.lapsed, reclaimed.closed_cnt)
         if reclaimed.has_found:
             self._unpark(asked)
             return

@@ -11,6 +11,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, runs_in
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
+from mtask.store.tasks.lapses import lapse_in
 from mtask.worker.admission.admission import Admission
 from mtask.worker.claiming.attempt import Attempt
 from mtask.worker.claiming.slots import Slots
@@ -36,6 +37,7 @@ class Adoption:
     ) -> None:
         self._worker_id = scope.worker_id
         self._ledger = scope.ledger
+        self._meter = scope.meter
         self._handlers = handlers
         self._limits = admission.limits
         self._quarantine = admission.quarantine
@@ -65,6 +67,9 @@ class Adoption:
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
+            self._meter.claimed(task, own)
+            if len(task.runs) > 1 and (lapse := lapse_in(document, own.claim_time)) is not None:
+                self._meter.lapsed([lapse])  # the claim has closed lapsed runs
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # a run that is read back late may be over
                 self._runner.hold(run)
@@ -84,6 +89,8 @@ class Adoption:
             run_id, is_closed = run_ids[document["_id"]], False
             try:
                 is_closed = await self._quarantine.end(document, run_id, problem)
+                if is_closed:
+                    self._meter.refused(document.get("queue"), document.get("name"))
             finally:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 

@@ -22,6 +22,7 @@ from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.log import fields, logger
+from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.scope import Scope
 
 #: The shortest and the longest time limit of a claim that may meet a locked document, in seconds.
@@ -125,18 +126,25 @@ class Sender:
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
-            return apart + self.claim_apart(admitted.task_ids, admitted)
+            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
     def claim_apart(
-        self, task_ids: list[str], admitted: Admitted | None = None, *, was_held_up: bool = False
+        self,
+        task_ids: list[str],
+        admitted: Admitted | None = None,
+        *,
+        was_held_up: bool = False,
+        is_rescue: bool = False,
     ) -> list[str]:
         """Begin to claim each of these tasks in a claim of its own, in the background; return the tasks.
 
         `was_held_up`: the claim of the whole group timed out, probably because of a locked document.
         """
         if task_ids:
-            job = asyncio.get_running_loop().create_task(self._claim_each(task_ids, admitted, was_held_up=was_held_up))
+            job = asyncio.get_running_loop().create_task(
+                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue)
+            )
             self._apart.add(job)
             job.add_done_callback(self._apart_landed)
         return task_ids
@@ -147,21 +155,25 @@ class Sender:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._scope.signals.room_made.send()
 
-    async def _claim_each(self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool) -> None:
+    async def _claim_each(
+        self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool, is_rescue: bool
+    ) -> None:
         left_alone_cnt = self._held_up_cnt
-        each = [self._claim_alone(task_id, index, admitted) for index, task_id in enumerate(task_ids)]
+        each = [
+            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue) for index, task_id in enumerate(task_ids)
+        ]
         for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
                 logger.error("claim failed", exc_info=ended)
         if was_held_up and left_alone_cnt == self._held_up_cnt:
             self._tempo.took(self._wait)  # no document was locked, so the server is busy
 
-    async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None) -> None:
+    async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool) -> None:
         try:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
-                await self._claim_group([task_id], admitted=admitted, part=f"-{index}")
+                await self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}")
         except DatabaseError as error:
             await self._failed([task_id], error)
         finally:
@@ -192,8 +204,18 @@ class Sender:
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
         timeout = timedelta(seconds=self._wait)
+        closed: list[int] = []
         try:
-            claim = claims.claim(task_ids, self._scope.worker_id, token, timeout, guard, are_simple=are_simple)
+            claim = claims.claim(
+                task_ids,
+                self._scope.worker_id,
+                token,
+                timeout,
+                guard,
+                are_simple=are_simple,
+                as_group=is_rescue,
+                tell_changed=closed.append,
+            )
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
             logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
@@ -205,14 +227,14 @@ class Sender:
                 self._tempo.took(timeout.total_seconds())
                 return ()
             if len(task_ids) > 1:
-                return self.claim_apart(left, admitted, was_held_up=True)
+                return self.claim_apart(left, admitted, was_held_up=True, is_rescue=is_rescue)
             self._leave_alone(left)
         except MtaskError as error:
             # A malformed document makes the claim of its whole group fail. By then some tasks of the group may be
             # claimed. Each of the other tasks gets a claim of its own.
             left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
-                return self.claim_apart(left, admitted)
+                return self.claim_apart(left, admitted, is_rescue=is_rescue)
             await self._quarantine.examine(left, error)
             if admitted is not None:
                 await self._limits.settle(admitted, {}, left)
@@ -223,11 +245,14 @@ class Sender:
             self._pace.claimed(took)
             self._tempo.took(took)
             self.lost_cnt += len(lost)
+            self._scope.meter.lost(len(lost))
             await self._adoption.adopt(documents, attempt)
             self._admission.lost(lost, won)
             self._scope.signals.tasks_doubtful.send(lost)
             if admitted is not None:
                 await self._limits.settle(admitted, claim_times(documents, token), lost)
+            if closed:
+                await count_lapses(self._scope, lost, sum(closed))
         return ()
 
     @property

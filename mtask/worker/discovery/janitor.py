@@ -16,6 +16,7 @@ from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.log import fields, logger
+from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.scope import Scope
 
 #: The time after a lease has lapsed, in ms. If no worker has preempted the task by then, any worker settles the run.
@@ -55,7 +56,9 @@ class Janitor:
         if not task_ids:
             return
         try:
-            if await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT)) < len(task_ids):
+            closed_cnt = await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT))
+            await count_lapses(self._scope, task_ids, closed_cnt)
+            if closed_cnt < len(task_ids):
                 self._questions.suspect_all(task_ids)  # another worker was faster, or some tasks are malformed
         except (OperationFailed, DatabaseTimeout):
             # A single document that is malformed, too large or locked makes the whole batch fail or wait.
@@ -72,7 +75,8 @@ class Janitor:
     async def _settle_alone(self, task_id: Any, at_once: asyncio.Semaphore) -> None:
         try:
             async with at_once:
-                await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
+                closed_cnt = await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
+            await count_lapses(self._scope, [task_id], closed_cnt)
         except DatabaseTimeout:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._quarantine.hold_up(task_id)

@@ -117,6 +117,7 @@ class Finisher:
         """`teller` publishes callbacks. `middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._ledger = scope.ledger
+        self._meter = scope.meter
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
@@ -356,6 +357,7 @@ class Finisher:
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1
+            self._meter.ended(ending.run, ending.outcome.status)
             if ending.run.task.flow is not None or ending.goes_on:
                 self._settler.submit(ending.run.task_id)
             if ending.run.task.callback is not None:

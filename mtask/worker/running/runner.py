@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.next import Next
 from mtask.errors import LeaseLost, MtaskError, RunCanceled
+from mtask.model.status import RunStatus
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
@@ -86,6 +87,7 @@ class Runner:
         """Take a run to its end: call the handler, make the outcome, submit it to the finisher and free the slot."""
         called, timer = Called(), self._timer_of(run)
         await self._caller.call(run, called)
+        run.note_end()
         if timer is not None:
             timer.cancel()
         try:
@@ -145,6 +147,7 @@ class Runner:
         """
         run.is_finishing = True
         self._release(run, is_closed=True)
+        self._scope.meter.ended(run, RunStatus.SUCCESS)
         if run.task.flow is not None or run.goes_on:
             self._settler.submit(run.task_id)
         value = late_value(run, called)
@@ -230,6 +233,7 @@ class Runner:
     def _give_up(self, run: HeldRun) -> None:
         """Write the outcome of a run whose handler continues although it was cancelled. The slot stays taken."""
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
+            run.note_end()
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))
 
 

@@ -54,6 +54,7 @@ class HeldRun:
         "_end_lock",
         "asyncio_task",
         "attempt",
+        "began_at",
         "deadline",
         "end_reason",
         "goes_on",
@@ -74,6 +75,7 @@ class HeldRun:
         "succeeded_in_transaction",
         "suspended",
         "task",
+        "took",
         "trusted_until",
     )
 
@@ -87,6 +89,9 @@ class HeldRun:
         self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
         #: The monotonic instant (seconds) at which run_timeout_ms is over. It is set when the handler begins.
         self.deadline = inf
+        #: The monotonic instant (seconds) at which the handler began; and the seconds that it took, once it has ended.
+        self.began_at: float | None = None
+        self.took: float | None = None
         self.trusted_until = trusted_until(sent, self.lease_ms)
         self.next_ping = sent + self.ping_interval
         #: The progress that is not written yet.
@@ -123,8 +128,14 @@ class HeldRun:
     def begins(self) -> None:
         """Start to count run_timeout_ms. The time for which the run waited for a slot does not count."""
         limit_ms = self.task.task_option.run_timeout_ms
+        self.began_at = monotonic()
         if limit_ms is not None:
-            self.deadline = monotonic() + limit_ms / 1000
+            self.deadline = self.began_at + limit_ms / 1000
+
+    def note_end(self) -> None:
+        """Note that the handler has ended, if it had begun."""
+        if self.began_at is not None and self.took is None:
+            self.took = monotonic() - self.began_at
 
     @property
     def is_simple(self) -> bool:

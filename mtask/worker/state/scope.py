@@ -10,6 +10,7 @@ from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.worker.state.clock import ServerClock
 from mtask.worker.state.ledger import Ledger
+from mtask.worker.state.meter import Meter
 from mtask.worker.state.signals import Signals
 from mtask.worker.state.tempo import Tempo
 
@@ -36,4 +37,5 @@ class Scope:
     tempo: Tempo
     vitals: Vitals
     ledger: Ledger = field(default_factory=Ledger)
+    meter: Meter = field(default_factory=Meter)
     signals: Signals = field(default_factory=Signals)

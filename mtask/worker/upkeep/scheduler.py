@@ -14,7 +14,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedu
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.schedules import Firing, PageEnd
+from mtask.worker.state.meter import Meter
 from mtask.worker.state.timing import wake_or_wait
 
 T = TypeVar("T")
@@ -65,8 +66,10 @@ class _Planned:
 class Scheduler:
     """Makes the firings of two kinds of schedules: those that clients have stored, and those that the app declares."""
 
-    def __init__(self, store: AsyncStore, declared: Sequence[Definition]) -> None:
+    def __init__(self, store: AsyncStore, declared: Sequence[Definition], meter: Meter | None = None) -> None:
+        """`meter` counts how late firings are."""
         self._store = store
+        self._meter = Meter() if meter is None else meter
         self._declared = {definition.schedule_id: definition for definition in declared}
         self._undeclared = set(self._declared)
         self._wake = asyncio.Event()
@@ -149,7 +152,7 @@ class Scheduler:
                 else:
                     due.append(schedule)
             is_any_due |= bool(due)
-            await self._fire_all(due, now)
+            await self._fire_all(due, now, read_at)
             if page is None:
                 break
         if self._unlogged_cnt:
@@ -173,7 +176,7 @@ class Scheduler:
                 self._leave_alone(document["_id"], error)
         return found
 
-    async def _fire_all(self, due: list[Schedule], now: datetime) -> None:
+    async def _fire_all(self, due: list[Schedule], now: datetime, read_at: float) -> None:
         random.shuffle(due)  # so the processes begin with different schedules if many are due
         # The time of the read decides whether a firing was missed. If a firing is late only because many schedules fire
         # at once, it was not missed.
@@ -184,7 +187,10 @@ class Scheduler:
             # The firings are computed in a thread, because this may take a second for a rare trigger or for the firings
             # of years.
             planned = await asyncio.to_thread(self._planned_all, batch, now)
-            await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True)))
+            for fired in await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True))):
+                present = now + timedelta(seconds=monotonic() - read_at)
+                for firing in fired:
+                    self._meter.fired((present - firing.pending.fire_time).total_seconds())
 
     def _planned_all(self, batch: Sequence[Schedule], now: datetime) -> list[_Planned | Exception]:
         return [self._planned(schedule, now) for schedule in batch]
@@ -214,18 +220,20 @@ class Scheduler:
             moments.append(state.next_fire_time)
         return min((moment - now).total_seconds() for moment in moments) + behind if moments else _READ_AGAIN
 
-    async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> None:
-        """Complete the firings of a schedule that were begun, or make the firings that are due."""
+    async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> Sequence[Firing]:
+        """Complete the firings of a schedule that were begun, or make the firings that are due; return those made."""
+        made: Sequence[Firing] = ()
         try:
             if isinstance(planned, Exception):
                 raise planned
             await self._store.run(schedules.publish(schedule.id, planned.left))
             if planned.made is None:
-                return
+                return ()
             published = await self._store.run(schedules.advance(schedule, planned.made, planned.firings))
             if published is None:
                 self._note_refusal(schedule)
-                return
+                return ()
+            made = published
             self._note_advanced(schedule, planned.made, published)
             await self._store.run(schedules.publish(schedule.id, published))
         except DatabaseUnavailable as error:
@@ -235,6 +243,7 @@ class Scheduler:
             self._leave_alone_for(schedule.id, _ERROR_PAUSE)
         except Exception as error:
             self._leave_alone(schedule.id, error)
+        return made
 
     def _note_refusal(self, schedule: Schedule) -> None:
         """Note that the database has refused to advance a schedule.

@@ -30,6 +30,7 @@ from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.completed_sync import Completed
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.events_sync import Events
+from mtask.client.reading.metrics import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import LookupEntry
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -54,6 +55,9 @@ _REACHED = (
     ScheduleArguments,
     RunCall,
     FinishCall,
+    FleetMetrics,
+    QueueMetrics,
+    WorkerMetrics,
 )
 #: Users get these from a call or as an argument, and do not make them.
 _MADE_BY_US = (
@@ -68,6 +72,9 @@ _MADE_BY_US = (
     mtask.TaskFields,
     RunCall,
     FinishCall,
+    FleetMetrics,
+    QueueMetrics,
+    WorkerMetrics,
 )
 _PROTOCOLS = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__next__", "__aiter__", "__anext__")
 _NOTHING = inspect.Parameter.empty

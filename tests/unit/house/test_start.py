@@ -46,11 +46,20 @@ STARTS = {
             "mtask.demo.play",
             "mtask.local.server",
             "mtask.worker.worker",
+            "prometheus_client",
         },
     ),
     "mtask-worker": (
         f"import mtask.cli.worker\n{_MODULES}",
-        {"apscheduler", "mtask.client.aio", "mtask.client.diagnosis.doctor", "mtask.client.sync", "rich"},
+        {
+            "apscheduler",
+            "mtask.client.aio",
+            "mtask.client.diagnosis.doctor",
+            "mtask.client.sync",
+            "mtask.web",
+            "prometheus_client",
+            "rich",
+        },
     ),
 }
 

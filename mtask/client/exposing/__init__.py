@@ -1,0 +1,1 @@
+"""Exposing metrics to Prometheus. Only this package imports prometheus-client, the extra `metrics`."""

@@ -1,0 +1,24 @@
+"""Counts lapsed runs that this worker has closed without a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from mtask.errors import MtaskError
+from mtask.store.tasks import lapses
+from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
+
+
+async def count_lapses(scope: Scope, task_ids: Collection[Any], task_cnt: int) -> None:
+    """Count the lapsed runs of a statement that has changed this number of these tasks. Leases seldom lapse.
+
+    An error only makes the count too low.
+    """
+    if not task_cnt:
+        return
+    try:
+        scope.meter.lapsed(await scope.store.run(lapses.closed(task_ids, task_cnt)))
+    except MtaskError as error:
+        logger.warning("lapsed runs not counted", extra=fields(tasks=task_cnt, reason=str(error)))

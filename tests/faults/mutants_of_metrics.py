@@ -1,0 +1,86 @@
+"""Mutations of metrics: each lets a run count twice, not at all, or at a cost that nobody has agreed to."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_COUNTS = "mtask/store/metrics/counts.py"
+_FLEET = "mtask/store/metrics/fleet.py"
+_METER = "mtask/worker/state/meter.py"
+_RECORDER = "mtask/worker/upkeep/recorder.py"
+_SENDER = "mtask/worker/claiming/sender.py"
+_TALLIES = "mtask/store/metrics/tallies.py"
+_TALLY = "mtask/model/metrics/tally.py"
+
+_TALLY_TESTS = "tests/integration/store/metrics/test_tallies.py"
+_COUNT_TESTS = "tests/integration/store/metrics/test_counts.py"
+_WORKER_TESTS = "tests/integration/worker/upkeep/test_recorder.py"
+
+METRIC_MUTATIONS = (
+    Mutation(
+        "totals-without-a-guard",
+        "Of two processes that fold at once, the second undoes what the first has added.",
+        (Edit(_TALLIES, 'guard = {"_id": TOTALS_ID, "revision": revision}', 'guard = {"_id": TOTALS_ID}'),),
+        (f"{_TALLY_TESTS}::test_of_two_folders_at_any_step_only_one_counts",),
+    ),
+    Mutation(
+        "folded-tally-still-counts",
+        "Readers add the tally of a dead worker to totals that hold it.",
+        (Edit(_FLEET, 'document["_id"] not in folded and not is_old', "not is_old"),),
+        (f"{_TALLY_TESTS}::test_readers_see_each_run_once_between_all_steps_of_a_fold",),
+    ),
+    Mutation(
+        "write-into-a-folded-tally",
+        "A worker that was frozen overwrites its tally after it was folded.",
+        (
+            Edit(
+                _TALLIES,
+                '{"_id": tally_id, "fold_time": {"$exists": False}}, change',
+                '{"_id": tally_id}, change',
+            ),
+        ),
+        (f"{_TALLY_TESTS}::test_a_worker_that_is_folded_alive_learns_it_and_stores_nothing_there",),
+    ),
+    Mutation(
+        "next-tally-repeats-the-folded-one",
+        "A worker whose tally was folded stores all that it has ever counted once more.",
+        (Edit(_RECORDER, "self._former.add(self._stored if found is None else found)", "pass"),),
+        (f"{_WORKER_TESTS}::test_a_worker_that_was_folded_alive_goes_on_in_another_tally",),
+    ),
+    Mutation(
+        "counts-without-a-lease",
+        "Each scraper counts the tasks for itself as soon as the counts are old.",
+        (Edit(_COUNTS, '{"_id": COUNTS_ID, "$expr": {"$and": over}}', '{"_id": COUNTS_ID}'),),
+        (f"{_COUNT_TESTS}::test_only_the_holder_of_the_lease_counts_and_others_take_what_is_there",),
+    ),
+    Mutation(
+        "pairs-that-come-and-go",
+        "A pair counts as other until it is admitted: then other falls.",
+        (Edit(_TALLY, "else OTHER if is_full else None", "else OTHER"),),
+        (f"{_COUNT_TESTS}::test_pairs_are_admitted_once_and_for_ever",),
+    ),
+    Mutation(
+        "lapse-of-an-exhausted-task-is-not-counted",
+        "Lapsed runs count only if a worker claims their task.",
+        (Edit(_SENDER, "                tell_changed=closed.append,\n", ""),),
+        (f"{_WORKER_TESTS}::test_a_lapsed_run_counts_once_at_the_worker_that_closes_it[the janitor closes it]",),
+    ),
+    Mutation(
+        "wait-from-the-creation",
+        "The wait of a retried task begins when it was published.",
+        (Edit(_METER, "        return max(since, *ends)\n", "        return since\n"),),
+        ("tests/unit/worker/state/test_meter.py",),
+    ),
+    Mutation(
+        "metrics-written-though-nothing-changed",
+        "An idle worker writes its tally every 10 s.",
+        (
+            Edit(
+                _RECORDER,
+                "            if self._tally.revision == (self._stored_revision or 0):\n                return\n",
+                "",
+            ),
+        ),
+        (f"{_WORKER_TESTS}::test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed",),
+    ),
+)
