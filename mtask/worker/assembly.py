@@ -143,7 +143,16 @@ class Assembly:
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
         executors = self._executors(pinger)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations, executors)
+        caller = Caller(
+            scope.worker_id,
+            transactions,
+            pinger.expedite,
+            around.run,
+            self.values,
+            operations,
+            executors,
+            self.app.tracer,
+        )
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
@@ -164,7 +173,7 @@ class Assembly:
         sender = Sender(scope, admission, lookups, adoption, recovery, pace)
         claimer = Claimer(scope, queue, admission, slots, sender, finisher)
         retention = Retention(scope.store, controls)
-        scheduler = Scheduler(scope.store, self.app.schedules) if self.options.scheduler else None
+        scheduler = Scheduler(scope.store, self.app.schedules, self.app.tracer) if self.options.scheduler else None
         parts = Parts(
             scope,
             self.registrar,

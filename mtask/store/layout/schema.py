@@ -153,6 +153,7 @@ def task_schema() -> dict[str, Any]:
             "again.gather": ["kind", "newest"],
             "again.gather.newest": ["asked_time", "call_id"],
             "callback": ["url", "on"],
+            "trace": ["traceparent"],
             "callback_owed": ["number", "status", "time", "url"],
         },
     )

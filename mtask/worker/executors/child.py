@@ -21,10 +21,11 @@ from mtask.app.app import App
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.errors import LeaseLost, RunCanceled
+from mtask.logs import RUN
 from mtask.store.driver.translate import scrubbed
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
-from mtask.worker.executors.messages import outcome_document, reason_in, task_in
+from mtask.worker.executors.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
 from mtask.worker.log import FieldFormatter, fields, logger
 from mtask.worker.running.caller import Called, Caller
@@ -126,6 +127,7 @@ class Child:
         run.trusted_until = message["until"]
         run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
         run.on_end = _ended
+        follow(run, message["trace"])
         self._run = run
         self._watch(run)
         called = Called()
@@ -133,6 +135,7 @@ class Child:
         try:
             self._tell(run, called)
         finally:
+            RUN.set(None)
             self._run = run.asyncio_task = None
             self._watching.cancel()  # else the timer would keep the run and its params until the end of the lease
             called.raised = None
@@ -157,12 +160,14 @@ class Child:
             "reason": None if run.end_reason is None else run.end_reason.name,
             "progress": None if run.progress is None else dict(run.progress),
             "is_committed": run.succeeded_in_transaction,
+            "trace": trace_message(run),
         }
         if run.succeeded_in_transaction:
             done["late"] = late_value(run, called)
         else:
             is_known = isinstance(raised, LeaseLost | RunCanceled)
             done["raised"] = None if raised is None else type(raised).__name__ if is_known else "other"
+            done["error_type"] = type(raised).__qualname__
             if raised is not None:
                 outcome, size = failed(run, raised), 0
             else:

@@ -32,7 +32,21 @@ def run_message(run: HeldRun) -> Message:
         "task": task,
         "params": run.task.params,
         "until": run.trusted_until,
+        "trace": trace_message(run),
     }
+
+
+def trace_message(run: HeldRun) -> Message | None:
+    """Return the span of a run as a message. None: it has none."""
+    if run.trace is None:
+        return None
+    return {"trace": dict(run.trace), "is_stored": run.stored_trace is not None}
+
+
+def follow(run: HeldRun, message: Message | None) -> None:
+    """Let a run follow the span that such a message names."""
+    if message is not None:
+        run.follow(message["trace"], is_stored=message["is_stored"])
 
 
 def task_in(message: Message) -> StoredTask:

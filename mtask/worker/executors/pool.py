@@ -23,7 +23,7 @@ from mtask.store.tasks import sessions
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import GRACE, Executor, State
 from mtask.worker.executors.guarding import Guard
-from mtask.worker.executors.messages import outcome_in, reason_in
+from mtask.worker.executors.messages import follow, outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.executors.processes import start
 from mtask.worker.executors.rate import Rate
@@ -250,6 +250,8 @@ class Executors:
             run.end(reason)
         if done["progress"] is not None:
             run.report(done["progress"])
+        if run.trace is None:
+            follow(run, done["trace"])
         if done["is_committed"]:
             called.returned = done["late"]
             return
@@ -260,7 +262,7 @@ class Executors:
         elif raised == "RunCanceled":
             called.raised = RunCanceled(run.task_id, run.run_id)
         elif raised is not None:
-            called.raised = RaisedElsewhere(outcome)
+            called.raised = RaisedElsewhere(outcome, done["error_type"])
         called.judged = outcome, done["size"]
 
     # --- transactions, and other reports of runs ------------------------------------------------------------

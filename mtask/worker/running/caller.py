@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from mtask.app.context import Context, Transactions
 from mtask.app.family import HandlerOperations
 from mtask.app.middleware import Entered, RunCall
+from mtask.app.tracing import Tracer
+from mtask.logs import RUN
 from mtask.model.handling.handlers import Handler
 from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.threads import ThreadCall, Threads
@@ -53,10 +55,12 @@ class Caller:
         values: Mapping[Callable[..., Any], Any],
         operations: HandlerOperations,
         isolation: Isolation | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
 
-        `isolation`: the executors, if some handlers run in them. There the middleware runs, too.
+        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `tracer` observes the
+        calls of these handlers from here.
         """
         self._worker_id = worker_id
         self._transactions = transactions
@@ -65,6 +69,7 @@ class Caller:
         self._values = values
         self._operations = operations
         self._isolation = isolation
+        self._tracer = tracer
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -75,8 +80,10 @@ class Caller:
         """Call the run's handler. Store its result or its exception in `called`."""
         isolation = self.isolation_of(run)
         if isolation is not None:
-            await isolation.call(run, called)
+            await self._call_isolated(isolation, run, called)
             return
+        # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
+        RUN.set(run.marked())
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -95,6 +102,15 @@ class Caller:
         """Return the executors if the handler of this run belongs there, else None."""
         is_isolated = self._isolation is not None and self._isolation.isolates(run.handler)
         return self._isolation if is_isolated else None
+
+    async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
+        if self._tracer is None:
+            await isolation.call(run, called)
+            return
+        entered = Entered()
+        await entered.enter((self._tracer.isolated,), RunCall(self._context(run)))
+        await isolation.call(run, called)
+        await entered.leave(called.returned, called.raised)
 
     def _context(self, run: HeldRun) -> Context:
         return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)

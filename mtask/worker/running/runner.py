@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.next import Next
 from mtask.errors import LeaseLost, MtaskError, RunCanceled
+from mtask.logs import RUN
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
@@ -90,6 +91,7 @@ class Runner:
             timer.cancel()
         try:
             outcome, size = self._judged(run, called)
+            RUN.set(None)  # what begins from here on is the worker's work, and not the run's
             if outcome is not None:
                 self._finisher.submit(run, outcome, size)  # keeps the lease until the outcome is written
             elif run.is_finishing:
