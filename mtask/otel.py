@@ -25,7 +25,7 @@ from mtask.app.app import App
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.app.tracing import FiredTask
 from mtask.client.asking.publication import TaskSpec, current_trace
-from mtask.errors import Fail, InvalidInput, LeaseLost, Retry, RunCanceled
+from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
 from mtask.logs import without_passwords
 from mtask.model.documents import DEFAULT_QUEUE, Task
 from mtask.model.handling.handlers import handler_of
@@ -58,9 +58,9 @@ def instrument(app: App, *, linked: bool = True, tracer_provider: TracerProvider
     """Trace the tasks of an app: in workers, and in clients that get `middleware=app.around.publish`.
 
     Each run has a trace of its own, which links to the publisher's. With `linked=False`, the first try of a task is a
-    child of its publisher instead; a later try has a trace of its own in any case. Without `tracer_provider`, the global
-    one is used, also if it is set later. Call this before you register middleware whose work is to be inside of the
-    spans. Raises InvalidInput if the app is traced already.
+    child of its publisher instead; a later try has a trace of its own in any case. Without `tracer_provider`, the
+    global one is used, also if it is set later. Call this before you register middleware whose work is to be inside of
+    the spans. Raises InvalidInput if the app is traced already.
     """
     if app.tracer is not None:
         raise InvalidInput("the app is traced already: call mtask.otel.instrument once.", field="app")
@@ -244,23 +244,21 @@ def _end_run(span: Span, call: RunCall, error: BaseException) -> None:
     ended = call.ended_because
     if ended is not None or isinstance(error, RunCanceled):
         span.set_attribute("mtask.ended_because", ended or "cancel requested")
-    if isinstance(error, Retry | RunCanceled):
+    is_retry = isinstance(error, Retry) or getattr(error, "error_type", None) == Retry.__name__
+    if is_retry or isinstance(error, RunCanceled):
         span.set_attribute("mtask.outcome", RunStatus.CANCELED.value)
-        if isinstance(error, Retry):
-            span.set_attribute("mtask.retry", True)
+        span.set_attribute("mtask.retry", is_retry)
         return
     if isinstance(error, LeaseLost):
         span.set_attribute("mtask.outcome", "LOST")
     else:
-        span.set_attribute("mtask.outcome", _outcome_of(error, ended))
+        span.set_attribute("mtask.outcome", call.ended_as or _outcome_of(error))
     _fail(span, error)
 
 
-def _outcome_of(error: BaseException, ended: str | None) -> str:
+def _outcome_of(error: BaseException) -> str:
     judged = getattr(error, "outcome", None)  # an executor has made the outcome
-    if judged is not None:
-        return str(judged.status.value)
-    return (RunStatus.CANCELED if ended is not None and not isinstance(error, Fail) else RunStatus.FAIL).value
+    return RunStatus.FAIL.value if judged is None else str(judged.status.value)
 
 
 def _fail(span: Span, error: BaseException) -> None:

@@ -64,6 +64,10 @@ class ActiveRun(Protocol):
         """The reason for which the worker ended the run."""
 
     @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended."""
+
+    @property
     def trace(self) -> Trace | None:
         """The span of the run."""
 

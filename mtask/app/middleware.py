@@ -85,6 +85,11 @@ class RunCall:
         """The reason for which the worker ended the run. None: its own handler ended it, or has not ended yet."""
         return self.context._run.ended_because
 
+    @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended: FAIL, CANCELED, or LOST if nothing is written."""
+        return self.context._run.ended_as
+
     def follow(self, trace: Trace, *, is_stored: bool) -> None:
         """Say by which span the run is traced: the lines of its log name it, and the finish and an executor get it.
 

@@ -155,6 +155,15 @@ class HeldRun:
         return None if self.end_reason is None else self.end_reason.value
 
     @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended: FAIL, CANCELED, or LOST if nothing is written."""
+        if self.end_reason is None:
+            return None
+        if self.end_reason in SILENT:
+            return "LOST"
+        return "FAIL" if self.end_reason is EndReason.RUN_TIMEOUT else "CANCELED"
+
+    @property
     def is_simple(self) -> bool:
         """Whether the task wants one worker, and this run is its first, as far as this process knows."""
         state = self.task.task_state
