@@ -33,7 +33,7 @@ class RunMarks:
     It is small and refers to no task: asyncio tasks that a handler leaves behind keep it.
     """
 
-    __slots__ = ("attempt", "key", "log", "run_id", "task", "trace_id")
+    __slots__ = ("attempt", "keeper", "key", "log", "run_id", "task", "trace_id")
 
     def __init__(self, task: str, key: str, run_id: str, attempt: int) -> None:
         self.task = task  #: the name of the task
@@ -41,7 +41,8 @@ class RunMarks:
         self.run_id = run_id
         self.attempt = attempt
         self.trace_id: str | None = None
-        #: The lines of this run that are kept, once there is one.
+        #: What keeps the lines of this run, if they are kept, and its lines, once there is one.
+        self.keeper: Any = None
         self.log: Any = None
 
 

@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
     callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_format: str = Field(default="text", description="lines of the log: text or json")
+    keep_logs: int = Field(default=0, description="lines of each run that are kept in the database; 0: none")
+    keep_logs_days: float = Field(default=7.0, description="days for which these lines are kept")
 
     @classmethod
     def settings_customise_sources(

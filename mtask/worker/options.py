@@ -14,6 +14,7 @@ from mtask.model.status import WorkerStatus
 from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
+from mtask.worker.logkeeping.options import LogOptions
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
@@ -40,6 +41,8 @@ class WorkerOptions:
     callbacks: CallbackOptions | None = None
     #: Which handlers run in child processes, and in how many.
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
+    #: Which lines of the log are kept in the database, and in which format executors log.
+    logs: LogOptions = field(default_factory=LogOptions)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

@@ -52,6 +52,7 @@ class Worker:
         self.queues = options.checked_queues(app)
         self.worker_id = options.checked_worker_id()
         options.checked_executors(app)
+        options.logs.check()
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
@@ -143,6 +144,8 @@ class Worker:
 
     async def _serve(self, parts: Parts) -> None:
         parts.pinger.start()
+        if parts.keeper is not None:
+            parts.keeper.start()
         logger.info(
             "worker started",
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
@@ -156,16 +159,22 @@ class Worker:
                 to_the_end.create_task(enduring(parts.controls.run))
                 to_the_end.create_task(enduring(parts.controls.run_confirming))
                 to_the_end.create_task(enduring(parts.limits.run_giving_back))
+                if parts.keeper is not None:
+                    to_the_end.create_task(enduring(parts.keeper.run))
                 try:
                     await self._work(parts)
                     await self._finish_runs(parts)
                 finally:
                     parts.controls.stop()
                     parts.limits.stop()
+                    if parts.keeper is not None:
+                        parts.keeper.stop()
         finally:
             if parts.executors is not None:
                 await parts.executors.stop()
             await self._hooks.stop()
+            if parts.keeper is not None:
+                await parts.keeper.drain()
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
             await asyncio.to_thread(parts.pinger.rest)

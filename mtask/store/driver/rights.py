@@ -29,6 +29,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "workers": ("find", "listIndexes"),
         # Who may change tasks writes it down, and may not change what is written.
         "actions": ("insert", "listIndexes"),
+        "logs": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -38,6 +39,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "places": ("insert", "update", "listIndexes"),
         "controls": ("listIndexes",),
         "actions": ("insert", "listIndexes"),
+        "logs": ("insert", "update", "listIndexes"),
     },
     "operator": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -48,6 +50,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "places": ("listIndexes",),
         "actions": ("insert", "listIndexes"),
         "bulks": ("insert", "update", "listIndexes"),
+        "logs": ("listIndexes",),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

@@ -16,6 +16,7 @@ from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION, Task, WorkerD
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.publishing.identity import MAX_KEY_BYTES
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
+from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.operation import Collection
 from mtask.store.statements import expressions as x
@@ -37,6 +38,7 @@ HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
 TIME_INDEX = "mtask_time"
 CALLBACKS_INDEX = "mtask_callbacks"
+LOGS_INDEX = "mtask_logs"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -269,6 +271,13 @@ def bulk_validator() -> dict[str, Any]:
     return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
 
 
+def log_validator() -> dict[str, Any]:
+    """Return the validator of `logs`."""
+    required = ["_id", "task_id", "worker_id", "attempt", "first", "lines", "expire_time", "schema_version"]
+    paths = {"": required, "lines": ["time", "level", "logger", "message"]}
+    return {"$jsonSchema": _model_schema(RunLog, "logs", paths)}
+
+
 def task_indexes() -> list[IndexModel]:
     """Return the indexes of `tasks`.
 
@@ -425,6 +434,14 @@ def bulk_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def log_indexes() -> list[IndexModel]:
+    """Return the indexes of `logs`: the logs of a task's runs, the first run first; and their retention."""
+    return [
+        IndexModel([("task_id", ASCENDING), ("begin_time", ASCENDING)], name=LOGS_INDEX),
+        IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -448,4 +465,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "places": Layout(PermitPoolDocument, place_validator, place_indexes, "schema_version"),
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
     "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
+    "logs": Layout(RunLog, log_validator, log_indexes, "schema_version"),
 }

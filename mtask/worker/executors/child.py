@@ -25,10 +25,11 @@ from mtask.logs import RUN
 from mtask.store.driver.translate import scrubbed
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
+from mtask.worker.executors.lines import RunLines
 from mtask.worker.executors.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
-from mtask.worker.log import FieldFormatter, fields, logger
-from mtask.worker.running.caller import Called, Caller
+from mtask.worker.log import fields, log_to_stderr, logger
+from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.outcomes import failed
@@ -53,6 +54,8 @@ class Child:
         self._over = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._run: HeldRun | None = None
+        #: The lines that handlers log, if the worker keeps them.
+        self._lines: RunLines | None = None
         #: The timer that looks whether the lease of the run is over.
         self._watching: asyncio.TimerHandle
         self._app: App
@@ -96,7 +99,9 @@ class Child:
     async def _prepare(self, hello: Message) -> None:
         """Import the app, call the start hooks, and tell the worker."""
         try:
-            _start_logging(hello["log_level"], hello["own_log_level"])
+            log_to_stderr(hello["log_level"], hello["own_log_level"], hello["log_format"])
+            if hello["keep_logs"]:
+                self._lines = RunLines(self._channel.send, hello["keep_logs"])
             self._app = app = load_app(self._app_path)
             self._started = app.hooks.begin()
             await self._started.start()
@@ -112,7 +117,8 @@ class Child:
         transactions = RunTransactions(stores, leases, self._successes)
         operations = RunOperations(stores, app.handlers)
         values, around = self._started.values, app.around.run
-        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations)
+        observers = Observers(keeper=self._lines)
+        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations, observers=observers)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})
@@ -130,6 +136,8 @@ class Child:
         follow(run, message["trace"])
         self._run = run
         self._watch(run)
+        if self._lines is not None:
+            self._lines.begin(run.run_id)
         called = Called()
         await self._caller.call(run, called)
         try:
@@ -173,6 +181,8 @@ class Child:
             else:
                 outcome, size = self._successes.outcome(run, run.result if run.has_result else called.returned)
             done["outcome"], done["size"] = outcome_document(outcome), size
+        if self._lines is not None:
+            self._lines.send()
         self._channel.send(done)
 
     async def _stop(self) -> None:
@@ -187,13 +197,6 @@ def _ended(run: HeldRun, reason: EndReason) -> None:
     task = run.asyncio_task
     if run.handler.is_async and task is not None and not run.succeeded_in_transaction:
         task.cancel()
-
-
-def _start_logging(level: int, own_level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FieldFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("mtask").setLevel(own_level)
 
 
 def _exit_now(code: int = 0) -> NoReturn:

@@ -4,6 +4,7 @@ A worker sends: `hello` (what the executor needs to start), `run`, `lease` (the 
 run, for this reason), `paused` (no ping of the run is sent now), `stop`.
 
 An executor sends: `ready`, `unready` (it cannot start), `progress`, `pause` (a transaction is about to begin),
+`log` (lines that the handler has logged),
 `renewed` (its lease, before a transaction), `committed`, `resume` (the transaction is over), `done`.
 """
 

@@ -43,6 +43,15 @@ class Isolation(Protocol):
         """End the handler, by force if it does not end by itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """What observes the calls of handlers beside the middleware."""
+
+    tracer: Tracer | None = None
+    #: What keeps the lines that handlers log.
+    keeper: object | None = None
+
+
 class Caller:
     """Calls handlers with their arguments and context."""
 
@@ -55,12 +64,12 @@ class Caller:
         values: Mapping[Callable[..., Any], Any],
         operations: HandlerOperations,
         isolation: Isolation | None = None,
-        tracer: Tracer | None = None,
+        observers: Observers | None = None,
     ) -> None:
         """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
 
-        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `tracer` observes the
-        calls of these handlers from here.
+        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `observers`: the
+        tracer observes the calls of these handlers from here.
         """
         self._worker_id = worker_id
         self._transactions = transactions
@@ -69,7 +78,7 @@ class Caller:
         self._values = values
         self._operations = operations
         self._isolation = isolation
-        self._tracer = tracer
+        self._observers = observers or Observers()
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -79,11 +88,13 @@ class Caller:
     async def call(self, run: HeldRun, called: Called) -> None:
         """Call the run's handler. Store its result or its exception in `called`."""
         isolation = self.isolation_of(run)
+        marks = run.marked()
+        marks.keeper = self._observers.keeper
         if isolation is not None:
             await self._call_isolated(isolation, run, called)
             return
         # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
-        RUN.set(run.marked())
+        RUN.set(marks)
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -104,11 +115,12 @@ class Caller:
         return self._isolation if is_isolated else None
 
     async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
-        if self._tracer is None:
+        tracer = self._observers.tracer
+        if tracer is None:
             await isolation.call(run, called)
             return
         entered = Entered()
-        await entered.enter((self._tracer.isolated,), RunCall(self._context(run)))
+        await entered.enter((tracer.isolated,), RunCall(self._context(run)))
         await isolation.call(run, called)
         await entered.leave(called.returned, called.raised)
 

@@ -173,6 +173,8 @@ class Runner:
         """Free the run's slot, now or when its thread ends."""
         del self._ledger.running[run.run_id]
         self._ledger.forget(run)
+        if run.marks is not None and run.marks.log is not None:
+            run.marks.log.end()
         if not self._ledger.running:
             self._empty.set()
         run.asyncio_task = None
