@@ -25,7 +25,7 @@ from mtask.version import __version__
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import start_logging
-from mtask.worker.logkeeping.options import LogOptions
+from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.worker import Worker
@@ -194,7 +194,7 @@ def _options(settings: Settings) -> WorkerOptions:
             settings.max_runs_per_executor,
             settings.max_executor_memory,
         ),
-        logs=LogOptions(settings.log_format, settings.keep_logs, timedelta(days=settings.keep_logs_days)),
+        logs=read_log_options(settings.log_format, settings.keep_logs, settings.keep_logs_days),
     )
 
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 from mtask.errors import InvalidInput
 from mtask.model.run_logs import MAX_LINES
 
-MAX_DAYS = 3650
+#: The shortest and the longest time for which lines are kept, in days.
+MIN_DAYS, MAX_DAYS = 0.001, 3650
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,10 @@ class LogOptions:
         """Raise InvalidInput for an option that is out of range."""
         if not 0 <= self.keep <= MAX_LINES:
             raise InvalidInput(f"--keep-logs {self.keep}: use 1 to {MAX_LINES}, or 0 for none.", field="keep_logs")
-        if not timedelta(minutes=1) <= self.kept_for <= timedelta(days=MAX_DAYS):
-            days = self.kept_for / timedelta(days=1)
-            raise InvalidInput(f"--keep-logs-days {days:g}: use 0.001 to {MAX_DAYS}.", field="keep_logs_days")
+
+
+def read_options(log_format: str, keep: int, days: float) -> LogOptions:
+    """Return the options of a command line; raise InvalidInput."""
+    if not MIN_DAYS <= days <= MAX_DAYS:  # also true for a NaN
+        raise InvalidInput(f"--keep-logs-days {days:g}: use {MIN_DAYS} to {MAX_DAYS}.", field="keep_logs_days")
+    return LogOptions(log_format, keep, timedelta(days=days))
