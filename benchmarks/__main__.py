@@ -261,6 +261,19 @@ def _isolation(
     _run({"isolation": Options(runs, tasks, rate)}, Shared(uri, folder, cache_mb))
 
 
+@app.command("tracing")
+def _tracing(
+    tasks: Annotated[int | None, _tasks(f"Tasks of each drain. [{tracing.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain without tracing, with an SDK that samples nothing, and with one that samples all."""
+    _run({"tracing": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
+
+
 @app.command("web")
 def _web(
     tasks: Annotated[int | None, _tasks(f"Tasks drained, each run; a hundredth posted. [{web.TASKS:,}]")] = None,
