@@ -31,7 +31,7 @@ from mtask.model.documents import DEFAULT_QUEUE, Task
 from mtask.model.handling.handlers import handler_of
 from mtask.model.handling.middleware import Around
 from mtask.model.status import RunStatus
-from mtask.model.tracing import Trace, trace_of
+from mtask.model.tracing import MAX_TRACESTATE, Trace, is_sampled, trace_of
 from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
 
@@ -179,6 +179,8 @@ class _Tracing:
 
     def finish(self, call: FinishCall) -> Step:
         """Observe the writing of an outcome."""
+        if call.trace is not None and not is_sampled(call.trace):
+            return  # nobody records its parent
         task = call.task
         attributes = _attributes("settle", "settle", task.queue, task.name)
         attributes |= {
@@ -219,9 +221,15 @@ def _attributes(name: str, kind: str, queue: str, task: str) -> dict[str, Any]:
 
 def _text_of(span: Span) -> Trace | None:
     """Return the span as W3C Trace Context. None: there is no SDK, so it is no real span."""
-    carrier: dict[str, str] = {}
-    _W3C.inject(carrier, api.set_span_in_context(span, SpanScope()))
-    return trace_of(carrier.get("traceparent"), carrier.get("tracestate"))
+    found = span.get_span_context()
+    if not found.is_valid:
+        return None
+    trace = {"traceparent": f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"}
+    if found.trace_state:
+        state = found.trace_state.to_header()
+        if len(state) <= MAX_TRACESTATE:
+            trace["tracestate"] = state
+    return trace
 
 
 def _scope_of(trace: Mapping[str, str] | None) -> SpanScope | None:

@@ -26,7 +26,7 @@ TRACING_MUTATIONS = (
     Mutation(
         "next-task-without-a-link",
         "A next task does not get the span of the run that goes on.",
-        (Edit(_SUCCESSES, "run.run_id, run.stored_trace)", "run.run_id)"),),
+        (Edit(_SUCCESSES, "run.run_id, run.stored_trace\n", "run.run_id\n"),),
         (f"{_SPANS}::test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them",),
     ),
     Mutation(
