@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.text import Text
 from mtask.cli import failures
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
-from mtask.cli.output import clean, counted, hanging, iso, moment, write_json
+from mtask.cli.output import clean, counted, hanging, iso, write_json
 from mtask.client import Client
 from mtask.errors import InvalidInput, TaskNotFound
 from mtask.model.run_logs import LogLine, RunLog
@@ -20,6 +21,8 @@ from mtask.model.run_logs import LogLine, RunLog
 PANEL = "Tasks"
 #: The time between two looks of --follow, in seconds. Workers write the lines of a run every three seconds.
 _LOOK = 1.0
+#: The columns before the further lines of a message, and before a traceback.
+_INDENT = 4
 #: The looks after the end of a task that wait for the last lines of its runs.
 _PATIENCE = 3
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBUG": "bright_black"}
@@ -110,7 +113,8 @@ def _say_new(cli: Cli, log: RunLog, printed: dict[str, int]) -> None:
 
 def _heading(log: RunLog) -> list[Text]:
     head = Text(f"try {log.attempt} ", style="bold")
-    head.append(f"of {clean(log.worker_id)}, run {clean(log.run_id)}", style="bright_black")
+    day = f"{log.begin_time.astimezone(UTC):%Y-%m-%d} UTC"
+    head.append(f"of {clean(log.worker_id)}, run {clean(log.run_id)}, {day}", style="bright_black")
     if log.trace_id is not None:
         head.append(f", trace {clean(log.trace_id)}", style="bright_black")
     if not log.first:
@@ -120,10 +124,17 @@ def _heading(log: RunLog) -> list[Text]:
 
 def _say_lines(cli: Cli, lines: list[LogLine]) -> None:
     for line in lines:
-        head = Text(f"  {moment(line.time)}  ")
+        head = Text(f"  {clock(line.time)}  ")
         head.append(f"{clean(line.level, 8):<8} ", style=_STYLES.get(line.level, ""))
-        for index, part in enumerate(_parts(line)):
-            cli.say(*hanging(cli.out, head if index == 0 else Text(" " * head.cell_len), part))
+        first, *others = _parts(line)
+        cli.say(*hanging(cli.out, head, first))
+        for part in others:
+            cli.say(*hanging(cli.out, Text(" " * _INDENT), part))
+
+
+def clock(instant: datetime) -> str:
+    """Return the time of the day, in UTC, to the millisecond. The heading tells the day."""
+    return f"{instant.astimezone(UTC):%H:%M:%S.%f}"[:-3]
 
 
 def _parts(line: LogLine) -> list[str]:

@@ -14,13 +14,16 @@ from mtask.store.run_logs import RunLines
 from mtask.worker.log import exception_of, fields_of, instant_of, message_of
 
 Line = dict[str, Any]
+#: The fields that the document of a run tells anyway.
+_KNOWN = ("task", "run")
 #: About the bytes that a stored line takes beside its texts.
 _OVERHEAD = 100
 
 
 def line_of(record: logging.LogRecord) -> Line:
     """Return the line of a record as it is stored. The fields of mtask's own lines stand after the message."""
-    told = [f"{name}={value}" for name, value in fields_of(record).items() if value is not None]
+    own = {name: value for name, value in fields_of(record).items() if value is not None and name not in _KNOWN}
+    told = [f"{name}={value}" for name, value in own.items()]
     message = " ".join([message_of(record), *told])
     line = {
         "time": instant_of(record),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from datetime import timedelta
 
@@ -40,10 +41,12 @@ def test_lines_of_each_run_are_printed_and_hostile_ones_steer_nothing(
     keep(store, "r1", *(f"line {n}" for n in range(7)))
     keep(store, "r2", "bad \x1b[2J thing\nsecond line " + "x" * 100, attempt=2)
     ended = mtask.ok("logs", "mail:1")
-    assert "try 1 of w1, run r1\n  (2 earlier lines not kept)\n" in ended.out
+    assert re.search(r"^try 1 of w1, run r1, 20\d\d-\d\d-\d\d UTC\n  \(2 earlier lines not kept\)\n", ended.out)
+    assert re.search(r"^  \d\d:\d\d:\d\d\.\d{3}  ERROR    bad .x1b\[2J thing\n    second line", ended.out, re.MULTILINE)
     assert "line 1\n" not in ended.out
     assert "line 2\n" in ended.out
-    assert "try 2 of w1, run r2, trace 0af7651916cd43dd8448eb211c80319c" in ended.out.replace("\n", " ")
+    assert "try 2 of w1, run r2, 20" in ended.out
+    assert "trace 0af7651916cd43dd8448eb211c80319c" in ended.out.replace("\n", " ")
     assert "\x1b" not in ended.out
     assert all(len(line) <= 80 for line in ended.out.splitlines())
     assert "line 2" not in mtask.ok("logs", "mail", "1", "--run", "last").out
