@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from pymongo.monitoring import CommandListener
 
 import mtask.otel
 from mtask import App, AsyncClient, Client, Context, Fail, Flow, Next, Retry, TaskSpec
@@ -288,20 +287,6 @@ def spans_of_runs(spans: list[Seen]) -> list[Seen]:
     return chosen(spans, "process")
 
 
-class Commands(CommandListener):
-    """Counts the commands of a client."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
-    def started(self, event: Any) -> None:
-        self.sent.append(event.command_name)
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     "provider", [trace.NoOpTracerProvider(), Spans(sampler=ALWAYS_OFF).provider], ids=["no SDK", "samples nothing"]
 )
@@ -358,3 +343,34 @@ def test_an_update_brings_the_span_of_the_new_publish_and_another_language_may_w
         plain.publish("mail", key="2")
         tasks.update_one({"_id": "mail:2"}, {"$set": {"trace": {"traceparent": "nonsense"}}})
         assert plain.get("mail", "2").trace is not None
+
+
+@pytest.mark.parametrize("kind", ["untraced", "samples nothing", "samples all"])
+def test_a_traced_task_takes_the_same_writes(mongo_uri: str, database_name: str, mongo: Mongo, kind: str) -> None:
+    app = App()
+    if kind != "untraced":
+        spans = Spans(sampler=ALWAYS_OFF) if kind == "samples nothing" else Spans()
+        mtask.otel.instrument(app, tracer_provider=spans.provider)
+
+    @app.task
+    async def noop() -> None: ...
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+            database = mongo[database_name]
+            await it.publish(noop, key="first")
+            await bench.status("noop:first", "SUCCESS")
+            changes = [{"op": {"$in": ["update", "insert", "remove"]}}, {"command.findAndModify": "tasks"}]
+            writes = {"ns": f"{database_name}.tasks", "$or": changes}
+            profile = database["system.profile"]
+            database.command("profile", 2)
+            try:
+                await it.publish(noop, key="1")
+                await bench.status("noop:1", "SUCCESS")
+                await until(lambda: profile.count_documents(writes) >= 3, message="publish, claim and finish")
+                await bench.at_rest()
+            finally:
+                database.command("profile", 0)
+            assert profile.count_documents(writes) == 3
+
+    asyncio.run(scenario())
