@@ -158,7 +158,9 @@ class _Tracing:
             span.end()
 
     def _begin_run(self, call: RunCall, task: Task) -> Span:
-        before = next((run for run in reversed(task.runs) if run.run_id != call.run_id), None)
+        # Another worker may hold the task at the same time, or have succeeded with it: that is no try before this one.
+        others = (run for run in reversed(task.runs) if run.run_id != call.run_id)
+        before = next((run for run in others if run.status not in (RunStatus.RUNNING, RunStatus.SUCCESS)), None)
         published = None if task.trace is None else task.trace.stored()
         is_child = not self._is_linked and before is None and published is not None
         earlier = None if before is None else trace_of(before.traceparent)

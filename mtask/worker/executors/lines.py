@@ -25,7 +25,7 @@ class RunLines:
         """`most`: the most lines that wait to be sent. The worker would keep no more of them."""
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._lines: deque[Line] = deque(maxlen=most)
         self._lost = 0
         self._run_id = ""

@@ -63,7 +63,7 @@ class GrowingLog:
         self._on_change = on_change
         self._lines: deque[Line] = deque()
         self._sizes: deque[int] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.first = 0  #: the number of lines that have left
         self.size = 0  #: of the lines, in bytes
         self.is_over = False

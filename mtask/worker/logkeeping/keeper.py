@@ -45,7 +45,8 @@ class LogKeeper:
         self._worker_id = worker_id
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        # A signal handler, or the end of an object, may log in the middle of a line of the same thread.
+        self._lock = threading.RLock()
         #: The runs with something to write, by run_id: those that go on, and those that are over.
         self._live: dict[str, GrowingLog] = {}
         self._over: dict[str, GrowingLog] = {}

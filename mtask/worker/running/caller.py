@@ -13,6 +13,7 @@ from mtask.app.middleware import Entered, RunCall
 from mtask.app.tracing import Tracer
 from mtask.logs import RUN
 from mtask.model.handling.handlers import Handler
+from mtask.model.handling.middleware import leave, watch
 from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.threads import ThreadCall, Threads
 from mtask.worker.state.held_run import EndReason, HeldRun
@@ -119,10 +120,9 @@ class Caller:
         if tracer is None:
             await isolation.call(run, called)
             return
-        entered = Entered()
-        await entered.enter((tracer.isolated,), RunCall(self._context(run)))
+        begun = watch((tracer.isolated,), RunCall(self._context(run)))  # a tracer that fails disturbs no run
         await isolation.call(run, called)
-        await entered.leave(called.returned, called.raised)
+        leave(begun, called.returned, called.raised)
 
     def _context(self, run: HeldRun) -> Context:
         return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)
