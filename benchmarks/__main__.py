@@ -15,7 +15,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.cases import backlog, drain, flows, idle, isolation, latency, payload, publish, purge, scale, web
+from benchmarks.cases import (
+    backlog,
+    drain,
+    flows,
+    idle,
+    isolation,
+    latency,
+    payload,
+    publish,
+    purge,
+    scale,
+    tracing,
+    web,
+)
 from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
@@ -40,6 +53,7 @@ BENCHMARKS: dict[str, Measure] = {
     "backlog": backlog.measure,
     "purge": purge.measure,
     "isolation": isolation.measure,
+    "tracing": tracing.measure,
     "web": web.measure,
 }
 _USUAL_TASKS = {
@@ -53,6 +67,7 @@ _USUAL_TASKS = {
     "backlog": backlog.TASKS,
     "purge": purge.TASKS,
     "isolation": isolation.TASKS,
+    "tracing": tracing.TASKS,
     "web": web.TASKS,
 }
 _CACHE_MB = 1024
@@ -244,6 +259,19 @@ def _isolation(
 ) -> None:
     """Handlers in executors, against the same in threads: with work for the processor, without, and the latency."""
     _run({"isolation": Options(runs, tasks, rate)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("tracing")
+def _tracing(
+    tasks: Annotated[int | None, _tasks(f"Tasks of each drain. [{tracing.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain without tracing, with an SDK that samples nothing, and with one that samples all."""
+    _run({"tracing": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("web")

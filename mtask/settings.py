@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, description="port of a worker's own metrics")
     metrics_host: str = Field(default="127.0.0.1", description="address of that port")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_format: str = Field(default="text", description="lines of the log: text or json")
+    keep_logs: int = Field(default=0, description="lines of each run that are kept in the database; 0: none")
+    keep_logs_days: float = Field(default=7.0, description="days for which these lines are kept")
 
     @classmethod
     def settings_customise_sources(

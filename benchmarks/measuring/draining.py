@@ -15,7 +15,7 @@ from pymongo import AsyncMongoClient
 
 from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Cost
-from benchmarks.measuring.fleet import Claims, Fleet
+from benchmarks.measuring.fleet import APP, Claims, Fleet
 from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server, wait_until
 from mtask.model.rules import HORIZON
 
@@ -90,9 +90,11 @@ def drain_raw(
     return asyncio.run(go())
 
 
-def drain_with(server: Server, scratch: Scratch, backlog: Backlog, beside: Beside = nullcontext) -> Drained:
+def drain_with(
+    server: Server, scratch: Scratch, backlog: Backlog, beside: Beside = nullcontext, app: str = APP
+) -> Drained:
     """Drain it by a worker process that is ready, and starts to claim within the context that `beside` opens."""
-    with Fleet(server, scratch, is_held_back=True) as fleet:
+    with Fleet(server, scratch, is_held_back=True, app=app) as fleet:
         before = fleet.claims()
         with beside(), server.metered(fleet.pids) as meter:
             fleet.release()

@@ -100,6 +100,7 @@ class Fleet:
         concurrency: int = DEFAULT_CONCURRENCY,
         is_held_back: bool = False,
         more_flags: Sequence[str] = (),
+        app: str = APP,
     ) -> None:
         self._scratch = scratch
         self._concurrency = concurrency
@@ -107,7 +108,7 @@ class Fleet:
         flags = ["--shutdown-timeout", "1", *more_flags]
         if is_held_back or concurrency != DEFAULT_CONCURRENCY:
             flags += ["--concurrency", "0" if is_held_back else str(concurrency)]
-        shared = ["mtask.cli.worker", APP, "--uri", scratch.uri, "--database", scratch.name, *flags]
+        shared = ["mtask.cli.worker", app, "--uri", scratch.uri, "--database", scratch.name, *flags]
         self._count = workers
         self._command = shared
         self._workers: list[Process] = []

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
+from mtask.app.tracing import Tracer
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
 from mtask.model.handling.handlers import (
@@ -36,6 +37,8 @@ class App:
         self.around = Middleware()
         #: The functions that a worker calls before its first run and after its last run.
         self.hooks = Hooks()
+        #: What traces this app. `mtask.otel.instrument` sets it.
+        self.tracer: Tracer | None = None
 
     @overload
     def task(self, function: Function, /) -> Function: ...
@@ -248,6 +251,7 @@ class App:
         self._schedules += [spec for spec in other._schedules if spec not in self._schedules]
         self.around.include(other.around)
         self.hooks.include(other.hooks)
+        self.tracer = self.tracer or other.tracer
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(list(self._handlers.values()))

@@ -16,6 +16,7 @@ from mtask.model.handling.middleware import name_of
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import is_text
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.tracing import Trace
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import Published
 
@@ -57,6 +58,25 @@ class ActiveRun(Protocol):
     @property
     def is_in_transaction(self) -> bool:
         """Whether a transaction of the handler is open."""
+
+    @property
+    def ended_because(self) -> str | None:
+        """The reason for which the worker ended the run."""
+
+    @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """The span of the run."""
+
+    @property
+    def stored_trace(self) -> Trace | None:
+        """The span of the run, if it is stored with what comes of the run."""
+
+    def follow(self, trace: Trace, *, is_stored: bool) -> None:
+        """Note the span of the run."""
 
     def set_result(self, result: Any) -> None:
         """Keep what the handler returns, for the commit of its transaction."""

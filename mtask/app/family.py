@@ -16,6 +16,7 @@ from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.tracing import Trace
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import children
 from mtask.store.statements.owing import OwedTask
@@ -58,6 +59,10 @@ class FamilyRun(Protocol):
     @property
     def is_in_transaction(self) -> bool:
         """Whether a transaction of the handler is open."""
+
+    @property
+    def stored_trace(self) -> Trace | None:
+        """The span of the run, if children are to link to it."""
 
 
 def with_handler(task: TaskRef, handlers: Mapping[str, Handler]) -> TaskRef:
@@ -160,7 +165,8 @@ class Family:
             except MtaskError as error:
                 error.add_note(f"in child {step!r} of {task.id}; no child was added")
                 raise
-            prepared[step] = owed(new, new.fixed() | {"flow": flow_part(task, step=step, ancestors=ancestors)})
+            fixed = new.fixed() | {"flow": flow_part(task, step=step, ancestors=ancestors)}
+            prepared[step] = owed(new, fixed, self._run.stored_trace)
         return list(prepared.values())
 
     def _adding(self, key: str, owed_tasks: Sequence[OwedTask]) -> Operation[list[Published]]:

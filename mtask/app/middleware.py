@@ -37,6 +37,7 @@ from mtask.errors import HandlerError
 from mtask.model.documents import Task
 from mtask.model.handling.middleware import Around, leave, name_of, tell_of_failure
 from mtask.model.status import RunStatus
+from mtask.model.tracing import Trace
 
 if TYPE_CHECKING:
     from mtask.app.context import Context
@@ -69,6 +70,33 @@ class RunCall:
         """The number of this try at the task. The first try has number 1."""
         return self.context.attempt
 
+    @property
+    def stored_task(self) -> Task:
+        """The same as `task`, but it is not to be changed: to read it costs nothing."""
+        return self.context._run.task
+
+    @property
+    def trace(self) -> Trace | None:
+        """The span of the run, if it has one: what `follow` was told here, or in the worker of this executor."""
+        return self.context._run.trace
+
+    @property
+    def ended_because(self) -> str | None:
+        """The reason for which the worker ended the run. None: its own handler ended it, or has not ended yet."""
+        return self.context._run.ended_because
+
+    @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended: FAIL, CANCELED, or LOST if nothing is written."""
+        return self.context._run.ended_as
+
+    def follow(self, trace: Trace, *, is_stored: bool) -> None:
+        """Say by which span the run is traced: the lines of its log name it, and the finish and an executor get it.
+
+        With `is_stored`, it is also stored with what comes of the run: its children, its next task, its next try.
+        """
+        self.context._run.follow(trace, is_stored=is_stored)
+
 
 @dataclass(frozen=True, slots=True)
 class FinishCall:
@@ -85,6 +113,8 @@ class FinishCall:
     status: RunStatus
     reason: str | None
     returns: Any
+    #: The span of the run, if it has one.
+    trace: Trace | None = None
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

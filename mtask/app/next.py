@@ -12,6 +12,7 @@ from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handling.handlers import handler_of
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.tracing import Trace
 from mtask.store.driver.encoding import is_readable
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import NewTask, milliseconds
@@ -59,10 +60,17 @@ class Next:
     def __repr__(self) -> str:
         return f"Next({self.task!r})"
 
-    def prepare(self, before: StoredTask, task: TaskRef | None = None, run_id: str | None = None) -> OwedTask:
+    def prepare(
+        self,
+        before: StoredTask,
+        task: TaskRef | None = None,
+        run_id: str | None = None,
+        trace: Trace | None = None,
+    ) -> OwedTask:
         """Check the next task of the task `before`, and return it. Raises subclasses of InvalidInput.
 
-        `task` stands for `self.task`: its handler, where only a name was given. `run_id` is the run that goes on.
+        `task` stands for `self.task`: its handler, where only a name was given. `run_id` is the run that goes on,
+        and `trace` its span.
         """
         diff = self.priority_diff
         if isinstance(diff, bool) or not isinstance(diff, int):
@@ -103,7 +111,7 @@ class Next:
             )
             if len(fixed["flow"]["ancestors"]) > MAX_DEPTH:
                 raise InvalidFlow(flow.key, f"a child of children {MAX_DEPTH} levels deep cannot go on")
-        return owed(prepared, fixed)
+        return owed(prepared, fixed, trace)
 
     def _with_lookups_of(self, before: StoredTask, task: TaskRef) -> Lookup | None:
         """Return the lookups that are given here, and those of the task `before` under other names."""
@@ -135,8 +143,13 @@ def flow_part(parent: StoredTask, *, step: str, ancestors: list[str]) -> dict[st
     return {**part, "ancestors": ancestors}
 
 
-def owed(task: NewTask, fixed: dict[str, Any]) -> OwedTask:
-    """Return the task with these fields, as the server takes it. Raises InvalidParams."""
+def owed(task: NewTask, fixed: dict[str, Any], trace: Trace | None) -> OwedTask:
+    """Return the task with these fields, as the server takes it. `trace`: the span of its parent's run.
+
+    Raises InvalidParams.
+    """
+    if trace is not None:
+        fixed["trace"] = dict(trace)
     # Whoever publishes the task must read it first.
     if not is_readable(fixed["params"]):
         raise InvalidParams(fixed["name"], "they hold a value that cannot be read again, such as a UUID of five bytes")

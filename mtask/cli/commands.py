@@ -17,6 +17,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.tasks.bulk": ("bulk",),
     "mtask.cli.tasks.show": ("show",),
     "mtask.cli.tasks.tail": ("tail",),
+    "mtask.cli.tasks.logs": ("logs",),
     "mtask.cli.tasks.find": ("find", "list", "stats"),
     "mtask.cli.tasks.wait": ("wait",),
     "mtask.cli.tasks.result": ("result",),

@@ -25,7 +25,8 @@ from mtask.store.driver.translate import scrubbed
 from mtask.version import __version__
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
-from mtask.worker.log import FieldFormatter, fields
+from mtask.worker.log import fields, start_logging
+from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.worker import Worker
@@ -126,6 +127,14 @@ def main(
     ] = None,
     metrics_host: Annotated[str | None, typer.Option(help="Address of the metrics' port. [127.0.0.1]")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Lines of the log as text, or as JSON objects: text or json. [text]")
+    ] = None,
+    keep_logs: Annotated[
+        int | None,
+        typer.Option(help="Lines of each run that are kept in the database, the last ones; see mtask logs. [none]"),
+    ] = None,
+    keep_logs_days: Annotated[float | None, typer.Option(help="Days for which these lines are kept. [7]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -153,9 +162,12 @@ def main(
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
         "log_level": log_level,
+        "log_format": log_format,
+        "keep_logs": keep_logs,
+        "keep_logs_days": keep_logs_days,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
-    _start_logging(settings.log_level)
+    start_logging(settings.log_level, settings.log_format)
     if settings.app is None:
         raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
     if not 1 <= settings.processes <= _MAX_PROCESSES:
@@ -237,6 +249,7 @@ def _options(settings: Settings) -> WorkerOptions:
             settings.max_runs_per_executor,
             settings.max_executor_memory,
         ),
+        logs=read_log_options(settings.log_format, settings.keep_logs, settings.keep_logs_days),
     )
 
 
@@ -248,21 +261,13 @@ def _callbacks(settings: Settings) -> CallbackOptions | None:
     )
 
 
-def _start_logging(level: str) -> None:
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise InvalidInput(f"--log-level {level!r}: use DEBUG, INFO, WARNING or ERROR.", field="log_level")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FieldFormatter())
-    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
-    logging.getLogger("mtask").setLevel(number)
-
-
 def _supervise(settings: Settings, options: WorkerOptions) -> int:
     shared = [
         settings.app or "",
         *("--supervised", "--processes", "1", "--database", options.database),
         *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
+        *("--log-format", settings.log_format, "--keep-logs", str(settings.keep_logs)),
+        *("--keep-logs-days", f"{settings.keep_logs_days:g}"),
         *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
         *("--isolation", settings.isolation),
         "--scheduler" if options.scheduler else "--no-scheduler",

@@ -25,6 +25,7 @@ from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, W
 from mtask.client.reading import following as event_requests
 from mtask.client.reading import metrics as metric_requests
 from mtask.client.reading import pages, versions, views
+from mtask.client.reading import run_logs as run_log_requests
 from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.client.reading.flows import FlowRow, FlowState
@@ -38,6 +39,7 @@ from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation, T
@@ -893,6 +895,17 @@ class AsyncClient(AsyncConnection):
         scheduling.check_count(count)
         schedule = await self._run(scheduling.get(schedule_id))
         return await self._compute(scheduling.firings_of, schedule, count)
+
+    # --- the logs of runs -----------------------------------------------------------------------------------
+
+    async def logs(self, task: TaskRef, key: str, *, run_id: str | None = None) -> list[RunLog]:
+        """Return the log lines of a task's newest 20 runs, or of one run, the first run first.
+
+        Workers with --keep-logs keep the last lines of each run for some days, also after the task is removed. A line
+        is there when its run has ended, or a few seconds after it was written (docs/logs.md). Raises InvalidInput, and
+        TaskNotFound if there is neither a log nor a task.
+        """
+        return await self._run(run_log_requests.of_task(pointing.identify(task, key), run_id))
 
     # --- the action log -------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, 
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
+from mtask.model.tracing import MAX_TRACEPARENT, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
@@ -97,6 +98,8 @@ class Run(BaseModel):
     final: StrictBool = False
     #: Whether the run belongs to an earlier round, before a retry or rerun. Such a run can be read but does not count.
     past: StrictBool = False
+    #: The span of a run that did not succeed: the next run links to it.
+    traceparent: Annotated[Text, Field(max_length=MAX_TRACEPARENT)] | None = None
 
     def is_live(self, now: datetime) -> bool:
         """Whether the run is RUNNING and its lease has not lapsed at `now`."""
@@ -278,6 +281,8 @@ class Task(BaseModel):
     callback_cnt: Count = 0  #: the number of ends that were to be told
     #: The ends that are still to be told. A worker publishes a task for each, and crosses it off.
     callback_owed: Annotated[list[OwedCallback], Field(max_length=MAX_OWED)] = Field(default_factory=list)
+    #: The span that has published the task. A task that nobody traces has no such field.
+    trace: TraceContext | None = None
     expire_time: Instant | None = None
     #: The time at which a worker last made a change that does not concern other workers. Change streams skip such
     #: changes.

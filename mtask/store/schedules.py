@@ -277,8 +277,10 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
     times = [firing.pending.fire_time for firing in firings]
     asked = [
         {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
+        | ({} if f.task.trace is None else {"trace": f.task.trace})
         for f in firings
     ]
+    is_traced = any(firing.task.trace is not None for firing in firings)
     common = firings[0].task.fixed()  # all firings share these fields, except for `_id` and key
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
     made: list[x.Expression] = [
@@ -287,6 +289,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
         x.literal({name: common[name] for name in ("queue", "params", "task_option", "lookup") if name in common}),
+        *([{"trace": {"$ifNull": ["$firing.trace", "$$REMOVE"]}}] if is_traced else []),
         requests.task_document({}, "$firing.start_time", x.NOW),
     ]
     return [

@@ -10,8 +10,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mtask.client.asking.publication import traced_by
 from mtask.client.operating.actions import acting_as
 from mtask.errors import MtaskError
+from mtask.model.tracing import trace_of
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.page.page import WebPage
@@ -93,7 +95,10 @@ class Gate:
             await self._page(scope, receive, send)
             return
         # What the request changes goes into the action log under the name of its token.
-        with acting_as(scope["mtask.caller"].name, "web"):
+        # What it publishes belongs to the caller's span.
+        headers = Headers(scope=scope)
+        trace = trace_of(headers.get("traceparent"), headers.get("tracestate"))
+        with acting_as(scope["mtask.caller"].name, "web"), traced_by(trace):
             await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:

@@ -54,6 +54,7 @@ Key = Annotated[str, says("1 to 512 bytes of UTF-8.", **KEY)]
 Text = Annotated[str, says("Printable text without a comma, of 1 to 256 bytes of UTF-8.", **TEXT)]
 Status = Annotated[str, says(**STATUS)]
 IntentText = Annotated[str, says(enum=list(get_args(Intent)))]
+RunId = Annotated[str, says("The id of a run.", minLength=1)]
 CallId = Annotated[
     str,
     says("The id of a call that gathers: a repeat of it is not collected again.", minLength=1, maxLength=MAX_CALL_ID),

@@ -18,6 +18,7 @@ from mtask.client.diagnosis.position import Position
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.client.reading.partial import TaskFields
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.extended_json import extended_exactly
 from mtask.store.streams.events import TaskEvent
@@ -157,6 +158,16 @@ def position(found: Position, caller: Caller) -> Json:
     for reason in made["reasons"]:
         reason["message"] = caller.shown_text(reason["message"])
     return made
+
+
+def run_log(found: RunLog, caller: Caller) -> Json:
+    """Return the kept lines of a run."""
+    made = plain(found.model_dump(exclude={"id", "line_cnt", "schema_version", "lines"}))
+    made["task_id"] = caller.shown_id(found.task_id)
+    lines = [plain(line.model_dump(exclude_none=True)) for line in found.lines]
+    for line in lines:
+        line |= {name: caller.shown_text(line[name]) for name in ("message", "exception") if name in line}
+    return {"run_id": found.run_id, **made, "lines": lines}
 
 
 def flow(found: FlowState, caller: Caller) -> Json:

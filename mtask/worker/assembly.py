@@ -35,8 +35,9 @@ from mtask.worker.executors.pool import Executors, Origin
 from mtask.worker.executors.room import ExecutorRoom
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.leases.registrar import Registrar
+from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.options import WorkerOptions
-from mtask.worker.running.caller import Caller
+from mtask.worker.running.caller import Caller, Observers
 from mtask.worker.running.finisher import Finisher
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
@@ -100,6 +101,7 @@ class Parts:
     teller: Settler
     finisher: Finisher
     executors: Executors | None
+    keeper: LogKeeper | None
     runner: Runner
     queue: PreemptionQueue
     questions: Questions
@@ -144,8 +146,19 @@ class Assembly:
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
-        executors = self._executors(pinger)
-        caller = Caller(scope.worker_id, transactions, pinger.expedite, around.run, self.values, operations, executors)
+        logs = self.options.logs
+        keeper = LogKeeper(self.connections.store, scope.worker_id, logs) if logs.keep else None
+        executors = self._executors(pinger, keeper)
+        caller = Caller(
+            scope.worker_id,
+            transactions,
+            pinger.expedite,
+            around.run,
+            self.values,
+            operations,
+            executors,
+            Observers(self.app.tracer, keeper),
+        )
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
@@ -167,7 +180,8 @@ class Assembly:
         claimer = Claimer(scope, queue, admission, slots, sender, finisher)
         retention = Retention(scope.store, controls)
         recorder = Recorder(scope, self.registrar.registration)
-        scheduler = Scheduler(scope.store, self.app.schedules, scope.meter) if self.options.scheduler else None
+        app = self.app
+        scheduler = Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None
         parts = Parts(
             scope,
             self.registrar,
@@ -179,6 +193,7 @@ class Assembly:
             teller,
             finisher,
             executors,
+            keeper,
             runner,
             queue,
             questions,
@@ -199,12 +214,13 @@ class Assembly:
         _connect(parts)
         return parts
 
-    def _executors(self, pinger: Pinger) -> Executors | None:
+    def _executors(self, pinger: Pinger, keeper: LogKeeper | None) -> Executors | None:
         options = self.options.checked_executors(self.app)
         if options is None:
             return None
-        origin = Origin(self.options.uri, self.options.database, self.scope.worker_id)
-        return Executors(options, origin, self.scope, pinger, self.connections.store)
+        logs = self.options.logs
+        origin = Origin(self.options.uri, self.options.database, self.scope.worker_id, logs.log_format, logs.keep)
+        return Executors(options, origin, self.scope, pinger, self.connections.store, keeper)
 
 
 def _connect(parts: Parts) -> None:

@@ -15,6 +15,7 @@ from mtask.model.status import WorkerStatus
 from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
+from mtask.worker.logkeeping.options import LogOptions
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
@@ -43,6 +44,8 @@ class WorkerOptions:
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
     #: The file that tells probes of the worker's health. None: there is none.
     health_file: Path | None = None
+    #: Which lines of the log are kept in the database, and in which format executors log.
+    logs: LogOptions = field(default_factory=LogOptions)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

@@ -57,6 +57,7 @@ class Worker:
         options.checked_executors(app)
         if options.health_file is not None:
             health.check(options.health_file)
+        options.logs.check()
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._failure: MtaskError | None = None
@@ -159,6 +160,8 @@ class Worker:
     async def _serve(self, parts: Parts) -> None:
         parts.pinger.start()
         health_file = self._health_file(parts)
+        if parts.keeper is not None:
+            parts.keeper.start()
         logger.info(
             "worker started",
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
@@ -172,16 +175,22 @@ class Worker:
                 to_the_end.create_task(enduring(parts.controls.run))
                 to_the_end.create_task(enduring(parts.controls.run_confirming))
                 to_the_end.create_task(enduring(parts.limits.run_giving_back))
+                if parts.keeper is not None:
+                    to_the_end.create_task(enduring(parts.keeper.run))
                 try:
                     await self._work(parts)
                     await self._finish_runs(parts)
                 finally:
                     parts.controls.stop()
                     parts.limits.stop()
+                    if parts.keeper is not None:
+                        parts.keeper.stop()
         finally:
             if parts.executors is not None:
                 await parts.executors.stop()
             await self._hooks.stop()
+            if parts.keeper is not None:
+                await parts.keeper.drain()
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
             await asyncio.to_thread(parts.pinger.rest)

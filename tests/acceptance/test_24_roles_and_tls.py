@@ -29,6 +29,7 @@ from mtask.local import ReplicaSet
 from mtask.model.status import TaskStatus
 from mtask.store.driver import rights
 from mtask.store.layout import roles
+from mtask.store.layout.schema import LAYOUTS
 from mtask.store.tasks import retention
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.clients import open_store
@@ -58,7 +59,7 @@ def staged(server: ReplicaSet, users: Accounts, tmp_path: Path) -> Iterator[Stag
     """Set a stage on that database, as its publisher and operator, and its worker; empty it afterwards."""
     with open_stage(server.uri, SHOP, tmp_path, users) as stage:
         yield stage
-        for name in ("tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "effects"):
+        for name in (*LAYOUTS, "effects"):
             stage.mongo[SHOP][name].delete_many({})
 
 
@@ -98,6 +99,20 @@ def test_publisher_gathers_calls(staged: Stage, users: Accounts) -> None:
         with client.tasks.database.client.start_session() as session, session.start_transaction():
             assert client.publish("noop", key="k", debounce=1, session=session).updated
         assert client.publish("noop", key="w", window=1).created
+
+
+def test_lines_of_runs_are_kept_by_workers_and_read_by_publishers_and_operators(staged: Stage, users: Accounts) -> None:
+    worker = staged.launch("A", "--keep-logs", "5", "--log-format", "json", app="tests.integration.app.traced:app")
+    staged.wait_running(worker)
+    for role in ("publisher", "operator"):
+        with as_role(users, role) as client:
+            client.publish("talk", {"lines": [role]}, key=role)
+            assert eventually(lambda: client.logs("talk", role))[0].lines[0].message == role  # noqa: B023 it is called here
+            with pytest.raises(OperationFailure, match="not authorized"):
+                client.tasks.database["logs"].delete_many({})
+    with as_role(users, "worker") as client, pytest.raises(OperationFailure, match="not authorized"):
+        client.tasks.database["logs"].delete_many({})
+    assert not any(secret in worker.log for secret in SHOWN)
 
 
 def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users: Accounts) -> None:

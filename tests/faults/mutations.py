@@ -39,6 +39,7 @@ from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
+from tests.faults.mutants_of_tracing import TRACING_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
 from tests.processes import kill_marked, marked
@@ -57,6 +58,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,
     *DEPLOYING_MUTATIONS,
+    *TRACING_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

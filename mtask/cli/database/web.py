@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +46,15 @@ def web(
         list[str],
         typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
     ] = [],  # noqa: B006 typer reads it
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--log-format", metavar="FORMAT", help="Lines of the log as text, or as JSON objects: text, json."
+        ),
+    ] = None,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Make spans of what is published; start it by opentelemetry-instrument.")
+    ] = False,
 ) -> None:
     """Serve the web page and the REST API of the database. SIGTERM or SIGINT ends it.
 
@@ -54,6 +64,8 @@ def web(
     if host == "":
         raise InvalidInput("--host is empty: use 127.0.0.1, or 0.0.0.0 for all addresses.", field="host")
     _check_extra()
+    _start_logging(log_format)
+    middleware = _tracing() if otel else ()
     from mtask.web import server
     from mtask.web.access import Caller, Role
     from mtask.web.settings import WebSettings
@@ -88,11 +100,29 @@ def web(
             check=not read_only,
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
+            middleware=middleware,
         )
         await server.serve(client, settings, tokens, listening, ready)
 
     with listening:
         asyncio.run(serve())
+
+
+def _start_logging(log_format: str | None) -> None:
+    chosen = log_format or read_settings().log_format
+    if log_format is not None or chosen == "json":
+        from mtask.worker.log import start_logging
+
+        start_logging("WARNING", chosen)
+
+
+def _tracing() -> Sequence[Any]:
+    """Return the middleware that traces what is published; raise InvalidInput without the extra."""
+    try:
+        from mtask.otel import publishing
+    except ImportError as error:
+        raise InvalidInput(f"--otel: {error}.", field="otel") from None
+    return [publishing()]
 
 
 def _check_extra() -> None:

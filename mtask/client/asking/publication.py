@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, TypeAlias, Unpack
@@ -24,6 +26,7 @@ from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
 from mtask.model.publishing.identity import check_key, check_name, check_text, fresh_key, task_id_of
 from mtask.model.publishing.lookup import Lookup, entries_of, values_by_name
+from mtask.model.tracing import Trace
 from mtask.model.values import storable
 from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.store.tasks.publishing import IfExists, NewTask, Policy
@@ -36,10 +39,29 @@ _KEEP = Policy()
 _REJECT = 'if_exists="reject"'
 
 
+#: The span for which this asyncio task, or this thread, publishes tasks.
+_TRACE: ContextVar[Trace | None] = ContextVar("mtask_trace", default=None)
+
+
+@contextmanager
+def traced_by(trace: Trace | None) -> Iterator[None]:
+    """Let the tasks that the block publishes belong to this span. The web server passes on its callers' spans so."""
+    token = _TRACE.set(trace)
+    try:
+        yield
+    finally:
+        _TRACE.reset(token)
+
+
+def current_trace() -> Trace | None:
+    """Return the span that `traced_by` gives."""
+    return _TRACE.get()
+
+
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = ("callback", "delay", "key", "lookup", "options", "params", "queue", "start_time", "task")
+    __slots__ = ("callback", "delay", "key", "lookup", "options", "params", "queue", "start_time", "task", "trace")
 
     def __init__(
         self,
@@ -63,6 +85,8 @@ class TaskSpec:
         self.lookup = lookup
         self.callback = callback
         self.options = options
+        #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
+        self.trace: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"TaskSpec({self.task!r}, key={self.key!r})"
@@ -92,6 +116,7 @@ class TaskSpec:
             start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
             callback=stored_callback(self.callback),
+            trace=self.trace or current_trace(),
         )
 
 

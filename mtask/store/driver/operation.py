@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics"]
+Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session"]
 Operation = Generator["Call", Any, T]

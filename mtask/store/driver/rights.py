@@ -29,6 +29,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "workers": ("find", "listIndexes"),
         # Who may change tasks writes it down, and may not change what is written.
         "actions": ("insert", "listIndexes"),
+        "logs": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -39,6 +40,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "controls": ("listIndexes",),
         "actions": ("insert", "listIndexes"),
         "metrics": ("insert", "update", "listIndexes"),
+        "logs": ("insert", "update", "listIndexes"),
     },
     "operator": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -51,6 +53,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "bulks": ("insert", "update", "listIndexes"),
         # Who reads metrics may have to count the tasks anew, for all that read.
         "metrics": ("insert", "update", "listIndexes"),
+        "logs": ("listIndexes",),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

@@ -17,6 +17,7 @@ from mtask.model.metrics.documents import MetricsDocument
 from mtask.model.options import MAX_LIMIT_KEY_BYTES, STORED_OPTIONS
 from mtask.model.publishing.identity import MAX_KEY_BYTES
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
+from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.operation import Collection
 from mtask.store.statements import expressions as x
@@ -38,6 +39,7 @@ HEAD_INDEX = "mtask_head"
 UNENDED_INDEX = "mtask_unended"
 TIME_INDEX = "mtask_time"
 CALLBACKS_INDEX = "mtask_callbacks"
+LOGS_INDEX = "mtask_logs"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -154,6 +156,7 @@ def task_schema() -> dict[str, Any]:
             "again.gather": ["kind", "newest"],
             "again.gather.newest": ["asked_time", "call_id"],
             "callback": ["url", "on"],
+            "trace": ["traceparent"],
             "callback_owed": ["number", "status", "time", "url"],
         },
     )
@@ -272,6 +275,13 @@ def bulk_validator() -> dict[str, Any]:
 def metrics_validator() -> dict[str, Any]:
     """Return the validator of `metrics`."""
     return {"$jsonSchema": _model_schema(MetricsDocument, "metrics", {"": ["_id", "kind", "schema_version"]})}
+
+
+def log_validator() -> dict[str, Any]:
+    """Return the validator of `logs`."""
+    required = ["_id", "task_id", "worker_id", "attempt", "first", "lines", "expire_time", "schema_version"]
+    paths = {"": required, "lines": ["time", "level", "logger", "message"]}
+    return {"$jsonSchema": _model_schema(RunLog, "logs", paths)}
 
 
 def task_indexes() -> list[IndexModel]:
@@ -435,6 +445,14 @@ def metrics_indexes() -> list[IndexModel]:
     return [IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0)]
 
 
+def log_indexes() -> list[IndexModel]:
+    """Return the indexes of `logs`: the logs of a task's runs, the first run first; and their retention."""
+    return [
+        IndexModel([("task_id", ASCENDING), ("begin_time", ASCENDING)], name=LOGS_INDEX),
+        IndexModel([("expire_time", ASCENDING)], name=EXPIRY_INDEX, expireAfterSeconds=0),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -459,4 +477,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "actions": Layout(ActionDocument, action_validator, action_indexes, "schema_version"),
     "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
     "metrics": Layout(MetricsDocument, metrics_validator, metrics_indexes, "schema_version"),
+    "logs": Layout(RunLog, log_validator, log_indexes, "schema_version"),
 }

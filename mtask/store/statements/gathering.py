@@ -371,6 +371,8 @@ def renew(content: Mapping[str, Any], start: x.Expression, now: x.Expression = x
     names = ("params", "queue", "task_option", "lookup")
     following = {name: x.literal(content[name]) for name in names if name in content}
     begun = begin("$$round", without_calls(), now)
+    if "trace" in content:
+        begun = {"$mergeObjects": [begun, {"trace": x.literal(content["trace"])}]}
     return [{"$replaceWith": {"$let": {"vars": {"round": {**following, "start_time": start}}, "in": begun}}}]
 
 

@@ -30,6 +30,8 @@ class Outcome:
     progress: Mapping[str, Any] | None = None
     #: The task as which this one goes on, if this run makes it SUCCESS.
     next: OwedTask | None = None
+    #: The span of the run. It is stored where another run may follow, which links to it.
+    traceparent: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are merged into the run."""
@@ -38,6 +40,8 @@ class Outcome:
         merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
         if self.final:
             merged["final"] = True
+        if self.traceparent is not None:
+            merged["traceparent"] = self.traceparent
         return merged
 
 

@@ -65,7 +65,7 @@ def republish(
     runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
-    optional = ("lookup", "callback")
+    optional = ("lookup", "callback", "trace")
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(

@@ -21,13 +21,15 @@ from mtask.app.app import App
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.errors import LeaseLost, RunCanceled
+from mtask.logs import RUN
 from mtask.store.driver.translate import scrubbed
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
-from mtask.worker.executors.messages import outcome_document, reason_in, task_in
+from mtask.worker.executors.lines import RunLines
+from mtask.worker.executors.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
-from mtask.worker.log import FieldFormatter, fields, logger
-from mtask.worker.running.caller import Called, Caller
+from mtask.worker.log import fields, log_to_stderr, logger
+from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.outcomes import failed
@@ -52,6 +54,8 @@ class Child:
         self._over = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._run: HeldRun | None = None
+        #: The lines that handlers log, if the worker keeps them.
+        self._lines: RunLines | None = None
         #: The timer that looks whether the lease of the run is over.
         self._watching: asyncio.TimerHandle
         self._app: App
@@ -95,7 +99,9 @@ class Child:
     async def _prepare(self, hello: Message) -> None:
         """Import the app, call the start hooks, and tell the worker."""
         try:
-            _start_logging(hello["log_level"], hello["own_log_level"])
+            log_to_stderr(hello["log_level"], hello["own_log_level"], hello["log_format"])
+            if hello["keep_logs"]:
+                self._lines = RunLines(self._channel.send, hello["keep_logs"])
             self._app = app = load_app(self._app_path)
             self._started = app.hooks.begin()
             await self._started.start()
@@ -111,7 +117,8 @@ class Child:
         transactions = RunTransactions(stores, leases, self._successes)
         operations = RunOperations(stores, app.handlers)
         values, around = self._started.values, app.around.run
-        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations)
+        observers = Observers(keeper=self._lines)
+        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations, observers=observers)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})
@@ -126,13 +133,17 @@ class Child:
         run.trusted_until = message["until"]
         run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
         run.on_end = _ended
+        follow(run, message["trace"])
         self._run = run
         self._watch(run)
+        if self._lines is not None:
+            self._lines.begin(run.run_id)
         called = Called()
         await self._caller.call(run, called)
         try:
             self._tell(run, called)
         finally:
+            RUN.set(None)
             self._run = run.asyncio_task = None
             self._watching.cancel()  # else the timer would keep the run and its params until the end of the lease
             called.raised = None
@@ -157,17 +168,21 @@ class Child:
             "reason": None if run.end_reason is None else run.end_reason.name,
             "progress": None if run.progress is None else dict(run.progress),
             "is_committed": run.succeeded_in_transaction,
+            "trace": trace_message(run),
         }
         if run.succeeded_in_transaction:
             done["late"] = late_value(run, called)
         else:
             is_known = isinstance(raised, LeaseLost | RunCanceled)
             done["raised"] = None if raised is None else type(raised).__name__ if is_known else "other"
+            done["error_type"] = type(raised).__qualname__
             if raised is not None:
                 outcome, size = failed(run, raised), 0
             else:
                 outcome, size = self._successes.outcome(run, run.result if run.has_result else called.returned)
             done["outcome"], done["size"] = outcome_document(outcome), size
+        if self._lines is not None:
+            self._lines.send()
         self._channel.send(done)
 
     async def _stop(self) -> None:
@@ -182,13 +197,6 @@ def _ended(run: HeldRun, reason: EndReason) -> None:
     task = run.asyncio_task
     if run.handler.is_async and task is not None and not run.succeeded_in_transaction:
         task.cancel()
-
-
-def _start_logging(level: int, own_level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FieldFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("mtask").setLevel(own_level)
 
 
 def _exit_now(code: int = 0) -> NoReturn:

@@ -4,6 +4,7 @@ A worker sends: `hello` (what the executor needs to start), `run`, `lease` (the 
 run, for this reason), `paused` (no ping of the run is sent now), `stop`.
 
 An executor sends: `ready`, `unready` (it cannot start), `progress`, `pause` (a transaction is about to begin),
+`log` (lines that the handler has logged),
 `renewed` (its lease, before a transaction), `committed`, `resume` (the transaction is over), `done`.
 """
 
@@ -32,7 +33,21 @@ def run_message(run: HeldRun) -> Message:
         "task": task,
         "params": run.task.params,
         "until": run.trusted_until,
+        "trace": trace_message(run),
     }
+
+
+def trace_message(run: HeldRun) -> Message | None:
+    """Return the span of a run as a message. None: it has none."""
+    if run.trace is None:
+        return None
+    return {"trace": dict(run.trace), "is_stored": run.stored_trace is not None}
+
+
+def follow(run: HeldRun, message: Message | None) -> None:
+    """Let a run follow the span that such a message names."""
+    if message is not None:
+        run.follow(message["trace"], is_stored=message["is_stored"])
 
 
 def task_in(message: Message) -> StoredTask:

@@ -23,12 +23,13 @@ from mtask.store.tasks import sessions
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import GRACE, Executor, State
 from mtask.worker.executors.guarding import Guard
-from mtask.worker.executors.messages import outcome_in, reason_in
+from mtask.worker.executors.messages import follow, outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.executors.processes import start
 from mtask.worker.executors.rate import Rate
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
+from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.running.caller import Called
 from mtask.worker.running.outcomes import ExecutorDied, RaisedElsewhere
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
@@ -58,12 +59,15 @@ class Origin:
     uri: str
     database: str
     worker_id: str
+    log_format: str = "text"
+    keep_logs: int = 0  #: the most lines of a run that are kept
 
     def hello(self) -> dict[str, Any]:
         """Return the first message to an executor. It holds the URI, so it must not be on a command line."""
         root, own = logging.getLogger(), logging.getLogger("mtask")
         levels = {"log_level": root.getEffectiveLevel(), "own_log_level": own.getEffectiveLevel()}
-        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels}
+        logs = {"log_format": self.log_format, "keep_logs": self.keep_logs}
+        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels, **logs}
 
 
 class Executors:
@@ -73,8 +77,16 @@ class Executors:
     """
 
     def __init__(
-        self, options: ExecutorOptions, origin: Origin, scope: Scope, pinger: Pinger, store: AsyncStore
+        self,
+        options: ExecutorOptions,
+        origin: Origin,
+        scope: Scope,
+        pinger: Pinger,
+        store: AsyncStore,
+        keeper: LogKeeper | None = None,
     ) -> None:
+        """`keeper` keeps the lines that handlers log."""
+        self._keeper = keeper
         self._options = options
         self._origin = origin
         self._scope = scope
@@ -250,6 +262,8 @@ class Executors:
             run.end(reason)
         if done["progress"] is not None:
             run.report(done["progress"])
+        if run.trace is None:
+            follow(run, done["trace"])
         if done["is_committed"]:
             called.returned = done["late"]
             return
@@ -260,7 +274,7 @@ class Executors:
         elif raised == "RunCanceled":
             called.raised = RunCanceled(run.task_id, run.run_id)
         elif raised is not None:
-            called.raised = RaisedElsewhere(outcome)
+            called.raised = RaisedElsewhere(outcome, done["error_type"])
         called.judged = outcome, done["size"]
 
     # --- transactions, and other reports of runs ------------------------------------------------------------
@@ -271,6 +285,8 @@ class Executors:
             case "progress":
                 run.report(message["progress"])
                 self._pinger.expedite(run)
+            case "log":
+                self._keep(run, message)
             case "pause":
                 self._begin_job(self._pause(executor, run))
             case "renewed":
@@ -279,6 +295,16 @@ class Executors:
                 self._committed(run, goes_on=message["goes_on"])
             case "resume":
                 self._resume(run)
+
+    def _keep(self, run: HeldRun, message: Message) -> None:
+        """Keep lines that a handler has logged in its executor."""
+        if self._keeper is None:
+            return
+        log = self._keeper.log_of(run.marked())
+        if message["lost"]:
+            log.skip(message["lost"])
+        for line in message["lines"]:
+            log.add(line)
 
     async def _pause(self, executor: Executor, run: HeldRun) -> None:
         """Send no ping for this run until `_resume`, and tell the executor when none is under way any more."""

@@ -10,7 +10,10 @@ from typing import Any, Protocol
 from mtask.app.context import Context, Transactions
 from mtask.app.family import HandlerOperations
 from mtask.app.middleware import Entered, RunCall
+from mtask.app.tracing import Tracer
+from mtask.logs import RUN
 from mtask.model.handling.handlers import Handler
+from mtask.model.handling.middleware import leave, watch
 from mtask.store.statements.outcome import Outcome
 from mtask.worker.running.threads import ThreadCall, Threads
 from mtask.worker.state.held_run import EndReason, HeldRun
@@ -41,6 +44,15 @@ class Isolation(Protocol):
         """End the handler, by force if it does not end by itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """What observes the calls of handlers beside the middleware."""
+
+    tracer: Tracer | None = None
+    #: What keeps the lines that handlers log.
+    keeper: object | None = None
+
+
 class Caller:
     """Calls handlers with their arguments and context."""
 
@@ -53,10 +65,12 @@ class Caller:
         values: Mapping[Callable[..., Any], Any],
         operations: HandlerOperations,
         isolation: Isolation | None = None,
+        observers: Observers | None = None,
     ) -> None:
         """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
 
-        `isolation`: the executors, if some handlers run in them. There the middleware runs, too.
+        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `observers`: the
+        tracer observes the calls of these handlers from here.
         """
         self._worker_id = worker_id
         self._transactions = transactions
@@ -65,6 +79,7 @@ class Caller:
         self._values = values
         self._operations = operations
         self._isolation = isolation
+        self._observers = observers or Observers()
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -74,9 +89,13 @@ class Caller:
     async def call(self, run: HeldRun, called: Called) -> None:
         """Call the run's handler. Store its result or its exception in `called`."""
         isolation = self.isolation_of(run)
+        marks = run.marked()
+        marks.keeper = self._observers.keeper
         if isolation is not None:
-            await isolation.call(run, called)
+            await self._call_isolated(isolation, run, called)
             return
+        # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
+        RUN.set(marks)
         needs_context = run.handler.context_parameter is not None or self._middleware
         context = self._context(run) if needs_context else None
         if not self._middleware or context is None:
@@ -95,6 +114,15 @@ class Caller:
         """Return the executors if the handler of this run belongs there, else None."""
         is_isolated = self._isolation is not None and self._isolation.isolates(run.handler)
         return self._isolation if is_isolated else None
+
+    async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
+        tracer = self._observers.tracer
+        if tracer is None:
+            await isolation.call(run, called)
+            return
+        begun = watch((tracer.isolated,), RunCall(self._context(run)))  # a tracer that fails disturbs no run
+        await isolation.call(run, called)
+        leave(begun, called.returned, called.raised)
 
     def _context(self, run: HeldRun) -> Context:
         return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)

@@ -152,6 +152,8 @@ class Finisher:
         run.is_finishing = True
         if run.progress is not None:
             outcome = replace(outcome, progress=run.progress)
+        if run.stored_trace is not None and outcome.status is not RunStatus.SUCCESS:
+            outcome = replace(outcome, traceparent=run.stored_trace["traceparent"])
         self._pending += 1
         self._idle.clear()
         ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
@@ -164,7 +166,9 @@ class Finisher:
 
     def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
         task, returns = run.task.with_own_options(), outcome.returns
-        call = FinishCall(task, run.run_id, run.attempt, self._worker_id, outcome.status, outcome.reason, returns)
+        call = FinishCall(
+            task, run.run_id, run.attempt, self._worker_id, outcome.status, outcome.reason, returns, run.trace
+        )
         return watch(self._middleware, call)
 
     async def drain(self) -> None:

@@ -40,9 +40,10 @@ class ExecutorDied(Exception):
 class RaisedElsewhere(Exception):
     """The handler raised an exception in an executor, and the executor has made the outcome of it."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, error_type: str) -> None:
         super().__init__(outcome.reason)
         self.outcome = outcome
+        self.error_type = error_type  #: the name of its class
 
 
 #: `_CONFLICT_DELAY_MS`: the longest random delay after a first write conflict, in ms. The longest delay grows with each

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtask.app.next import Next
 from mtask.errors import LeaseLost, MtaskError, RunCanceled
+from mtask.logs import RUN
 from mtask.model.status import RunStatus
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
@@ -92,6 +93,7 @@ class Runner:
             timer.cancel()
         try:
             outcome, size = self._judged(run, called)
+            RUN.set(None)  # what begins from here on is the worker's work, and not the run's
             if outcome is not None:
                 self._finisher.submit(run, outcome, size)  # keeps the lease until the outcome is written
             elif run.is_finishing:
@@ -174,6 +176,8 @@ class Runner:
         """Free the run's slot, now or when its thread ends."""
         del self._ledger.running[run.run_id]
         self._ledger.forget(run)
+        if run.marks is not None and run.marks.log is not None:
+            run.marks.log.end()
         if not self._ledger.running:
             self._empty.set()
         run.asyncio_task = None

@@ -36,7 +36,9 @@ class Successes:
         owed: OwedTask | None = None
         if next_one is not None:
             try:
-                owed = next_one.prepare(run.task, with_handler(next_one.task, self._handlers), run.run_id)
+                owed = next_one.prepare(
+                    run.task, with_handler(next_one.task, self._handlers), run.run_id, run.stored_trace
+                )
                 size += stored_size(owed.fixed)
             except Exception as error:
                 return refusal(run, f"the task cannot go on as {next_one.task!r}: {error}"), 0

@@ -12,9 +12,11 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from mtask.logs import RunMarks
 from mtask.model.documents import Run, StoredTask
 from mtask.model.handling.handlers import Handler
 from mtask.model.options import ping_seconds
+from mtask.model.tracing import Trace, is_sampled, trace_id_in
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
@@ -65,6 +67,7 @@ class HeldRun:
         "is_pinged_apart",
         "lease_ms",
         "loop",
+        "marks",
         "next_ping",
         "on_end",
         "ping_interval",
@@ -72,10 +75,12 @@ class HeldRun:
         "progress_at",
         "result",
         "run_id",
+        "stored_trace",
         "succeeded_in_transaction",
         "suspended",
         "task",
         "took",
+        "trace",
         "trusted_until",
     )
 
@@ -113,6 +118,11 @@ class HeldRun:
         self.has_result = False
         #: Whether the task goes on as another task, by a SUCCESS that a transaction has committed.
         self.goes_on = False
+        #: What the lines of its log tell of it, once its handler has begun.
+        self.marks: RunMarks | None = None
+        #: The span of the run, and the same if it is stored with what comes of the run.
+        self.trace: Trace | None = None
+        self.stored_trace: Trace | None = None
         self.asyncio_task: asyncio.Task[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
@@ -136,6 +146,33 @@ class HeldRun:
         """Note that the handler has ended, if it had begun."""
         if self.began_at is not None and self.took is None:
             self.took = monotonic() - self.began_at
+
+    def marked(self) -> RunMarks:
+        """Return what the lines of its log tell of it."""
+        if self.marks is None:
+            self.marks = RunMarks(self.task.name, self.task.key, self.run_id, self.attempt)
+        return self.marks
+
+    def follow(self, trace: Trace, *, is_stored: bool) -> None:
+        """Note the span of the run. With `is_stored`, store it with what comes of the run."""
+        self.trace = trace
+        self.stored_trace = trace if is_stored else None
+        if is_sampled(trace):
+            self.marked().trace_id = trace_id_in(trace)
+
+    @property
+    def ended_because(self) -> str | None:
+        """The reason for which the run was ended by something other than its own handler."""
+        return None if self.end_reason is None else self.end_reason.value
+
+    @property
+    def ended_as(self) -> str | None:
+        """What becomes of a run that the worker ended: FAIL, CANCELED, or LOST if nothing is written."""
+        if self.end_reason is None:
+            return None
+        if self.end_reason in SILENT:
+            return "LOST"
+        return "FAIL" if self.end_reason is EndReason.RUN_TIMEOUT else "CANCELED"
 
     @property
     def is_simple(self) -> bool:

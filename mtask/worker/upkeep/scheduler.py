@@ -13,15 +13,17 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
+from mtask.app.tracing import FiredTask, Tracer
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
 from mtask.logs import fields
+from mtask.model.handling.middleware import leave, watch
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.store import schedules
@@ -66,10 +68,17 @@ class _Planned:
 class Scheduler:
     """Makes the firings of two kinds of schedules: those that clients have stored, and those that the app declares."""
 
-    def __init__(self, store: AsyncStore, declared: Sequence[Definition], meter: Meter | None = None) -> None:
-        """`meter` counts how late firings are."""
+    def __init__(
+        self,
+        store: AsyncStore,
+        declared: Sequence[Definition],
+        meter: Meter | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`meter` counts how late firings are. `tracer` observes the publishing of the tasks."""
         self._store = store
         self._meter = Meter() if meter is None else meter
+        self._tracer = tracer
         self._declared = {definition.schedule_id: definition for definition in declared}
         self._undeclared = set(self._declared)
         self._wake = asyncio.Event()
@@ -226,7 +235,7 @@ class Scheduler:
         try:
             if isinstance(planned, Exception):
                 raise planned
-            await self._store.run(schedules.publish(schedule.id, planned.left))
+            await self._publish(schedule, planned.left)
             if planned.made is None:
                 return ()
             published = await self._store.run(schedules.advance(schedule, planned.made, planned.firings))
@@ -235,7 +244,7 @@ class Scheduler:
                 return ()
             made = published
             self._note_advanced(schedule, planned.made, published)
-            await self._store.run(schedules.publish(schedule.id, published))
+            await self._publish(schedule, published)
         except DatabaseUnavailable as error:
             logger.warning(
                 "schedule not fired, will be tried again", extra=fields(schedule_id=schedule.id, reason=str(error))
@@ -244,6 +253,25 @@ class Scheduler:
         except Exception as error:
             self._leave_alone(schedule.id, error)
         return made
+
+    async def _publish(self, schedule: Schedule, firings: Sequence[Firing]) -> None:
+        """Publish the tasks of these firings."""
+        if self._tracer is None or not firings:
+            await self._store.run(schedules.publish(schedule.id, firings))
+            return
+        fired = [FiredTask(one.task.task_id, one.task.name, one.task.queue, schedule.id) for one in firings]
+        begun = [watch((self._tracer.fired,), one) for one in fired]
+        try:
+            traced = [
+                replace(one, task=replace(one.task, trace=by.trace)) for one, by in zip(firings, fired, strict=True)
+            ]
+            await self._store.run(schedules.publish(schedule.id, traced))
+        except BaseException as error:
+            for one in begun:
+                leave(one, None, error)
+            raise
+        for one in begun:
+            leave(one, None)
 
     def _note_refusal(self, schedule: Schedule) -> None:
         """Note that the database has refused to advance a schedule.

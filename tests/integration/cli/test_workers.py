@@ -92,6 +92,7 @@ def test_init_makes_everything_and_says_what(mtask: Commands, store: SyncStore) 
         "actions",
         "bulks",
         "metrics",
+        "logs",
     ]
     present = store.tasks.index_information()
     assert set(made["collections"][0]["indexes"]) == set(present) - {"_id_"}

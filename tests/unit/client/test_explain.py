@@ -256,7 +256,10 @@ def test_a_clock_that_is_off_is_worth_knowing(offset: float, level: Level) -> No
         (
             rights.privileges("shop", "publisher")[:2],
             [],
-            ["find on workers", "listIndexes on workers", "insert on actions", "listIndexes on actions"],
+            [
+                *("find on workers", "listIndexes on workers", "insert on actions", "listIndexes on actions"),
+                *("find on logs", "listIndexes on logs"),
+            ],
         ),
         (
             [{"resource": {"db": "", "collection": ""}, "actions": EVERYTHING}],

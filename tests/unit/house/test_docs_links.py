@@ -102,7 +102,10 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES_THAT_NAME_CODE)
 def test_every_module_that_a_page_names_exists(page: str) -> None:
-    assert [name for name in _MODULE.findall(prose_of(ROOT / page)) if not exists(name)] == []
+    # Attributes of spans look like modules.
+    attributes = set(re.findall(r'"(mtask\.[a-z_.]+)"', (ROOT / "mtask" / "otel.py").read_text()))
+    named = [name for name in _MODULE.findall(prose_of(ROOT / page)) if name not in attributes]
+    assert [name for name in named if not exists(name)] == []
 
 
 def exists(name: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import mtask
+import mtask.otel
 import mtask.testing
 from mtask.app.context import Transaction
 from mtask.app.family import Adding, Results
@@ -33,6 +34,7 @@ from mtask.client.reading.events_sync import Events
 from mtask.client.reading.metrics import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import LookupEntry
+from mtask.model.run_logs import LogLine, RunLog
 from mtask.store.streams.events import EventKind, TaskEvent
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -58,6 +60,8 @@ _REACHED = (
     FleetMetrics,
     QueueMetrics,
     WorkerMetrics,
+    RunLog,
+    LogLine,
 )
 #: Users get these from a call or as an argument, and do not make them.
 _MADE_BY_US = (
@@ -86,6 +90,7 @@ def described() -> list[str]:
     for title, names, home in (
         ("mtask", mtask.__all__, mtask),
         ("mtask.testing", mtask.testing.__all__, mtask.testing),
+        ("mtask.otel", mtask.otel.__all__, mtask.otel),
     ):
         for name in sorted(names):
             lines += [*_described(f"{title}.{name}", getattr(home, name)), ""]

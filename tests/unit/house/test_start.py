@@ -32,7 +32,7 @@ STARTS = {
     "import mtask": (f"import mtask\n{_MODULES}", {"asyncio", "bson", "mtask.app", "pydantic", "pymongo"}),
     "from mtask import App": (
         f"from mtask import App\n{_MODULES}",
-        {"apscheduler", "mtask.client.aio", "rich", "typer"},
+        {"apscheduler", "mtask.client.aio", "mtask.otel", "opentelemetry", "rich", "typer"},
     ),
     "mtask --version": (_VERSION, {"asyncio", "bson", "mtask.model.documents", "pydantic", "pymongo", "rich"}),
     "mtask find": (
@@ -58,6 +58,8 @@ STARTS = {
             "mtask.client.sync",
             "mtask.web",
             "prometheus_client",
+            "mtask.otel",
+            "opentelemetry",
             "rich",
         },
     ),

@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from mtask.client.diagnosis.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.model.documents import Task
+from mtask.model.documents import Run, Task
 from mtask.model.options import TaskOption
 from mtask.model.publishing.identity import task_id_of
+from mtask.model.run_logs import RunLog
 from mtask.web import views as answers
 from mtask.web.access import Role
 from mtask.web.page.drawing.timeline import WIDTH, timeline
@@ -20,6 +21,8 @@ from mtask.web.page.views import Addresses, Visit, see
 addresses = Addresses()
 #: The longest params that the form of a retry shows, in characters.
 _LONGEST_EDITED = 200_000
+#: The most lines of a log that the page shows. `mtask logs` and the API show all that are kept.
+_MOST_LINES = 300
 
 
 @addresses.get_at("/task")
@@ -34,6 +37,8 @@ async def task(visit: Visit) -> Response:
         fault = caller.shown_text(found.malformed or "")
         return visit.html("malformed.html", **shown, fault=fault, document=_document(found))
     flow = made.flow
+    chosen = _chosen_run(made, visit)
+    kept = [] if chosen is None else await visit.parts.client.logs(name, caller.stored_key(key), run_id=chosen.run_id)
     return visit.html(
         "task.html",
         **shown,
@@ -51,8 +56,31 @@ async def task(visit: Visit) -> Response:
         version=visit.parts.client.etag(made),
         editable=text if len(text := whole(made.params)) <= _LONGEST_EDITED else None,
         runs=list(reversed(made.runs)),
+        chosen=chosen,
+        log=_log(kept[0], visit) if kept else None,
         returns=None if made.returns is None else pretty(made.returns),
     )
+
+
+def _chosen_run(made: Task, visit: Visit) -> Run | None:
+    """Return the run whose log is shown: the one that the address names, else the last one."""
+    wanted = visit.query.exact("run")
+    found = [run for run in made.runs if not wanted or run.run_id == wanted]
+    return found[-1] if found else None
+
+
+def _log(log: RunLog, visit: Visit) -> dict[str, Any]:
+    """Return what the page shows of a run's log: its last lines."""
+    lines = log.lines[-_MOST_LINES:]
+    return {
+        "left_out": log.first + len(log.lines) - len(lines),
+        "is_over": log.is_over,
+        "trace_id": log.trace_id,
+        "lines": [
+            (line, visit.caller.shown_text(line.message), visit.caller.shown_text(line.exception or ""))
+            for line in lines
+        ],
+    }
 
 
 def _named(visit: Visit) -> tuple[str, str]:

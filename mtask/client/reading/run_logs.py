@@ -1,0 +1,37 @@
+"""Reads the kept logs of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtask.errors import InvalidInput, SchemaMismatch, TaskNotFound
+from mtask.model.documents import describe_validation
+from mtask.model.publishing.identity import is_text
+from mtask.model.run_logs import RunLog
+from mtask.store import run_logs
+from mtask.store.driver.operation import Operation
+
+
+def of_task(task_id: str, run_id: str | None) -> Operation[list[RunLog]]:
+    """Check the arguments; return the operation that reads the logs. Raises InvalidInput."""
+    if run_id is not None and (not isinstance(run_id, str) or not run_id or not is_text(run_id)):
+        raise InvalidInput("run_id is the id of a run: give text.", field="run_id")
+
+    def operation() -> Operation[list[RunLog]]:
+        found = yield from run_logs.of_task(task_id, run_id)
+        if not found and not (yield from run_logs.is_task(task_id)):
+            raise TaskNotFound(task_id)
+        return [_log_of(document) for document in found]
+
+    return operation()
+
+
+def _log_of(document: Mapping[str, Any]) -> RunLog:
+    try:
+        return RunLog.model_validate(document)
+    except ValidationError as error:
+        reason = f"the log of run {document.get('_id')!r} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch("logs", reason, "Remove its document.") from None
