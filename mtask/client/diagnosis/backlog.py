@@ -45,12 +45,13 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     return found
 
 
-def stats(most: int | None = None) -> Operation[list[views.StatRow]]:
+def stats(most: int | None = None, tenant: str | None = None) -> Operation[list[views.StatRow]]:
     """Count tasks by queue, name and status. Add the reasons why no worker can take due tasks.
 
-    With `most`, count at most this number of tasks with each status.
+    With `most`, count at most this number of tasks with each status. With a `tenant`, count all its tasks.
     """
-    rows = views.stats_of((yield from queries.statistics() if most is None else counting.statistics(most)))
+    counted = queries.statistics(tenant) if most is None or tenant is not None else counting.statistics(most)
+    rows = views.stats_of((yield from counted))
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
         return rows

@@ -272,7 +272,7 @@ def has_key_prefix(prefix: str) -> Filter:
 
 
 def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match tasks by status, name, queue, key, key_prefix, worker_id and params, and by lookups.
+    """Match tasks by status, name, queue, key, key_prefix, tenant, worker_id and params, and by lookups.
 
     Each criterion is one value, several values, or None for any value. The lookups are values by name, and the params
     are values by path.
@@ -282,6 +282,7 @@ def search(criteria: Mapping[str, Any]) -> Filter:
         "name": "name",
         "queue": "queue",
         "key": "key",
+        "tenant": "tenant",
         "worker_id": f"{RUNS}.worker_id",
     }
     matched: Filter = {}
@@ -301,7 +302,8 @@ def search(criteria: Mapping[str, Any]) -> Filter:
         matched[paths[field]] = several[0] if len(several) == 1 else {"$in": several}
     statuses = criteria.get("status")
     asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
-    if asked and criteria.get("lookup") is None and all(TaskStatus(status).is_final for status in asked):
+    is_by_status = criteria.get("lookup") is None and criteria.get("tenant") is None
+    if asked and is_by_status and all(TaskStatus(status).is_final for status in asked):
         # Finished tasks have no next_preempt_time. With this condition, the query uses the index on status also for the
         # name.
         matched[NEXT] = None

@@ -40,6 +40,8 @@ class NewTask:
     lookup: Sequence[Mapping[str, Any]] | None = None
     #: Whom the ends of the task are told to, in its stored form. None: nobody, and its document has no such field.
     callback: Mapping[str, Any] | None = None
+    #: Whose task it is. None: nobody's, and its document has no such field.
+    tenant: str | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -48,6 +50,7 @@ class NewTask:
             "_id": self.task_id,
             "name": self.name,
             "key": self.key,
+            **({} if self.tenant is None else {"tenant": self.tenant}),
             "queue": self.queue,
             "params": self.params,
             "task_option": self.task_option,
