@@ -31,8 +31,8 @@ class Next:
     depend on this task wait for it, too. The other arguments mean the same as in `Client.publish`.
 
     The next task's key is made from the id of the first task: `NAME:KEY/next-1`, then `NAME:KEY/next-2`. It is
-    `KEY/next-1` in a flow, and where the next task has the name of the first one. It has the same tenant. Where a task goes on once more in a
-    later round, the key ends in `-round-2`.
+    `KEY/next-1` in a flow, and where the next task has the name of the first one. Where a task goes on once more in a
+    later round, the key ends in `-round-2`. The next task is of the same tenant.
     """
 
     def __init__(

@@ -161,9 +161,8 @@ class Flow:
                 raise
         strange = next((name for name, task in prepared.items() if task.tenant != tenant), None)
         if strange is not None:
-            raise InvalidFlow(
-                self.key, f"step {shown(strange)} is of another tenant than the flow: give the flow its tenant"
-            )
+            reason = f"step {shown(strange)} is of another tenant than the flow: give the flow the tenant"
+            raise InvalidFlow(self.key, reason)
         steps = []
         for name, added in self._steps.items():
             after = [prepared[other].task_id for other in added.after]
