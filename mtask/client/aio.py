@@ -779,46 +779,78 @@ class AsyncClient(AsyncConnection):
         *,
         queue: str | None = None,
         name: str | None = None,
+        tenant: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Stop workers from claiming tasks of this queue or name until `resume`. Current runs continue.
+        """Stop workers from claiming tasks of this queue, name or tenant until `resume`. Current runs continue.
 
         The call returns once every live worker that serves the queue or name has confirmed the pause. By then, all
         claims under way have ended, and no more claims follow. If a worker has not confirmed within `timeout` (a
         timedelta or seconds; None: no limit), the call raises ControlUnconfirmed. The pause stays in force.
         """
-        return await self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
+        return await self._put_control(control_requests.pause(queue, name, tenant, paused=True, timeout=timeout))
 
     async def resume(
         self,
         *,
         queue: str | None = None,
         name: str | None = None,
+        tenant: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Let workers claim tasks of this queue or name again. Raises ControlUnconfirmed as `pause` does."""
-        return await self._put_control(control_requests.pause(queue, name, paused=False, timeout=timeout))
+        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does."""
+        return await self._put_control(control_requests.pause(queue, name, tenant, paused=False, timeout=timeout))
 
     async def limit(
         self,
-        queue: str,
+        queue: str | None = None,
         *,
+        tenant: str | None = None,
         concurrency: int | None = None,
         rate: control_requests.Rate | None = None,
         key_concurrency: int | None = None,
         key_rate: control_requests.Rate | None = None,
+        tenant_concurrency: int | None = None,
+        tenant_rate: control_requests.Rate | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Limit the runs of a queue's tasks, counted over all workers.
+        """Limit the runs of a queue's tasks, or of a tenant's tasks in all queues, counted over all workers.
 
-        The call replaces all limits of the queue: a limit that is not given is removed. `concurrency`: the most runs at
-        once. `rate`: a pair (starts, window), the most starts in any window of that length (a timedelta or seconds).
-        `key_concurrency` and `key_rate`: the same limits for the tasks of each limit_key in the queue. Runs that began
-        before the call are not counted. The call returns once every live worker has confirmed. Raises
-        ControlUnconfirmed as `pause` does, or InvalidInput.
+        The call replaces all limits of the queue or of the tenant: a limit that is not given is removed.
+        `concurrency`: the most runs at once. `rate`: a pair (starts, window), the most starts in any window of that
+        length (a timedelta or seconds). `key_concurrency` and `key_rate`: the same limits for the tasks of each
+        limit_key in the queue. `tenant_concurrency` and `tenant_rate`: the same for the tasks of each tenant in the
+        queue. Runs that began before the call are not counted. The call returns once every live worker has confirmed.
+        Raises ControlUnconfirmed as `pause` does, InvalidInput, or WorkersTooOld.
         """
-        bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
+        bounds = control_requests.limit(
+            queue,
+            concurrency,
+            rate,
+            key_concurrency,
+            key_rate,
+            timeout,
+            tenant_concurrency=tenant_concurrency,
+            tenant_rate=tenant_rate,
+            tenant=tenant,
+        )
         return await self._put_control(bounds)
+
+    async def set_fair(
+        self,
+        queue: str,
+        fair: bool = True,
+        *,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
+    ) -> Control:
+        """Let the tenants of a queue take turns, or let them no longer.
+
+        With fair turns, a tenant with very many waiting tasks gets no more starts than each of the others, as long as
+        those have tasks. Priorities order the tasks within one tenant only. The tasks of no tenant have their turn
+        like those of one more tenant. The call returns once every live worker that serves the queue has confirmed.
+        Raises ControlUnconfirmed as `pause` does, InvalidInput, or WorkersTooOld.
+        """
+        return await self._put_control(control_requests.fair(queue, is_fair=fair, timeout=timeout))
 
     async def keep(
         self,
@@ -839,7 +871,7 @@ class AsyncClient(AsyncConnection):
         return await self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     async def controls(self) -> list[Control]:
-        """Return all controls of queues and task names, sorted by id, including those that are no longer in force."""
+        """Return all controls of queues, task names and tenants, sorted by id, even if they are no longer in force."""
         return await self._run(control_requests.every())
 
     async def _put_control(self, asked: control_requests.Change) -> Control:

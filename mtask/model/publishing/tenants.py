@@ -13,6 +13,9 @@ from mtask.model.publishing.identity import MAX_KEY_BYTES, check_key
 
 TENANT_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
+#: The number of characters behind a common beginning that `between` varies, and the number of values of each.
+_DIGITS, _BASE = 6, 128
+
 _TENANT = re.compile(TENANT_PATTERN.removesuffix("$") + r"\Z")
 
 
@@ -50,6 +53,29 @@ def stored_key(tenant: str | None, key: object) -> str:
 def own_key(tenant: str | None, key: str) -> str:
     """Return a stored key as its tenant gave it."""
     return key if tenant is None else key.removeprefix(prefix_of(tenant))
+
+
+def between(first: str, last: str, part: float) -> str:
+    """Return a text between two tenants. `part`: how far from the first one to the last, from 0 to 1.
+
+    Tenants often have names that begin alike, so only what follows is varied.
+    """
+    alike = 0
+    while alike < min(len(first), len(last)) and first[alike] == last[alike]:
+        alike += 1
+    low, high = (_as_number(text[alike:]) for text in (first, last))
+    value, tail = low + int((high - low) * part), ""
+    for _ in range(_DIGITS):
+        value, digit = divmod(value, _BASE)
+        tail = chr(digit) + tail
+    return first[:alike] + tail.rstrip("\0")
+
+
+def _as_number(text: str) -> int:
+    value = 0
+    for place in range(_DIGITS):
+        value = value * _BASE + (ord(text[place]) % _BASE if place < len(text) else 0)
+    return value
 
 
 def is_key_of(tenant: str, key: str) -> bool:

@@ -261,7 +261,7 @@ def control_validator() -> dict[str, Any]:
     """Return the validator of `controls`."""
     required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
     made = _model_schema(Control, "controls", {"": required})
-    for name in ("limit", "key_limit"):
+    for name in ("limit", "key_limit", "tenant_limit"):
         made["properties"][name]["anyOf"] = _BOUNDS
     return {"$jsonSchema": made}
 

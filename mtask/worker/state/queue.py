@@ -321,7 +321,8 @@ class PreemptionQueue:
     def _look_at_room(self) -> None:
         """Note the room for isolated handlers, if some of their tasks are ready."""
         if self._isolated is not None:
-            is_wanted = any(self._peek(source) is not None for source in (*self._ready[2:], *self._turns[1:]))
+            sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
+            is_wanted = any(self._peek(source) is not None for source in sources)
             self._room = self._isolated.count() if is_wanted else 0
 
     def _forget(self, entry: Entry) -> None:
@@ -353,7 +354,7 @@ class PreemptionQueue:
         return in_equal_parts([*ready, *waiting])
 
     def _item_count(self) -> int:
-        return len(self._waiting) + sum(map(len, self._ready)) + sum(turns.item_count() for turns in self._turns)
+        return len(self._waiting) + sum(map(len, self._ready)) + sum(turns.item_cnt for turns in self._turns)
 
     def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
