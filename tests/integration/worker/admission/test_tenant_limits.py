@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mtask import App, Client, Context, InvalidInput
+from mtask import App, Client, Context
+from mtask.errors import InvalidInput
 from mtask.store.queues.permits import PermitPool
 from tests.integration.worker.admission.test_limits import is_free, most_in_a_window, two_workers
 from tests.integration.worker_harness import Bench, working
