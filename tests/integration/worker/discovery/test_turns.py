@@ -15,6 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.layout.schema import TURNS_INDEX
 from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
+from mtask.worker.admission.limits import ScanTarget
 from mtask.worker.discovery import turns
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import Bench, working
@@ -128,7 +129,7 @@ class Ring:
 
     def __init__(self, store: SyncStore) -> None:
         self.store = store
-        self.batches: list[list[str]] = []
+        self.batches: list[list[Any]] = []
         self.turns = turns.TurnScans("w1", self._take, self._run)
 
     async def _take(self, operation: Any) -> finding.Scan:
@@ -142,7 +143,7 @@ class Ring:
     def scan(self, capacity: int, excluded: Sequence[str] = (), also: Sequence[Filter] = ()) -> list[str]:
         """Make one scan; return the tenants of the tasks that it found."""
         self.batches.clear()
-        target = turns.ScanTarget(["default"], excluded_tenants={None: excluded}, is_fair=True)
+        target = ScanTarget(["default"], excluded_tenants={None: excluded}, is_fair=True)
         found = asyncio.run(self.turns.scan(target, ["work"], 0, capacity, list(also)))
         self.is_complete = found.is_complete
         return [tenant for batch in self.batches for tenant in batch]
@@ -209,7 +210,7 @@ def test_scan_of_tenants_examines_only_what_it_brings(mongo: Mongo, database_nam
         stats = explained["executionStats"]
         assert stats["totalDocsExamined"] <= stats["nReturned"] + 1
         assert stats["totalKeysExamined"] <= stats["nReturned"] + 15
-        assert "SORT" not in {stage for stage in _stages(explained["queryPlanner"]["winningPlan"])}
+        assert "SORT" not in _stages(explained["queryPlanner"]["winningPlan"])
 
 
 def _stages(plan: dict[str, Any]) -> list[str]:
