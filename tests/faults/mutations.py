@@ -37,6 +37,7 @@ from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
+from tests.faults.mutants_of_tenants import TENANT_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
 from tests.processes import kill_marked, marked
@@ -53,6 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,
+    *TENANT_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
