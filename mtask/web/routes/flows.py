@@ -46,7 +46,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             queue=step.queue,
             start_time=step.start_time,
             delay=step.delay,
-            callback=checked_callback(step.callback, caller),
+            callback=checked_callback(step.callback, caller.tenant),
             **checked_options(step.options),
         )
     try:

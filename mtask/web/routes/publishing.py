@@ -122,17 +122,17 @@ async def _publish(
 
 
 def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
-    options = checked_options(body.options)
+    options, tenant = checked_options(body.options), _tenant(body, caller)
     return TaskSpec(
         check_name(name),
         body.params,
         key=key,
-        tenant=_tenant(body, caller),
+        tenant=tenant,
         queue=body.queue,
         start_time=body.start_time,
         delay=body.delay,
         lookup=body.lookup,
-        callback=checked_callback(body.callback, caller),
+        callback=checked_callback(body.callback, tenant),
         **options,
     )
 
