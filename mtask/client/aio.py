@@ -666,9 +666,8 @@ class AsyncClient(AsyncConnection):
 
         With `within`, return only those that were restricted to keys with this beginning.
         """
-        return await self._run(
-            bulk_requests.every(views.check_limit(limit), bulk_requests.within_of(self._tenant, within))
-        )
+        restricted = bulk_requests.within_of(self._tenant, within)
+        return await self._run(bulk_requests.every(views.check_limit(limit), restricted))
 
     async def stats(self, *, most: int | None = None) -> list[views.StatRow]:
         """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.

@@ -667,7 +667,8 @@ class Client(SyncConnection):
 
         With `within`, return only those that were restricted to keys with this beginning.
         """
-        return self._run(bulk_requests.every(views.check_limit(limit), bulk_requests.within_of(self._tenant, within)))
+        restricted = bulk_requests.within_of(self._tenant, within)
+        return self._run(bulk_requests.every(views.check_limit(limit), restricted))
 
     def stats(self, *, most: int | None = None) -> list[views.StatRow]:
         """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.

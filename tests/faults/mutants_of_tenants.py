@@ -82,10 +82,7 @@ TENANT_MUTATIONS = (
         "flood-pushes-out-others",
         "If the memory is full, the oldest tasks stay: those of the tenant with the longest backlog.",
         (Edit(_QUEUE, "return in_equal_parts([*ready, *waiting])", "return [*ready, *waiting]"),),
-        (
-            f"{_MEMORY_TESTS}::test_hints_of_a_flooding_tenant_push_out_only_its_own",
-            f"{_TURNS_TESTS}::test_task_of_another_tenant_is_next_though_a_flood_was_there_first",
-        ),
+        (f"{_MEMORY_TESTS}::test_hints_of_a_flooding_tenant_push_out_only_its_own",),
     ),
     Mutation(
         "ring-begins-anew",
@@ -97,7 +94,7 @@ TENANT_MUTATIONS = (
         "cut-part-counts-as-whole",
         "The part of the last tenant in a batch is taken for all that it has.",
         (Edit(_SCANS, "documents = documents[: names.index(names[-1])]", "pass"),),
-        (f"{_TURNS_TESTS}::test_scan_of_few_tenants_brings_as_much_as_there_is_room_for",),
+        (f"{_TURNS_TESTS}::test_scan_brings_whole_parts_though_a_batch_ends_within_one",),
     ),
     Mutation(
         "tenant-without-a-permit",

@@ -173,6 +173,17 @@ def test_scan_of_few_tenants_brings_as_much_as_there_is_room_for(
     assert ring.scan(64).count("acme") == 32
 
 
+def test_scan_brings_whole_parts_though_a_batch_ends_within_one(
+    mongo: Mongo, database_name: str, client: Client
+) -> None:
+    ring = Ring(ready_store(mongo, database_name))
+    for tenant in ("acme", "beta", "coro"):
+        publish(client, tenant, 4)
+    found = ring.scan(5 * turns.TENANTS)
+    assert all(found.count(tenant) >= 4 for tenant in ("acme", "beta", "coro"))
+    assert ring.is_complete
+
+
 def test_scan_leaves_out_excluded_tenants(mongo: Mongo, database_name: str, client: Client) -> None:
     ring = Ring(ready_store(mongo, database_name))
     publish(client, "acme", 3)
