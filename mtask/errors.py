@@ -633,13 +633,14 @@ class WorkerIdInUse(WorkerError):
 
 
 class WorkersTooOld(WorkerError):
-    """Live workers of an older mtask do not know flows, or publishing that gathers. They would spoil such tasks."""
+    """Live workers of an older mtask do not know what was asked for, such as flows. They would spoil it."""
 
-    def __init__(self, worker_ids: Sequence[str], what: str = "flows") -> None:
+    def __init__(self, worker_ids: Sequence[str], what: str = "flows", *, is_control: bool = False) -> None:
         named = ", ".join(worker_ids[:5])
+        undone, again = ("set", "set it") if is_control else ("published", "publish")
         super().__init__(
-            f"nothing was published: live workers of an older mtask do not know {what} ({named}). Upgrade or stop "
-            "them (`mtask workers`), then publish again."
+            f"nothing was {undone}: live workers of an older mtask do not know {what} ({named}). Upgrade or stop "
+            f"them (`mtask workers`), then {again} again."
         )
         self.worker_ids = tuple(worker_ids)
 

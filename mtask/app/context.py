@@ -172,6 +172,11 @@ class Context:
         return self._task
 
     @property
+    def tenant(self) -> str | None:
+        """Whose task it is, or None."""
+        return self._run.task.tenant
+
+    @property
     def run_id(self) -> str:
         """The run's id. Each try has another id, so systems outside of MongoDB can use it as a fencing token."""
         return self._run.run_id

@@ -16,6 +16,7 @@ from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.publishing.tenants import own_key
 from mtask.model.tracing import Trace
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import children
@@ -156,7 +157,8 @@ class Family:
             if step in prepared:
                 raise InvalidFlow(key, f"step {shown(step)} is added twice: use another name")
             spec = copied(child.spec)
-            spec.task, spec.key = with_handler(spec.task, self._operations.handlers), f"{key}/{step}"
+            spec.task = with_handler(spec.task, self._operations.handlers)
+            spec.key, spec.tenant = f"{own_key(task.tenant, key)}/{step}", task.tenant
             handler = handler_of(spec.task)
             if handler is None or "priority" not in handler.options:
                 spec.options.setdefault("priority", task.task_option.priority)

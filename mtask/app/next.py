@@ -11,7 +11,9 @@ from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handling.handlers import handler_of
 from mtask.model.options import TaskOptions
+from mtask.model.publishing.identity import task_id_of
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.publishing.tenants import own_key
 from mtask.model.tracing import Trace
 from mtask.store.driver.encoding import is_readable
 from mtask.store.statements.owing import OwedTask
@@ -31,7 +33,7 @@ class Next:
 
     The next task's key is made from the id of the first task: `NAME:KEY/next-1`, then `NAME:KEY/next-2`. It is
     `KEY/next-1` in a flow, and where the next task has the name of the first one. Where a task goes on once more in a
-    later round, the key ends in `-round-2`.
+    later round, the key ends in `-round-2`. The next task is of the same tenant.
     """
 
     def __init__(
@@ -84,13 +86,15 @@ class Next:
         suffix = f"next-{number}{rounds}"
         chosen = self.task if task is None else task
         first_name, _, first_key = first.partition(":")
+        first_key = own_key(before.tenant, first_key)
         # Two tasks of different names may have one key, and go on as tasks of one name. In a flow, keys differ.
         handler = handler_of(chosen)
         is_clear = before.flow is not None or (handler.name if handler else chosen) == first_name
         spec = TaskSpec(
             chosen,
             self.params,
-            key=f"{first_key if is_clear else first}/{suffix}",
+            key=f"{first_key if is_clear else task_id_of(first_name, first_key)}/{suffix}",
+            tenant=before.tenant,
             queue=self.queue,
             start_time=self.start_time,
             delay=self.delay,

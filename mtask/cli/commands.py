@@ -25,7 +25,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.tasks.change": ("cancel", "retry", "rerun", "update", "remove"),
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
     "mtask.cli.workers.top": ("top",),
-    "mtask.cli.queues.controls": ("pause", "resume", "limit", "keep", "controls"),
+    "mtask.cli.queues.controls": ("pause", "resume", "limit", "fair", "keep", "controls"),
     "mtask.cli.database.log": ("log",),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.cli.database.doctor": ("doctor",),

@@ -17,6 +17,8 @@ from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
 from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
+from mtask.model.publishing.identity import task_id_of
+from mtask.model.publishing.tenants import check_tenant, stored_key
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
@@ -98,9 +100,15 @@ class Cli:
             check=not reads_only,
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
+            tenant=self.flags.tenant,
         )
         self._clients.append(client)
         return client
+
+    def task_id(self, name: str, key: str) -> str:
+        """Return the id of the task that a name and a key mean here."""
+        tenant = self.flags.tenant
+        return task_id_of(name, stored_key(None if tenant is None else check_tenant(tenant), key))
 
     def _actor(self) -> str:
         given = self.flags.actor if self.flags.actor is not None else self.settings.actor

@@ -22,6 +22,7 @@ class Flags:
     uri: str | None = None
     database: str | None = None
     actor: str | None = None
+    tenant: str | None = None
     json: bool | None = None
     no_color: bool | None = None
     quiet: bool | None = None
@@ -66,6 +67,17 @@ _Actor = Annotated[
 ]
 
 
+_Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="Whose tasks the command means: it publishes for this tenant, and finds its tasks alone.",
+        rich_help_panel=GLOBAL,
+    ),
+]
+
+
 def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
     return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
 
@@ -74,6 +86,7 @@ _SHARED: Mapping[str, Any] = {
     "uri": _Uri,
     "database": _Database,
     "actor": _Actor,
+    "tenant": _Tenant,
     "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
     "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
     "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),

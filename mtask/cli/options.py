@@ -14,6 +14,7 @@ from mtask.cli.flags import callback as callback  # commands take it from here, 
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.model.options import OPTION_NAMES, check_option_names
 from mtask.model.publishing.identity import split_task_id, task_id_of
+from mtask.model.publishing.tenants import is_key_of, own_key
 
 _Command = Callable[..., int | None]
 
@@ -138,6 +139,13 @@ def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callabl
     return register
 
 
-def name_and_key(name: str, key: str | None) -> tuple[str, str]:
-    """Return the name and the key from two arguments, or from one argument NAME:KEY; raise InvalidInput."""
-    return split_task_id(name) if key is None else split_task_id(task_id_of(name, key))
+def name_and_key(cli: Cli, name: str, key: str | None) -> tuple[str, str]:
+    """Return the name and the key from two arguments, or from one argument NAME:KEY; raise InvalidInput.
+
+    With --tenant, the key is the tenant's own. An id that was copied may begin with the tenant: NAME:TENANT:KEY.
+    """
+    if key is not None:
+        return split_task_id(task_id_of(name, key))
+    name, key = split_task_id(name)
+    tenant = cli.flags.tenant
+    return name, own_key(tenant, key) if tenant is not None and is_key_of(tenant, key) else key

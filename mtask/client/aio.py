@@ -39,6 +39,7 @@ from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
+from mtask.model.publishing.tenants import stored_key
 from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
@@ -61,6 +62,7 @@ class AsyncClient(AsyncConnection):
     limits the search for a server at the first call. `middleware` runs around each publish: give `app.around.publish`,
     see `mtask.app.middleware`. `actor` names this client in the action log (default: the user of the operating system).
     A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
+    `tenant` is whose tasks this client publishes and finds: see `for_tenant` and docs/tenants.md.
     """
 
     async def publish(
@@ -74,6 +76,7 @@ class AsyncClient(AsyncConnection):
         delay: timedelta | float | None = None,
         lookup: Lookup | None = None,
         callback: CallbackRef | None = None,
+        tenant: str | None = None,
         if_exists: IfExists = "keep",
         clean_failed: bool = False,
         clean_success: bool = False,
@@ -101,6 +104,9 @@ class AsyncClient(AsyncConnection):
         NAME}. Without `on`, it tells each end, also a CANCELED. A worker with --callbacks sends the message, until it
         is taken (docs/callbacks.md). With if_exists="update", the callback is replaced, too.
 
+        `tenant` is whose task it is (default: that of the client). The stored key then begins with the tenant and a
+        colon, so the keys of two tenants never meet (docs/tenants.md).
+
         Calls under one key can gather (docs/gathering.md). `debounce` (a timedelta or seconds) lets the task start that
         long after the newest call, but at most `max_wait` after the first. The params of the newest call win, and the
         task runs again if it has ended. With `collect`, the handler gets the params of all calls as the list `calls`.
@@ -124,6 +130,7 @@ class AsyncClient(AsyncConnection):
             delay=delay,
             lookup=lookup,
             callback=callback,
+            tenant=tenant,
             **options,
         )
         policy = publication.policy(
@@ -139,7 +146,8 @@ class AsyncClient(AsyncConnection):
             call_id=call_id,
         )
         is_in_session = session is not None
-        return await self._run(requests.publish(spec, policy, self._middleware, in_session=is_in_session), session)
+        request = requests.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        return await self._run(request, session)
 
     async def publish_many(
         self,
@@ -172,7 +180,7 @@ class AsyncClient(AsyncConnection):
             window=window,
         )
         is_in_session = session is not None
-        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session)
+        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return await self._run(request, session)
 
     async def publish_flow(self, flow: Flow, *, session: Any = None) -> PublishedFlow:
@@ -183,12 +191,12 @@ class AsyncClient(AsyncConnection):
         published inside that transaction. Raises InvalidFlow and other subclasses of InvalidInput, FlowConflict,
         WorkersTooOld, and subclasses of DatabaseError.
         """
-        with FlowPublication(flow, self._middleware) as publication:
+        with FlowPublication(flow, self._middleware, self._tenant) as publication:
             return publication.done(await self._transact(publication.operation, session))
 
     async def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""
-        return await self._run(requests.get(pointing.identify(task, key)))
+        return await self._run(requests.get(pointing.identify(task, key, self._tenant)))
 
     @overload
     async def get_many(self, tasks: Iterable[TaskPointer], *, fields: None = None) -> FoundTasks[Task]: ...
@@ -203,8 +211,8 @@ class AsyncClient(AsyncConnection):
         same as in `find`. Raises InvalidInput.
         """
         if fields is None:
-            return await self._run(requests.get_many(tasks))
-        return await self._run(requests.get_many_fields(tasks, fields))
+            return await self._run(requests.get_many(tasks, self._tenant))
+        return await self._run(requests.get_many_fields(tasks, fields, self._tenant))
 
     @overload
     async def find(
@@ -259,10 +267,18 @@ class AsyncClient(AsyncConnection):
         such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
         there is no task under the id in `after`.
         """
-        criteria = views.criteria(status=status, name=name, queue=queue, key=key, worker_id=worker_id, lookup=lookup)
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=key,
+            worker_id=worker_id,
+            lookup=lookup,
+            tenant=self._tenant,
+        )
         if fields is None:
-            return await self._run(requests.find(criteria, limit, after))
-        return await self._run(requests.find_fields(criteria, limit, fields, after))
+            return await self._run(requests.find(criteria, limit, after, self._tenant))
+        return await self._run(requests.find_fields(criteria, limit, fields, after, self._tenant))
 
     @overload
     async def find_page(
@@ -340,6 +356,7 @@ class AsyncClient(AsyncConnection):
             lookup=lookup,
             key_prefix=key_prefix,
             params=params,
+            tenant=self._tenant,
         )
         return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
 
@@ -352,7 +369,15 @@ class AsyncClient(AsyncConnection):
         lookup: Lookup | None = None,
     ) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
-        criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
+        criteria = views.criteria(
+            status=status,
+            name=name,
+            queue=queue,
+            key=None,
+            worker_id=None,
+            lookup=lookup,
+            tenant=self._tenant,
+        )
         return await self._run(queries.count(criteria))
 
     async def count_up_to(
@@ -382,6 +407,7 @@ class AsyncClient(AsyncConnection):
             lookup=lookup,
             key_prefix=key_prefix,
             params=params,
+            tenant=self._tenant,
         )
         return await self._run(pages.count_up_to(criteria, most))
 
@@ -391,7 +417,7 @@ class AsyncClient(AsyncConnection):
         Tasks go before it by priority, then by the time at which they were due, then by `_id`. Only tasks that the same
         workers may take are counted, up to nearly 10,000. Raises TaskNotFound or MalformedTask.
         """
-        return await self._run(position.find(pointing.identify(task, key)))
+        return await self._run(position.find(pointing.identify(task, key, self._tenant)))
 
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -399,7 +425,7 @@ class AsyncClient(AsyncConnection):
         Raises WaitTimeout after `timeout`. Raises TaskNotFound if the task does not exist, or if it is removed or
         expires during the wait. The wait does not go on with a later task of the same key.
         """
-        waiting = requests.wait_policy(pointing.identify(task, key), timeout)
+        waiting = requests.wait_policy(pointing.identify(task, key, self._tenant), timeout)
         began = time.monotonic()
         happening: AsyncEvents | None = None
         try:
@@ -442,18 +468,18 @@ class AsyncClient(AsyncConnection):
         events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
         TaskNotFound if a task does not exist, or is removed or expires during the wait.
         """
-        return AsyncCompleted(self, several.wait_for_many(tasks, timeout))
+        return AsyncCompleted(self, several.wait_for_many(tasks, timeout, self._tenant))
 
     async def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
         """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
-        waiting = several.wait_for_many(tasks, timeout)
+        waiting = several.wait_for_many(tasks, timeout, self._tenant)
         async with AsyncCompleted(self, waiting) as completed:
             found = {task.id: task async for task in completed}
         return [found[task_id] for task_id in waiting.task_ids]
 
     async def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
         """Wait until one of the tasks has ended; return this task. See `as_completed`."""
-        async with AsyncCompleted(self, several.wait_for_any(tasks, timeout)) as completed:
+        async with AsyncCompleted(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
             return await completed.__anext__()
 
     def events(
@@ -475,7 +501,7 @@ class AsyncClient(AsyncConnection):
         the time of the event. With `queue`, an event is left out if its task was removed or replaced before the event
         was read. Raises InvalidInput.
         """
-        asked = event_requests.follow(name, queue, key, after, since)
+        asked = event_requests.follow(name, queue, key, after, since, self._tenant)
         return AsyncEvents(self._store, asked, self._make_ready)
 
     @staticmethod
@@ -492,7 +518,7 @@ class AsyncClient(AsyncConnection):
         A finished task is not changed. With `if_match`, the tag of a version (see `etag`), the call raises
         PreconditionFailed if the task has changed since.
         """
-        task_id = pointing.identify(task, key)
+        task_id = pointing.identify(task, key, self._tenant)
         return await self._act("cancel", f"task:{task_id}", requests.cancel(task_id, if_match))
 
     async def retry(self, task: TaskRef, key: str, *, params: Any = UNCHANGED, if_match: str | None = None) -> Task:
@@ -502,8 +528,8 @@ class AsyncClient(AsyncConnection):
         of at most 1 MiB in all. Its lookups stay. `if_match` means the same as in `cancel`. Raises TaskNotFound,
         TaskNotFinished, InvalidParams or PreconditionFailed.
         """
-        task_id = pointing.identify(task, key)
-        again = requests.run_again(task, key, everything=False, params=params, if_match=if_match)
+        task_id = pointing.identify(task, key, self._tenant)
+        again = requests.run_again(task, task_id, everything=False, params=params, if_match=if_match)
         return await self._act("retry", f"task:{task_id}", again)
 
     async def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:
@@ -511,8 +537,8 @@ class AsyncClient(AsyncConnection):
 
         `if_match` means the same as in `cancel`. Raises TaskNotFound, TaskNotFinished or PreconditionFailed.
         """
-        task_id = pointing.identify(task, key)
-        again = requests.run_again(task, key, everything=True, if_match=if_match)
+        task_id = pointing.identify(task, key, self._tenant)
+        again = requests.run_again(task, task_id, everything=True, if_match=if_match)
         return await self._act("rerun", f"task:{task_id}", again)
 
     async def update_option(
@@ -524,7 +550,7 @@ class AsyncClient(AsyncConnection):
         specific_worker_ids no longer admits the worker of a run, that run ends at once. `if_match` means the same as in
         `cancel`.
         """
-        task_id, changes = pointing.identify(task, key), dict(options)
+        task_id, changes = pointing.identify(task, key, self._tenant), dict(options)
         change = requests.update_option(task_id, changes, if_match)
         return await self._act("update", f"task:{task_id}", change, action_requests.said(changes))
 
@@ -533,7 +559,7 @@ class AsyncClient(AsyncConnection):
 
         `if_match` means the same as in `cancel`; with it, a task that does not exist raises TaskNotFound.
         """
-        task_id = pointing.identify(task, key)
+        task_id = pointing.identify(task, key, self._tenant)
         return await self._act("remove", f"task:{task_id}", requests.remove(task_id, if_match))
 
     async def purge(
@@ -553,7 +579,7 @@ class AsyncClient(AsyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(status, name, queue, older_than, limit)
+        purging = purging_requests.prepare(status, name, queue, older_than, limit, self._tenant)
         if dry_run:
             return await self._run(purging.count())
         log = self._actions
@@ -601,14 +627,14 @@ class AsyncClient(AsyncConnection):
             key_prefix=key_prefix,
             params=params,
         )
-        return await self._run(bulk_requests.plan(action, criteria, within))
+        return await self._run(bulk_requests.plan(action, criteria, bulk_requests.within_of(self._tenant, within)))
 
     async def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
 
         Raises InvalidInput, also if the plan is for another `action`.
         """
-        begun = await self._run(bulk_requests.begin(plan, within, action))
+        begun = await self._run(bulk_requests.begin(plan, bulk_requests.within_of(self._tenant, within), action))
         intent, detail = bulk_requests.logged_as(begun)
         await self._run(self._actions.begin(intent, "tasks", detail, begun.bulk_id))
         return begun
@@ -644,15 +670,16 @@ class AsyncClient(AsyncConnection):
 
         With `within`, return only those that were restricted to keys with this beginning.
         """
-        return await self._run(bulk_requests.every(views.check_limit(limit), within))
+        restricted = bulk_requests.within_of(self._tenant, within)
+        return await self._run(bulk_requests.every(views.check_limit(limit), restricted))
 
     async def stats(self, *, most: int | None = None) -> list[views.StatRow]:
         """Return the number of tasks by queue, name and status, and the reasons why no worker can take due tasks.
 
         This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
-        a count is incomplete.
+        a count is incomplete. A client of a tenant always reads all tasks of its tenant.
         """
-        return await self._run(backlog.stats(None if most is None else pages.check_most(most)))
+        return await self._run(backlog.stats(None if most is None else pages.check_most(most), self._tenant))
 
     async def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
         """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
@@ -691,21 +718,22 @@ class AsyncClient(AsyncConnection):
 
         Params and returns are not read: use `get` or `find` for these.
         """
-        return await self._run(flow_requests.state(key))
+        return await self._run(flow_requests.state(self._key(key)))
 
     async def flows(self, *, prefix: str | None = None, limit: int = 100) -> list[FlowRow]:
         """Return flows with the numbers of their steps by status, the newest first: at most `limit`, or all if it is 0.
 
         `prefix` is the beginning of the flows' keys. A flow whose first step was removed is left out.
         """
-        return await self._run(flow_requests.every(prefix, limit))
+        return await self._run(flow_requests.every(prefix, limit, self._tenant))
 
     async def wait_flow(self, key: str, *, timeout: timedelta | float | None = None) -> FlowState:
         """Wait until a flow has ended; return the flow. `timeout`: a timedelta or seconds.
 
         A flow ends even if steps fail: see `FlowState.failed`. Raises FlowWaitTimeout or FlowNotFound.
         """
-        waiting = flow_requests.wait(key, timeout)
+        flow_key = self._key(key)
+        waiting = flow_requests.wait(flow_key, timeout)
         began = time.monotonic()
         happening: AsyncEvents | None = None
         try:
@@ -724,7 +752,7 @@ class AsyncClient(AsyncConnection):
                 try:
                     if happening is None:
                         # The client looks once more after the stream is open, so that no end is missed.
-                        happening = AsyncEvents(self._store, event_requests.follow_flow(key), self._make_ready)
+                        happening = AsyncEvents(self._store, event_requests.follow_flow(flow_key), self._make_ready)
                         await happening.open()
                         waiting.look_again()
                     else:
@@ -743,15 +771,17 @@ class AsyncClient(AsyncConnection):
         With `everything`, they are canceled, too. A retry of another step does not open a canceled step again;
         `retry_flow` does.
         """
-        change = flow_requests.cancel(key, everything=everything)
-        return await self._act("cancel flow", f"flow:{key}", change, "everything" if everything else "")
+        flow_key = self._key(key)
+        change = flow_requests.cancel(flow_key, everything=everything)
+        return await self._act("cancel flow", f"flow:{flow_key}", change, "everything" if everything else "")
 
     async def retry_flow(self, key: str) -> ChangedFlow:
         """Let all FAIL and CANCELED steps of a flow run again; raise FlowNotFound.
 
         Each of them waits for its dependencies as before. Steps that succeeded stay as they are.
         """
-        return await self._act("retry flow", f"flow:{key}", flow_requests.retry(key))
+        flow_key = self._key(key)
+        return await self._act("retry flow", f"flow:{flow_key}", flow_requests.retry(flow_key))
 
     # --- queues and task names ------------------------------------------------------------------------------
 
@@ -760,46 +790,78 @@ class AsyncClient(AsyncConnection):
         *,
         queue: str | None = None,
         name: str | None = None,
+        tenant: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Stop workers from claiming tasks of this queue or name until `resume`. Current runs continue.
+        """Stop workers from claiming tasks of this queue, name or tenant until `resume`. Current runs continue.
 
         The call returns once every live worker that serves the queue or name has confirmed the pause. By then, all
         claims under way have ended, and no more claims follow. If a worker has not confirmed within `timeout` (a
         timedelta or seconds; None: no limit), the call raises ControlUnconfirmed. The pause stays in force.
         """
-        return await self._put_control(control_requests.pause(queue, name, paused=True, timeout=timeout))
+        return await self._put_control(control_requests.pause(queue, name, tenant, paused=True, timeout=timeout))
 
     async def resume(
         self,
         *,
         queue: str | None = None,
         name: str | None = None,
+        tenant: str | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Let workers claim tasks of this queue or name again. Raises ControlUnconfirmed as `pause` does."""
-        return await self._put_control(control_requests.pause(queue, name, paused=False, timeout=timeout))
+        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does."""
+        return await self._put_control(control_requests.pause(queue, name, tenant, paused=False, timeout=timeout))
 
     async def limit(
         self,
-        queue: str,
+        queue: str | None = None,
         *,
+        tenant: str | None = None,
         concurrency: int | None = None,
         rate: control_requests.Rate | None = None,
         key_concurrency: int | None = None,
         key_rate: control_requests.Rate | None = None,
+        tenant_concurrency: int | None = None,
+        tenant_rate: control_requests.Rate | None = None,
         timeout: timedelta | float | None = control_requests.PATIENCE,
     ) -> Control:
-        """Limit the runs of a queue's tasks, counted over all workers.
+        """Limit the runs of a queue's tasks, or of a tenant's tasks in all queues, counted over all workers.
 
-        The call replaces all limits of the queue: a limit that is not given is removed. `concurrency`: the most runs at
-        once. `rate`: a pair (starts, window), the most starts in any window of that length (a timedelta or seconds).
-        `key_concurrency` and `key_rate`: the same limits for the tasks of each limit_key in the queue. Runs that began
-        before the call are not counted. The call returns once every live worker has confirmed. Raises
-        ControlUnconfirmed as `pause` does, or InvalidInput.
+        The call replaces all limits of the queue or of the tenant: a limit that is not given is removed.
+        `concurrency`: the most runs at once. `rate`: a pair (starts, window), the most starts in any window of that
+        length (a timedelta or seconds). `key_concurrency` and `key_rate`: the same limits for the tasks of each
+        limit_key in the queue. `tenant_concurrency` and `tenant_rate`: the same for the tasks of each tenant in the
+        queue. Runs that began before the call are not counted. The call returns once every live worker has confirmed.
+        Raises ControlUnconfirmed as `pause` does, InvalidInput, or WorkersTooOld.
         """
-        bounds = control_requests.limit(queue, concurrency, rate, key_concurrency, key_rate, timeout)
+        bounds = control_requests.limit(
+            queue,
+            concurrency,
+            rate,
+            key_concurrency,
+            key_rate,
+            timeout,
+            tenant_concurrency=tenant_concurrency,
+            tenant_rate=tenant_rate,
+            tenant=tenant,
+        )
         return await self._put_control(bounds)
+
+    async def set_fair(
+        self,
+        queue: str,
+        fair: bool = True,
+        *,
+        timeout: timedelta | float | None = control_requests.PATIENCE,
+    ) -> Control:
+        """Let the tenants of a queue take turns, or let them no longer.
+
+        With fair turns, a tenant with very many waiting tasks gets no more starts than each of the others, as long as
+        those have tasks. Priorities order the tasks within one tenant only. The tasks of no tenant have their turn
+        like those of one more tenant. The call returns once every live worker that serves the queue has confirmed.
+        Raises ControlUnconfirmed as `pause` does, InvalidInput, or WorkersTooOld.
+        """
+        return await self._put_control(control_requests.fair(queue, is_fair=fair, timeout=timeout))
 
     async def keep(
         self,
@@ -820,7 +882,7 @@ class AsyncClient(AsyncConnection):
         return await self._put_control(control_requests.keep(queue, success, fail, timeout))
 
     async def controls(self) -> list[Control]:
-        """Return all controls of queues and task names, sorted by id, including those that are no longer in force."""
+        """Return all controls of queues, task names and tenants, sorted by id, even if they are no longer in force."""
         return await self._run(control_requests.every())
 
     async def _put_control(self, asked: control_requests.Change) -> Control:
@@ -861,7 +923,7 @@ class AsyncClient(AsyncConnection):
         Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """
         spec = ScheduleSpec(schedule_id, task, when, params, **given)
-        definition = spec.prepare()
+        definition = spec.prepare(self._tenant)
         change = scheduling.put(definition, if_exists)
         return await self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
 
@@ -871,7 +933,7 @@ class AsyncClient(AsyncConnection):
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
-        return await self._run(scheduling.every())
+        return await self._run(scheduling.every(self._tenant))
 
     async def pause_schedule(self, schedule_id: str) -> Schedule:
         """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""
@@ -905,7 +967,7 @@ class AsyncClient(AsyncConnection):
         is there when its run has ended, or a few seconds after it was written (docs/logs.md). Raises InvalidInput, and
         TaskNotFound if there is neither a log nor a task.
         """
-        return await self._run(run_log_requests.of_task(pointing.identify(task, key), run_id))
+        return await self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id))
 
     # --- the action log -------------------------------------------------------------------------------------
 
@@ -932,6 +994,9 @@ class AsyncClient(AsyncConnection):
     async def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
         """Run an operation, and write it down in the action log."""
         return await self._run(self._actions.around(intent, target, operation, detail))
+
+    def _key(self, key: str) -> str:
+        return stored_key(self._tenant, key)
 
     async def server_time(self) -> datetime:
         """Return the current time of the server's clock."""

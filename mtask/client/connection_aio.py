@@ -7,6 +7,7 @@ from `aio.py`.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
 from mtask.errors import InvalidInput
+from mtask.model.publishing.tenants import check_tenant
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
 from mtask.store.driver import connect
@@ -45,7 +47,9 @@ class AsyncConnection:
         middleware: PublishMiddleware = (),
         actor: str | None = None,
         log_actions: bool = True,
+        tenant: str | None = None,
     ) -> None:
+        self._tenant = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             settings = read_settings()
@@ -66,7 +70,8 @@ class AsyncConnection:
         self._check = check
         self._middleware = tuple(middleware)
         self._server_timeout = server_timeout
-        self._is_ready = False
+        #: Shared by the clients of `for_tenant`.
+        self._ready = asyncio.Event()
         self._setup = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -74,6 +79,22 @@ class AsyncConnection:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose tasks this client publishes and finds. None: it publishes for nobody, and finds all."""
+        return self._tenant
+
+    def for_tenant(self, tenant: str) -> Self:
+        """Return a client of this tenant. It shares the connection of this client, and need not be closed.
+
+        Its calls mean the tenant's tasks: `publish` publishes for the tenant, and names and keys are those that the
+        tenant gave. Searches, counts, events, flows and schedules hold nothing of other tenants. The calls about
+        queues, workers and controls mean those of all. Raises InvalidInput.
+        """
+        own = copy.copy(self)
+        own._tenant, own._owns_client = check_tenant(tenant), False
+        return own
 
     async def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
@@ -101,7 +122,7 @@ class AsyncConnection:
         await self._reach()
         collections = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
         now = await self._execute(setup.ensure_with_roles(self.database_name) if roles else collections)
-        self._is_ready = True
+        self._ready.set()
         return now
 
     async def _execute(self, operation: Operation[T], session: Any = None) -> T:
@@ -122,15 +143,15 @@ class AsyncConnection:
         self._server_timeout = None
 
     async def _make_ready(self) -> None:
-        if self._is_ready:
+        if self._ready.is_set():
             return
         async with self._setup:
-            if not self._is_ready:
+            if not self._ready.is_set():
                 if self._check:
                     await self.init(repair=False)
                 else:
                     await self._reach()
-                    self._is_ready = True
+                    self._ready.set()
 
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
         await self._make_ready()

@@ -6,6 +6,7 @@ This module is written by hand, like `connection_aio.py`. The client's calls are
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
 from mtask.errors import InvalidInput
+from mtask.model.publishing.tenants import check_tenant
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
 from mtask.store.driver import connect
@@ -46,7 +48,9 @@ class SyncConnection:
         middleware: PublishMiddleware = (),
         actor: str | None = None,
         log_actions: bool = True,
+        tenant: str | None = None,
     ) -> None:
+        self._tenant = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             settings = read_settings()
@@ -65,7 +69,8 @@ class SyncConnection:
         self._check = check
         self._middleware = tuple(middleware)
         self._server_timeout = server_timeout
-        self._is_ready = False
+        #: Shared by the clients of `for_tenant`.
+        self._ready = threading.Event()
         self._setup = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -73,6 +78,22 @@ class SyncConnection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose tasks this client publishes and finds. None: it publishes for nobody, and finds all."""
+        return self._tenant
+
+    def for_tenant(self, tenant: str) -> Self:
+        """Return a client of this tenant. It shares the connection of this client, and need not be closed.
+
+        Its calls mean the tenant's tasks: `publish` publishes for the tenant, and names and keys are those that the
+        tenant gave. Searches, counts, events, flows and schedules hold nothing of other tenants. The calls about
+        queues, workers and controls mean those of all. Raises InvalidInput.
+        """
+        own = copy.copy(self)
+        own._tenant, own._owns_client = check_tenant(tenant), False
+        return own
 
     def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
@@ -98,7 +119,7 @@ class SyncConnection:
         self._reach()
         collections = setup.ensure(setup.EVERY if repair else setup.ESSENTIAL, repair=repair)
         now = self._execute(setup.ensure_with_roles(self.database_name) if roles else collections)
-        self._is_ready = True
+        self._ready.set()
         return now
 
     def _execute(self, operation: Operation[T]) -> T:
@@ -116,15 +137,15 @@ class SyncConnection:
         self._server_timeout = None
 
     def _make_ready(self) -> None:
-        if self._is_ready:
+        if self._ready.is_set():
             return
         with self._setup:
-            if not self._is_ready:
+            if not self._ready.is_set():
                 if self._check:
                     self.init(repair=False)
                 else:
                     self._reach()
-                    self._is_ready = True
+                    self._ready.set()
 
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()

@@ -33,6 +33,7 @@ Intent = Literal[
     "resume",
     "limit",
     "keep",
+    "fair",
     "stop worker",
     "set worker",
     "add schedule",

@@ -1,6 +1,7 @@
-"""Controls: the pause, the limits and the retention of a queue or a task name. They apply to all workers.
+"""Controls: the pause, the limits, the fair turns and the retention of a queue; the pause of a task name; the pause and
+the limit of a tenant. They apply to all workers.
 
-Each queue or task name with a control has one document in the collection `controls`.
+Each queue, task name or tenant with a control has one document in the collection `controls`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from mtask.errors import InvalidInput
 from mtask.model.documents import Instant, Text
 from mtask.model.options import WHOLE, PositiveCount
 from mtask.model.publishing.identity import check_name, check_text
+from mtask.model.publishing.tenants import check_tenant
 
-Kind = Literal["queue", "name"]
+Kind = Literal["queue", "name", "tenant"]
 #: The most runs or starts that one document of permits can count.
 MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
@@ -55,16 +57,18 @@ class Limit(BaseModel):
 
 
 class Control(BaseModel):
-    """The control of one queue or one task name."""
+    """The control of one queue, one task name or one tenant."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: for example "queue:mail" or "name:send_email"
+    id: Annotated[Text, Field(alias="_id")]  #: for example "queue:mail", "name:send_email" or "tenant:acme"
     kind: Kind
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
-    limit: Limit | None = None  #: for the whole queue
+    limit: Limit | None = None  #: for the whole queue, or for the tenant in all queues
     key_limit: Limit | None = None  #: for the tasks of each limit_key in the queue
+    tenant_limit: Limit | None = None  #: for the tasks of each tenant in the queue
+    fair: StrictBool = False  #: whether the tenants of the queue take turns
     #: The number of SUCCESS tasks that the queue keeps, the newest ones. None: the queue keeps all.
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     #: The number of FAIL and CANCELED tasks together that the queue keeps, the newest ones. None: the queue keeps all.
@@ -78,9 +82,11 @@ class Control(BaseModel):
     def _identity_holds(self) -> Self:
         if self.id != control_id(self.kind, self.target):
             raise ValueError(f"_id {self.id!r} is not kind:target")
-        of_queues = (self.limit, self.key_limit, self.keep_success, self.keep_fail)
-        if self.kind == "name" and any(value is not None for value in of_queues):
-            raise ValueError("limits and retention are for queues, not for task names")
+        of_queues = (self.key_limit, self.tenant_limit, self.fair or None, self.keep_success, self.keep_fail)
+        if self.kind == "name" and any(value is not None for value in (self.limit, *of_queues)):
+            raise ValueError("limits, fair turns and retention are for queues, not for task names")
+        if self.kind == "tenant" and any(value is not None for value in of_queues):
+            raise ValueError("a tenant has a pause and one limit; the rest is for queues")
         return self
 
 
@@ -101,11 +107,13 @@ class Running(BaseModel):
 
 
 class PermitPoolDocument(BaseModel):
-    """The permits of a limited queue, or of one limit_key in it: one document in the collection `places`."""
+    """The permits of a limited queue, of one limit_key or tenant in it, or of a tenant: a document in `places`."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    id: Annotated[Text, Field(alias="_id")]  #: a JSON list with the queue, or with the queue and the limit_key
+    id: Annotated[
+        Text, Field(alias="_id")
+    ]  #: a JSON list: the queue, the limit_key and the tenant. What comes last and is null is left out.
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
     expire_time: Instant | None = None
@@ -117,11 +125,13 @@ def control_id(kind: Kind, target: str) -> str:
     return f"{kind}:{target}"
 
 
-def check_target(queue: object, name: object) -> tuple[Kind, str]:
+def check_target(queue: object, name: object, tenant: object = None) -> tuple[Kind, str]:
     """Return the kind and the name of the target.
 
-    Raises InvalidInput unless exactly one of `queue` and `name` is given.
+    Raises InvalidInput unless exactly one of `queue`, `name` and `tenant` is given.
     """
-    if (queue is None) == (name is None):
-        raise InvalidInput("say which: a queue, or the name of a task, and not both.", field="queue")
+    if [queue, name, tenant].count(None) != 2:
+        raise InvalidInput("say which: a queue, the name of a task, or a tenant, and only one of them.", field="queue")
+    if tenant is not None:
+        return "tenant", check_tenant(tenant)
     return ("queue", check_text("queue", queue)) if name is None else ("name", check_name(name))

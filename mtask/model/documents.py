@@ -28,6 +28,7 @@ from mtask.model.callbacks.callback import MAX_OWED, Callback, OwedCallback
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
+from mtask.model.publishing.tenants import TENANT_PATTERN, is_key_of, own_key
 from mtask.model.status import RunStatus, TaskStatus, WorkerStatus
 from mtask.model.tracing import MAX_TRACEPARENT, TraceContext
 
@@ -38,6 +39,8 @@ SCHEMA_REVISION = 7
 FLOWS_REVISION = 5
 #: The first revision whose workers know callbacks. An older worker ends a task without telling anybody.
 CALLBACKS_REVISION = 6
+#: The first revision whose workers know the limits and fair turns of tenants.
+TENANTS_REVISION = 7
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
@@ -256,6 +259,8 @@ class Task(BaseModel):
     id: Annotated[Text, Field(alias="_id")]
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]
     key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+    #: Whose task it is. The key then begins with the tenant and a colon. A task of no tenant has no such field.
+    tenant: Annotated[Text, Field(pattern=TENANT_PATTERN)] | None = None
     queue: Annotated[Text, Field(min_length=1)]
     params: Any = None
     task_option: TaskOption
@@ -293,7 +298,14 @@ class Task(BaseModel):
     def _identity_holds(self) -> Self:
         if self.id != task_id_of(check_name(self.name), check_key(self.key)):
             raise ValueError(f"_id {self.id!r} is not name:key")
+        if self.tenant is not None and not is_key_of(self.tenant, self.key):
+            raise ValueError(f"the key {self.key!r} does not begin with the tenant {self.tenant!r} and a colon")
         return self
+
+    @property
+    def own_key(self) -> str:
+        """The key as it was published: without the tenant."""
+        return own_key(self.tenant, self.key)
 
     @property
     def status(self) -> TaskStatus:

@@ -18,7 +18,7 @@ from mtask.store import workers
 from mtask.store.driver.operation import Collection, Operation, command, tasks
 from mtask.store.driver.rights import ROLES, Role, lacking
 from mtask.store.layout import setup
-from mtask.store.layout.schema import LAYOUTS, STATUS_INDEX
+from mtask.store.layout.schema import DISCOVERY_INDEX, LAYOUTS, STATUS_INDEX
 from mtask.store.layout.schema import misfits as misfits_filter
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
@@ -31,6 +31,8 @@ MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
 #: The room, in bytes, that a document needs for one more run with a short reason of its end.
 LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
+#: The most waiting tasks of a queue that are looked through for one of no tenant.
+_LOOKED_THROUGH = 20_000
 
 
 def server_time() -> Operation[datetime]:
@@ -274,3 +276,16 @@ def overdue_expiry(grace_ms: int) -> Operation[int]:
     }
     counted: int = yield tasks("count_documents", late, limit=1000, maxTimeMS=SCAN_MS)
     return counted
+
+
+def open_of_no_tenant(queue: str) -> Operation[str | None]:
+    """Return a task of no tenant that waits in a queue, if one is among the first of them. None: there is none."""
+    stages: list[dict[str, Any]] = [
+        {"$match": {"queue": queue, filters.NEXT: {"$exists": True}}},
+        {"$limit": _LOOKED_THROUGH},
+        {"$match": {"tenant": None}},
+        {"$limit": 1},
+        {"$project": {"_id": 1}},
+    ]
+    rows = yield tasks("rows", stages, hint=DISCOVERY_INDEX)
+    return str(rows[0]["_id"]) if rows else None

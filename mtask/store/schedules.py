@@ -32,6 +32,8 @@ _PENDING = f"{_STATE}.pending"
 #: The number of tries to change a schedule. Each try reads the schedule, then writes it. A try fails if another process
 #: has changed the schedule in between.
 _RACES = 20
+#: The fields that a schedule passes on to its tasks.
+_PASSED_ON = ("tenant", "queue", "params", "task_option", "lookup")
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
 
@@ -288,7 +290,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
-        x.literal({name: common[name] for name in ("queue", "params", "task_option", "lookup") if name in common}),
+        x.literal({name: common[name] for name in _PASSED_ON if name in common}),
         *([{"trace": {"$ifNull": ["$firing.trace", "$$REMOVE"]}}] if is_traced else []),
         requests.task_document({}, "$firing.start_time", x.NOW),
     ]

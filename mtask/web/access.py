@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mtask.model.publishing.identity import check_key
+from mtask.model.publishing.tenants import own_key, prefix_of, stored_key
 
 
 class Role(StrEnum):
@@ -39,22 +39,19 @@ class Caller:
 
     def stored_key(self, key: str) -> str:
         """Return the stored form of a key that the caller gave; raise InvalidKey."""
-        if self.tenant is None:
-            return key
-        check_key(key)
-        return f"{self.tenant}:{key}"
+        return key if self.tenant is None else stored_key(self.tenant, key)
 
     def stored_prefix(self, prefix: str | None) -> str | None:
         """Return the beginning of the stored keys that the caller may see. `prefix`: what the caller asked for."""
-        return prefix if self.tenant is None else f"{self.tenant}:{prefix or ''}"
+        return prefix if self.tenant is None else prefix_of(self.tenant) + (prefix or "")
 
     def owns_key(self, key: str) -> bool:
         """Whether the caller may see the task with this stored key."""
-        return self.tenant is None or key.startswith(f"{self.tenant}:")
+        return self.tenant is None or key.startswith(prefix_of(self.tenant))
 
     def shown_key(self, key: str) -> str:
         """Return a stored key of a task or a flow in the form that the caller sees."""
-        return key if self.tenant is None else key.removeprefix(f"{self.tenant}:")
+        return own_key(self.tenant, key)
 
     def shown_id(self, task_id: str) -> str:
         """Return a task's id in the form that the caller sees."""

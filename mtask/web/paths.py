@@ -15,6 +15,7 @@ from fastapi import Path
 from pydantic import BeforeValidator
 from starlette.convertors import Convertor, register_url_convertor
 
+from mtask.model.publishing.tenants import TENANT_PATTERN
 from mtask.model.scheduling.schedules import MAX_ID_BYTES
 from mtask.web.problems import BadRequest, InvalidRequest
 from mtask.web.schemas import KEY, NAME, TEXT
@@ -127,6 +128,7 @@ TaskName = Annotated[
 ]
 TaskKey = Annotated[str, _key_of("task"), _DECODED]
 NameSegment = Annotated[str, Path(description="Name of tasks.", json_schema_extra=NAME), _DECODED]
+Tenant = Annotated[str, Path(description="A tenant.", json_schema_extra={"pattern": TENANT_PATTERN}), _DECODED]
 FlowKey = Annotated[str, _key_of("flow"), _DECODED]
 ScheduleId = Annotated[str, _text(MAX_ID_BYTES, {**TEXT, "maxLength": MAX_ID_BYTES}), _DECODED]
 Segment = Annotated[str, _text(256, TEXT), _DECODED]

@@ -16,6 +16,7 @@ from mtask.model.documents import MAX_CALL_ID, Task
 from mtask.model.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
 from mtask.model.publishing.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
+from mtask.model.publishing.tenants import TENANT_PATTERN
 from mtask.model.scheduling.schedules import MAX_CATCH_UP, MAX_JITTER_MS
 from mtask.model.status import TaskStatus
 from mtask.store.statements.views import DERIVED_FIELDS
@@ -37,6 +38,7 @@ TEXT: Schema = {
     "maxLength": MAX_TEXT_BYTES,
     "pattern": r"^ *[^,\p{C}\p{Z}]([^,\p{C}\p{Z}]| )*$",
 }
+TENANT: Schema = {"pattern": TENANT_PATTERN}
 INSTANT: Schema = {"format": "date-time"}
 STATUS: Schema = {"enum": [status.value for status in TaskStatus]}
 #: A path in the params, such as user.id.
@@ -53,6 +55,7 @@ Name = Annotated[str, says("Name of the task. It selects the handler.", **NAME)]
 Key = Annotated[str, says("1 to 512 bytes of UTF-8.", **KEY)]
 Text = Annotated[str, says("Printable text without a comma, of 1 to 256 bytes of UTF-8.", **TEXT)]
 Status = Annotated[str, says(**STATUS)]
+Tenant = Annotated[str, says("Whose task it is. The stored key begins with it and a colon.", **TENANT)]
 IntentText = Annotated[str, says(enum=list(get_args(Intent)))]
 RunId = Annotated[str, says("The id of a run.", minLength=1)]
 CallId = Annotated[

@@ -20,11 +20,11 @@ from typing import Any
 
 from mtask.errors import InvalidInput, shown
 from mtask.model.publishing.identity import check_text
+from mtask.model.publishing.tenants import is_tenant
 from mtask.web.access import Caller, Role
 
 _FIELDS = frozenset({"name", "role", "tenant", "sha256"})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 #: The longest token that is looked at, in bytes.
 _LONGEST = 512
 
@@ -111,7 +111,7 @@ def _token(source: str, index: int, entry: Any) -> Token:
         raise _refused(source, f"the sha256 of entry {index} is not 64 lower-case hex digits")
     if entry["role"] not in list(Role):
         raise _refused(source, f"the role of entry {index} is not one of {', '.join(Role)}")
-    if tenant is not None and not (isinstance(tenant, str) and _TENANT.match(tenant)):
+    if tenant is not None and not is_tenant(tenant):
         raise _refused(source, f"the tenant of entry {index} is not 1 to 64 letters, digits, '_', '.' or '-'")
     return Token(Caller(check_text("name of a token", entry["name"]), Role(entry["role"]), tenant), digest)
 

@@ -93,6 +93,7 @@ def _with_shown_ids(made: Json, found: Task, caller: Caller) -> Json:
     made["_id"], made["key"] = caller.shown_id(found.id), caller.shown_key(found.key)
     if caller.tenant is None:
         return made
+    made.pop("tenant", None)
     state, flow, chain = made["task_state"], made.get("flow"), made.get("chain")
     if state.get("next_id") is not None:
         state["next_id"] = caller.shown_id(state["next_id"])

@@ -162,7 +162,7 @@ class Assembly:
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
-        queue = PreemptionQueue(capacity, is_limited=limits.is_limited, isolated=room)
+        queue = PreemptionQueue(capacity, is_limited=limits.is_limited, is_fair=controls.is_fair, isolated=room)
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
         inbox = Inbox(scope, queue, admission, questions, ranks)

@@ -92,7 +92,7 @@ CONTROL_MUTATIONS = (
     Mutation(
         "moved-into-a-limited-queue",
         "A task that was moved into a limited queue amid its claim runs without a permit.",
-        (Edit(_LIMITS, "return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []",
+        (Edit(_LIMITS, "return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]",
               "return []"),),
         (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there",),
     ),

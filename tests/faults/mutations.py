@@ -39,6 +39,7 @@ from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
+from tests.faults.mutants_of_tenants import TENANT_MUTATIONS
 from tests.faults.mutants_of_tracing import TRACING_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
@@ -59,6 +60,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *EVENT_MUTATIONS,
     *DEPLOYING_MUTATIONS,
     *TRACING_MUTATIONS,
+    *TENANT_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

@@ -18,7 +18,6 @@ from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
 from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
 from mtask.model.documents import Task
-from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import parse_extended
 
@@ -50,7 +49,7 @@ def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
 
     A finished task is not changed.
     """
-    task = _changed(cli, name_and_key(name, key), Client.cancel)
+    task = _changed(cli, name_and_key(cli, name, key), Client.cancel)
     if task.status is TaskStatus.CANCELED:
         remark = "canceled"
     elif task.task_state.cancel_requested:
@@ -71,12 +70,12 @@ def retry(
     """Let a FAIL or CANCELED task run again. Its earlier failures no longer count."""
     given = {} if params is None else {"params": parse_extended(params, "params")}
     change = partial(Client.retry, **given)
-    _report(cli, _changed(cli, name_and_key(name, key), change), "runs again; failures so far no longer count")
+    _report(cli, _changed(cli, name_and_key(cli, name, key), change), "runs again; failures so far no longer count")
 
 
 def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     """Let a finished task run again from the start, even if it succeeded."""
-    _report(cli, _changed(cli, name_and_key(name, key), Client.rerun), "runs again from the start")
+    _report(cli, _changed(cli, name_and_key(cli, name, key), Client.rerun), "runs again from the start")
 
 
 def update(cli: Cli, options: dict[str, Any], name: TaskArgument, key: KeyArgument = None) -> None:
@@ -84,7 +83,7 @@ def update(cli: Cli, options: dict[str, Any], name: TaskArgument, key: KeyArgume
 
     To change params, use `publish --if-exists update`.
     """
-    named = name_and_key(name, key)
+    named = name_and_key(cli, name, key)
     if not options:
         raise InvalidInput("name at least one option to change, such as --priority 5.", field="option")
     task = _changed(cli, named, partial(Client.update_option, **options))
@@ -105,8 +104,8 @@ def remove(
 
     On a terminal, the command asks for confirmation.
     """
-    named = name_and_key(name, key)
-    task_id = task_id_of(*named)
+    named = name_and_key(cli, name, key)
+    task_id = cli.task_id(*named)
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove {clean(task_id)}?", err=True):
         cli.notice("not removed")
         return failures.OTHER

@@ -49,7 +49,7 @@ def logs(
     Workers keep them with --keep-logs. With --json and --follow, each line is one line of JSON.
     """
     client = cli.client(reads_only=True)
-    named = name_and_key(name, key)
+    named = name_and_key(cli, name, key)
     if run == "":
         raise InvalidInput("--run is empty: give the id of a run, or 'last'.", field="run")
     found = _read(client, named, run)

@@ -35,7 +35,7 @@ def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     Tasks go before it by priority, then by the time at which they were due. Only tasks that the same workers may take
     are counted, up to nearly 10,000.
     """
-    found = cli.client(reads_only=True).position(*name_and_key(name, key))
+    found = cli.client(reads_only=True).position(*name_and_key(cli, name, key))
     reasons = [{"reason": r.code, "message": r.message, "until": r.until} for r in found.reasons]
     heading = Text.assemble((clean(found.task_id), "bold"), "  ", status_text(found.status))
     cli.answer({**asdict(found), "is_due": found.is_due, "reasons": reasons}, heading, *_lines(found))

@@ -70,7 +70,7 @@ def publish(
             "--many",
             metavar="FILE",
             help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup, "
-            "callback and task_option. A field that a line omits comes from the flags. '-' is stdin.",
+            "callback, tenant and task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
     if_exists: Annotated[
@@ -162,7 +162,9 @@ def publish(
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare(checked, values.flag_of_argument)  # raises an error for a wrong task, before the client connects
+    spec.prepare(
+        checked, values.flag_of_argument, cli.flags.tenant
+    )  # raises an error for a wrong task, before the client connects
     if params is None and params_file is None:
         publish_many.check_no_params(checked, "PARAMS")
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]

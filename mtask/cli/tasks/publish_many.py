@@ -19,7 +19,7 @@ from mtask.store.tasks.publishing import Policy, Published
 
 #: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000
-FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "lookup", "callback", "task_option")
+FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "lookup", "callback", "tenant", "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
 #: Results of publishing that gathers. The summary holds them only where there are any.
 _GATHERED = {"full": "red", "conflict": "red"}
@@ -84,7 +84,9 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
     check_option_names(own_option)
     given: dict[str, Any] = {name: line.get(name) or defaults.get(name) for name in ("queue", "lookup", "callback")}
     given |= _start(line) or _start(defaults)
-    return TaskSpec(task, line.get("params"), key=line.get("key"), **given, **{**options, **own_option})
+    return TaskSpec(
+        task, line.get("params"), key=line.get("key"), tenant=line.get("tenant"), **given, **{**options, **own_option}
+    )
 
 
 def _start(given: Mapping[str, Any]) -> dict[str, Any]:

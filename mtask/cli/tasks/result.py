@@ -8,7 +8,6 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import compact
-from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
@@ -31,6 +30,6 @@ def result(
     exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
-    named = name_and_key(name, key)
+    named = name_and_key(cli, name, key)
     returns = cli.client(reads_only=True).result(*named, timeout=limit)
-    cli.answer({"task_id": task_id_of(*named), "returns": extended(returns)}, compact(returns))
+    cli.answer({"task_id": cli.task_id(*named), "returns": extended(returns)}, compact(returns))

@@ -28,7 +28,6 @@ from mtask.client.diagnosis.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
 from mtask.model.documents import FlowStep, Gathering, Task
 from mtask.model.options import DEFAULT_OPTION, TaskOption
-from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
@@ -84,7 +83,7 @@ def _inspect(cli: Cli, name: str, key: str | None) -> Inspected:
             return client.inspect(name)
         except TaskNotFound:
             raise InvalidInput(f"give NAME and KEY, or NAME:KEY: {name!r} is no task's id.", field="key") from None
-    return client.inspect(task_id_of(*name_and_key(name, key)))
+    return client.inspect(cli.task_id(*name_and_key(cli, name, key)))
 
 
 def _show_malformed(cli: Cli, seen: Inspected) -> None:
@@ -136,6 +135,8 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         tolerated = task.task_option.max_unexpected_retries
         of = "no limit" if tolerated < 0 else f"{tolerated} tolerated"
         lines.append(("failed", f"{counted(state.failed_cnt, 'failed or timed-out run')}, {of}"))
+    if task.tenant is not None:
+        lines.append(("tenant", clean(task.tenant)))
     changed = changed_options(task.task_option)
     if changed:
         lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))

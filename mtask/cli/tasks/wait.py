@@ -10,7 +10,6 @@ from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import clean, compact, status_text, task_document
 from mtask.model.documents import Task
-from mtask.model.publishing.identity import task_id_of
 from mtask.model.status import TaskStatus
 
 PANEL = "Tasks"
@@ -37,10 +36,10 @@ def wait(
     The exit code is 0 for SUCCESS, 8 for FAIL, 9 for CANCELED, 6 after the timeout, and 4 if no such task exists.
     """
     limit = None if timeout is None else values.duration(timeout, "timeout")
-    named = name_and_key(name, key)
+    named = name_and_key(cli, name, key)
     client = cli.client(reads_only=True)
     if cli.flags.verbose:
-        cli.notice(f"{clean(task_id_of(*named))} is {client.get(*named).status}; waiting until it ends")
+        cli.notice(f"{clean(cli.task_id(*named))} is {client.get(*named).status}; waiting until it ends")
     task = client.wait(*named, timeout=limit)
     cli.answer(task_document(task), ended(task))
     return CODES.get(task.status, failures.OTHER)

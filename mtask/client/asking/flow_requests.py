@@ -11,6 +11,7 @@ from mtask.client.reading import views
 from mtask.client.reading.flows import FlowRow, FlowState
 from mtask.errors import FlowWaitTimeout, InvalidInput
 from mtask.model.publishing.identity import check_key, is_text
+from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import operating, reading
@@ -31,14 +32,15 @@ def state(key: str) -> Operation[FlowState]:
     return operation()
 
 
-def every(prefix: str | None, limit: int) -> Operation[list[FlowRow]]:
+def every(prefix: str | None, limit: int, tenant: str | None = None) -> Operation[list[FlowRow]]:
     """Return flows, the newest first."""
     most = views.check_limit(limit)
     if prefix is not None and (not isinstance(prefix, str) or not is_text(prefix)):
         raise InvalidInput("prefix is the beginning of a flow's key: give text.", field="prefix")
+    stored = prefix if tenant is None else prefix_of(tenant) + (prefix or "")
 
     def operation() -> Operation[list[FlowRow]]:
-        heads = yield from reading.heads(prefix, most)
+        heads = yield from reading.heads(stored, most)
         counted = yield from reading.counts([head["flow"]["head"] for head in heads])
         return [states.row_of(head, counted[head["flow"]["head"]]) for head in heads]
 

@@ -25,6 +25,7 @@ from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_key, check_text
+from mtask.model.publishing.tenants import check_tenant, stored_key
 from mtask.store import callbacks
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import publishing
@@ -57,13 +58,20 @@ class Flow:
 
     `key` is the flow's key. The key of each task is `key/step`. `options` are the options of all tasks, for example
     `priority=5`; a step may have its own. With `fail_fast`, a task that ends as FAIL cancels the open tasks of the
-    flow, except those with on_failed="run".
+    flow, except those with on_failed="run". `tenant` is whose tasks they are (default: that of the client).
     """
 
     def __init__(
-        self, key: str, *, queue: str | None = None, fail_fast: bool = False, **options: Unpack[TaskOptions]
+        self,
+        key: str,
+        *,
+        queue: str | None = None,
+        fail_fast: bool = False,
+        tenant: str | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
         self.key = check_key(key)
+        self.tenant = None if tenant is None else check_tenant(tenant)
         self.queue = check_text("queue", queue) if queue is not None else None
         self.fail_fast = bool(fail_fast)
         self.options = options
@@ -110,6 +118,7 @@ class Flow:
             start_time=start_time,
             delay=delay,
             callback=callback,
+            tenant=self.tenant,
             **merged,
         )
         names = [self._name_of(step, dependency) for dependency in after]
@@ -132,8 +141,12 @@ class Flow:
         """The tasks, in the order in which they were added."""
         return [added.spec for added in self._steps.values()]
 
-    def prepare(self, specs: Sequence[TaskSpec]) -> NewFlow:
-        """Check the flow with these specs of its steps; return it. Raises InvalidFlow and other InvalidInput errors."""
+    def prepare(self, specs: Sequence[TaskSpec], tenant: str | None = None) -> NewFlow:
+        """Check the flow with these specs of its steps; return it. Raises InvalidFlow and other InvalidInput errors.
+
+        `tenant` is the tenant of a flow that names none.
+        """
+        tenant = self.tenant if self.tenant is not None else tenant
         if not self._steps:
             raise InvalidFlow(self.key, "it has no steps: call add")
         if len(self._steps) > MAX_STEPS:
@@ -142,17 +155,21 @@ class Flow:
         prepared = {}
         for name, spec in zip(self._steps, specs, strict=True):
             try:
-                prepared[name] = spec.prepare()
+                prepared[name] = spec.prepare(tenant=tenant)
             except MtaskError as error:
                 error.add_note(f"in step {name!r} of flow {self.key!r}; nothing was published")
                 raise
+        strange = next((name for name, task in prepared.items() if task.tenant != tenant), None)
+        if strange is not None:
+            reason = f"step {shown(strange)} is of another tenant than the flow: give the flow the tenant"
+            raise InvalidFlow(self.key, reason)
         steps = []
         for name, added in self._steps.items():
             after = [prepared[other].task_id for other in added.after]
             if sum(len(task_id.encode()) for task_id in after) > MAX_AFTER_BYTES:
                 raise InvalidFlow(self.key, f"the ids of what step {shown(name)} comes after exceed 4 MB")
             steps.append(NewStep(prepared[name], name, after, added.on_failed))
-        return NewFlow(self.key, steps, self.fail_fast)
+        return NewFlow(stored_key(tenant, self.key), steps, self.fail_fast)
 
     def _check_dependencies(self) -> None:
         edges = 0
@@ -189,7 +206,7 @@ class Flow:
 class FlowPublication:
     """The publishing of one flow, with the middleware around the publish of each task."""
 
-    def __init__(self, flow: Flow, middleware: PublishMiddleware = ()) -> None:
+    def __init__(self, flow: Flow, middleware: PublishMiddleware = (), tenant: str | None = None) -> None:
         if not isinstance(flow, Flow):
             raise InvalidFlow("", f"give a Flow, not {type(flow).__name__}")
         self._begun: list[Begun] = []
@@ -197,7 +214,7 @@ class FlowPublication:
             specs = [copied(spec) for spec in flow.specs] if middleware else flow.specs
             for spec in specs if middleware else ():
                 self._begun.append(enter(middleware, spec))
-            self._flow = flow.prepare(specs)
+            self._flow = flow.prepare(specs, tenant)
         except BaseException as error:
             self._leave(error)
             raise

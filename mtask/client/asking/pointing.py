@@ -11,7 +11,8 @@ from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput, TaskError, shown
 from mtask.model.documents import Task
 from mtask.model.handling.handlers import handler_of
-from mtask.model.publishing.identity import check_key, check_name, split_task_id, task_id_of
+from mtask.model.publishing.identity import check_name, split_task_id, task_id_of
+from mtask.model.publishing.tenants import stored_key
 from mtask.store.tasks.publishing import Published
 
 #: A task: its id NAME:KEY, a pair of its handler (or name) and its key, or a result of `publish`, `publish_many`,
@@ -19,14 +20,14 @@ from mtask.store.tasks.publishing import Published
 TaskPointer: TypeAlias = str | tuple[TaskRef, str] | Published | Task | TaskFields | TaskError
 
 
-def identify(task: TaskRef, key: str) -> str:
-    """Return the task's id; raise InvalidName or InvalidKey."""
+def identify(task: TaskRef, key: str, tenant: str | None = None) -> str:
+    """Return the task's id; raise InvalidName or InvalidKey. `tenant`: whose key it is."""
     handler = handler_of(task)
-    return task_id_of(handler.name if handler else check_name(task), check_key(key))
+    return task_id_of(handler.name if handler else check_name(task), stored_key(tenant, key))
 
 
-def id_of(pointer: object) -> str:
-    """Return the id of the task; raise InvalidInput."""
+def id_of(pointer: object, tenant: str | None = None) -> str:
+    """Return the id of the task; raise InvalidInput. `tenant`: whose key a pair of name and key holds."""
     if isinstance(pointer, Published | TaskError):
         return pointer.task_id
     if isinstance(pointer, Task | TaskFields):
@@ -34,18 +35,18 @@ def id_of(pointer: object) -> str:
     if isinstance(pointer, str):
         return task_id_of(*split_task_id(pointer))
     if isinstance(pointer, tuple) and len(pointer) == 2:
-        return identify(*pointer)
+        return identify(*pointer, tenant)
     raise InvalidInput(
         f"{shown(pointer)} names no task: give NAME:KEY, a pair of name and key, or a result of publish, get or find.",
         field="tasks",
     )
 
 
-def ids_of(pointers: object) -> list[str]:
+def ids_of(pointers: object, tenant: str | None = None) -> list[str]:
     """Return the ids of the tasks, in order; raise InvalidInput."""
     if isinstance(pointers, str) or not isinstance(pointers, Iterable):
         raise InvalidInput(f"give a list of tasks, not {type(pointers).__name__}.", field="tasks")
-    return [id_of(pointer) for pointer in pointers]
+    return [id_of(pointer, tenant) for pointer in pointers]
 
 
 def position_of(after: Task | TaskFields) -> tuple[datetime, str]:

@@ -24,8 +24,9 @@ from mtask.model.callbacks.callback import DELIVERY, CallbackRef, stored_callbac
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
-from mtask.model.publishing.identity import check_key, check_name, check_text, fresh_key, task_id_of
+from mtask.model.publishing.identity import check_name, check_text, fresh_key, task_id_of
 from mtask.model.publishing.lookup import Lookup, entries_of, values_by_name
+from mtask.model.publishing.tenants import check_tenant, stored_key
 from mtask.model.tracing import Trace
 from mtask.model.values import storable
 from mtask.store.driver.encoding import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
@@ -61,7 +62,19 @@ def current_trace() -> Trace | None:
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = ("callback", "delay", "key", "lookup", "options", "params", "queue", "start_time", "task", "trace")
+    __slots__ = (
+        "callback",
+        "delay",
+        "key",
+        "lookup",
+        "options",
+        "params",
+        "queue",
+        "start_time",
+        "task",
+        "tenant",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -74,6 +87,7 @@ class TaskSpec:
         delay: timedelta | float | None = None,
         lookup: Lookup | None = None,
         callback: CallbackRef | None = None,
+        tenant: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.task = task
@@ -84,15 +98,20 @@ class TaskSpec:
         self.delay = delay
         self.lookup = lookup
         self.callback = callback
+        self.tenant = tenant
         self.options = options
         #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
         self.trace: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
-        return f"TaskSpec({self.task!r}, key={self.key!r})"
+        of = "" if self.tenant is None else f", tenant={self.tenant!r}"
+        return f"TaskSpec({self.task!r}, key={self.key!r}{of})"
 
-    def prepare(self, policy: Policy = _KEEP, named: Naming = as_argument) -> NewTask:
-        """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`."""
+    def prepare(self, policy: Policy = _KEEP, named: Naming = as_argument, tenant: str | None = None) -> NewTask:
+        """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`.
+
+        `tenant` is the tenant of a spec that names none.
+        """
         handler = handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         _check_ours(name)
@@ -102,7 +121,9 @@ class TaskSpec:
             gathering.check_size(name, params)
         if handler:
             handler.bind({"calls": [params]} if collects else params)
-        key = check_key(self.key) if self.key is not None else fresh_key(datetime.now(UTC))
+        given_tenant = self.tenant if self.tenant is not None else tenant
+        tenant = None if given_tenant is None else check_tenant(given_tenant)
+        key = stored_key(tenant, self.key if self.key is not None else fresh_key(datetime.now(UTC)))
         default_queue = handler.queue if handler else DEFAULT_QUEUE
         option = build_option(handler.options if handler else {}, dict(self.options))
         gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
@@ -115,8 +136,9 @@ class TaskSpec:
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
-            callback=stored_callback(self.callback),
             trace=self.trace or current_trace(),
+            callback=stored_callback(self.callback, tenant),
+            tenant=tenant,
         )
 
 
@@ -130,14 +152,17 @@ def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[
     return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
 
 
-def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP) -> list[NewTask]:
-    """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task."""
+def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP, tenant: str | None = None) -> list[NewTask]:
+    """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task.
+
+    `tenant` is the tenant of the specs that name none.
+    """
     prepared = []
     for index, spec in enumerate(specs):
         if not isinstance(spec, TaskSpec):
             raise InvalidInput(f"task {index} is {type(spec).__name__}, not a TaskSpec", field=str(index))
         try:
-            prepared.append(spec.prepare(policy))
+            prepared.append(spec.prepare(policy, tenant=tenant))
         except MtaskError as error:
             error.add_note(f"in task {index} of publish_many; nothing was published")
             raise

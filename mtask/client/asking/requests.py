@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 from mtask.client.asking import within
-from mtask.client.asking.pointing import TaskPointer, id_of, identify, ids_of, position_of
+from mtask.client.asking.pointing import TaskPointer, id_of, ids_of, position_of
 from mtask.client.asking.publication import (
     UNCHANGED,
     TaskRef,
@@ -65,12 +65,18 @@ _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 
 
 def publish(
-    spec: TaskSpec, policy: Policy, middleware: PublishMiddleware = (), *, in_session: bool = False
+    spec: TaskSpec,
+    policy: Policy,
+    middleware: PublishMiddleware = (),
+    *,
+    in_session: bool = False,
+    tenant: str | None = None,
 ) -> Operation[Published]:
-    """Publish one task."""
+    """Publish one task. `tenant` is the tenant of a spec that names none."""
     if middleware:
-        return within.publish(spec, middleware, partial(publish, policy=policy, in_session=in_session))
-    prepared = spec.prepare(policy)
+        then = partial(publish, policy=policy, in_session=in_session, tenant=tenant)
+        return within.publish(spec, middleware, then)
+    prepared = spec.prepare(policy, tenant=tenant)
 
     def operation() -> Operation[Published]:
         try:
@@ -91,12 +97,18 @@ def publish(
 
 
 def publish_many(
-    specs: Iterable[TaskSpec], policy: Policy, middleware: PublishMiddleware = (), *, in_session: bool
+    specs: Iterable[TaskSpec],
+    policy: Policy,
+    middleware: PublishMiddleware = (),
+    *,
+    in_session: bool,
+    tenant: str | None = None,
 ) -> Operation[list[Any]]:
-    """Publish many tasks."""
+    """Publish many tasks. `tenant` is the tenant of the specs that name none."""
     if middleware:
-        return within.publish_many(specs, middleware, partial(publish_many, policy=policy, in_session=in_session))
-    prepared = prepare_many(specs, policy)
+        then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
+        return within.publish_many(specs, middleware, then)
+    prepared = prepare_many(specs, policy, tenant)
     if policy.gather is not None and policy.gather.call_id is not None:
         raise InvalidInput("call_id belongs to one call: publish these tasks one by one.", field="call_id")
 
@@ -125,9 +137,9 @@ def get(task_id: str) -> Operation[Task]:
     return views.task_of((yield from queries.get(task_id)))
 
 
-def get_many(pointers: Iterable[TaskPointer]) -> Operation[FoundTasks[Task]]:
+def get_many(pointers: Iterable[TaskPointer], tenant: str | None = None) -> Operation[FoundTasks[Task]]:
     """Return several tasks."""
-    task_ids = list(dict.fromkeys(ids_of(pointers)))
+    task_ids = list(dict.fromkeys(ids_of(pointers, tenant)))
 
     def operation() -> Operation[FoundTasks[Task]]:
         documents = {document["_id"]: document for document in (yield from queries.get_many(task_ids))}
@@ -145,9 +157,11 @@ def get_many(pointers: Iterable[TaskPointer]) -> Operation[FoundTasks[Task]]:
     return operation()
 
 
-def get_many_fields(pointers: Iterable[TaskPointer], fields: Sequence[str]) -> Operation[FoundTasks[TaskFields]]:
+def get_many_fields(
+    pointers: Iterable[TaskPointer], fields: Sequence[str], tenant: str | None = None
+) -> Operation[FoundTasks[TaskFields]]:
     """Return these fields of several tasks."""
-    task_ids, asked = list(dict.fromkeys(ids_of(pointers))), check_fields(fields)
+    task_ids, asked = list(dict.fromkeys(ids_of(pointers, tenant))), check_fields(fields)
 
     def operation() -> Operation[FoundTasks[TaskFields]]:
         rows = {row.id: row for row in fields_of((yield from queries.get_many(task_ids, asked)), asked)}
@@ -157,9 +171,11 @@ def get_many_fields(pointers: Iterable[TaskPointer], fields: Sequence[str]) -> O
     return operation()
 
 
-def find(criteria: Mapping[str, Any], limit: int, after: After = None) -> Operation[list[Task]]:
+def find(
+    criteria: Mapping[str, Any], limit: int, after: After = None, tenant: str | None = None
+) -> Operation[list[Task]]:
     """Search, newest first."""
-    most, begin = views.check_limit(limit), _begin(after)
+    most, begin = views.check_limit(limit), _begin(after, tenant)
 
     def operation() -> Operation[list[Task]]:
         return views.tasks_of((yield from queries.find(criteria, most, None, (yield from begin))))
@@ -168,10 +184,10 @@ def find(criteria: Mapping[str, Any], limit: int, after: After = None) -> Operat
 
 
 def find_fields(
-    criteria: Mapping[str, Any], limit: int, fields: Sequence[str], after: After = None
+    criteria: Mapping[str, Any], limit: int, fields: Sequence[str], after: After = None, tenant: str | None = None
 ) -> Operation[list[TaskFields]]:
     """Search, newest first. Return only these fields of each task."""
-    most, begin, asked = views.check_limit(limit), _begin(after), check_fields(fields)
+    most, begin, asked = views.check_limit(limit), _begin(after, tenant), check_fields(fields)
 
     def operation() -> Operation[list[TaskFields]]:
         return fields_of((yield from queries.find(criteria, most, asked, (yield from begin))), asked)
@@ -179,10 +195,10 @@ def find_fields(
     return operation()
 
 
-def _begin(after: After) -> Operation[tuple[datetime, str] | None]:
+def _begin(after: After, tenant: str | None) -> Operation[tuple[datetime, str] | None]:
     """Check `after` and return the operation that finds the position where a search goes on."""
     given = position_of(after) if isinstance(after, Task | TaskFields) else None
-    task_id = None if after is None else id_of(after)
+    task_id = None if after is None else id_of(after, tenant)
 
     def operation() -> Operation[tuple[datetime, str] | None]:
         if given is not None or task_id is None:
@@ -251,10 +267,9 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
 
 
 def run_again(
-    task: TaskRef, key: str, *, everything: bool, params: Any = UNCHANGED, if_match: str | None = None
+    task: TaskRef, task_id: str, *, everything: bool, params: Any = UNCHANGED, if_match: str | None = None
 ) -> Operation[Task]:
     """Open a finished task for a new round, perhaps with other params."""
-    task_id = identify(task, key)
     given = [] if params is UNCHANGED else [checked_params(task, params)]
 
     def change(also: filters.Filter | None) -> Operation[Task]:

@@ -64,17 +64,21 @@ class WaitForMany:
         return WaitTimeout(first, self.statuses.get(first, "INIT"), self.timing.timeout or timedelta(0), others)
 
 
-def wait_for_many(pointers: Iterable[TaskPointer], timeout: timedelta | float | None) -> WaitForMany:
+def wait_for_many(
+    pointers: Iterable[TaskPointer], timeout: timedelta | float | None, tenant: str | None = None
+) -> WaitForMany:
     """Check the arguments of a wait; raise InvalidInput."""
-    task_ids = ids_of(pointers)
+    task_ids = ids_of(pointers, tenant)
     timing = wait_policy("", timeout)
     pending: dict[str, datetime | None] = dict.fromkeys(task_ids)
     return WaitForMany(task_ids, timing, pending)
 
 
-def wait_for_any(pointers: Iterable[TaskPointer], timeout: timedelta | float | None) -> WaitForMany:
+def wait_for_any(
+    pointers: Iterable[TaskPointer], timeout: timedelta | float | None, tenant: str | None = None
+) -> WaitForMany:
     """Check the arguments of a wait for the first of several tasks; raise InvalidInput if there are no tasks."""
-    waiting = wait_for_many(pointers, timeout)
+    waiting = wait_for_many(pointers, timeout, tenant)
     if not waiting.task_ids:
         raise InvalidInput("give at least one task to wait for.", field="tasks")
     return waiting

@@ -41,16 +41,18 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     total = sum(group.count for group in groups)
     all_well = ok("due tasks", f"{_tasks(total)} due, with workers for all" if total else "none waits", count=total)
     found += waiting or [all_well]
+    found += yield from _of_no_tenant(holds)
     found += yield from _lapsed()
     return found
 
 
-def stats(most: int | None = None) -> Operation[list[views.StatRow]]:
+def stats(most: int | None = None, tenant: str | None = None) -> Operation[list[views.StatRow]]:
     """Count tasks by queue, name and status. Add the reasons why no worker can take due tasks.
 
-    With `most`, count at most this number of tasks with each status.
+    With `most`, count at most this number of tasks with each status. With a `tenant`, count all its tasks.
     """
-    rows = views.stats_of((yield from queries.statistics() if most is None else counting.statistics(most)))
+    counted = queries.statistics(tenant) if most is None or tenant is not None else counting.statistics(most)
+    rows = views.stats_of((yield from counted))
     waiting = TaskStatus.INIT.value
     if not any(row.status == waiting for row in rows):
         return rows
@@ -142,7 +144,7 @@ def _not_taken(
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)
         reasons = waits_for(task, live, now, holds) if task else []
-        if not reasons or reasons[0].until is not None or reasons[0].code == "limited":
+        if not reasons or reasons[0].until is not None or reasons[0].code in ("limited", "paused", "turn"):
             continue  # a worker has taken the task meanwhile, or the task has to wait
         waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
@@ -229,6 +231,20 @@ def _gone(on_record: Sequence[WorkerDocument], now: datetime) -> Findings:
             message += _tasks(held[worker.worker_id])
             remedy = "They are preempted when their leases lapse; look into its log, or the machine's."
             found.append(warn("silent workers", message, remedy, worker_id=worker.worker_id))
+    return found
+
+
+def _of_no_tenant(holds: Sequence[Control]) -> Findings:
+    """Return findings about queues with fair turns in which tasks of no tenant wait."""
+    found = []
+    for control in holds:
+        task_id = (yield from diagnosis.open_of_no_tenant(control.target)) if control.fair else None
+        if task_id is not None:
+            message = f"tasks of no tenant wait in queue {control.target!r}, such as {task_id}. Its tenants take turns"
+            remedy = (
+                "Publish with a tenant: no index leads to tasks of none, so behind a long backlog they may be late."
+            )
+            found.append(warn("fair turns", message, remedy, queue=control.target, example=task_id))
     return found
 
 

@@ -105,10 +105,23 @@ def waits_for(
         count = task.task_option.concurrent_worker_cnt
         reasons.append(Reason("places_taken", f"all its {count} seats are taken"))
     if not reasons:
-        bounds = limits_of(task.queue, holds)
-        limited = Reason("limited", f"its queue is limited: {'; '.join(bounds)}")
+        bounds = limits_of(task.queue, holds, task.tenant)
+        whose = "its queue" if task.tenant is None else "its queue or its tenant"
+        limited = Reason("limited", f"{whose} is limited: {'; '.join(bounds)}")
         reasons.append(limited if bounds else _about_to_be_taken(task, now))
+        if now - rules.due_time(task) > SOON:
+            reasons[:0] = _turn(task, holds)
+    elif reasons[-1].code == "workers_busy":
+        reasons += _turn(task, holds)
     return reasons
+
+
+def _turn(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
+    """Yield the reason why the task of a queue with fair turns waits although it has been due for long."""
+    if any(control.fair and (control.kind, control.target) == ("queue", task.queue) for control in holds):
+        whose = "tasks of no tenant" if task.tenant is None else f"the tenant {task.tenant!r}"
+        message = f"the tenants of the queue {task.queue!r} take turns: {whose} may have more tasks before this one"
+        yield Reason("turn", message)
 
 
 def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
@@ -146,28 +159,27 @@ def _times(task: Task, now: datetime) -> Iterable[Reason]:
 
 
 def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
-    for control in pauses_of(task.queue, task.name, holds):
+    for control in pauses_of(task.queue, task.name, holds, task.tenant):
         yield Reason("paused", f"the {control.kind} {control.target!r} is paused: `mtask resume` with --{control.kind}")
 
 
-def limits_of(queue: str, holds: Sequence[Control]) -> list[str]:
-    """Return the limits of a queue, as text."""
-    return [
-        text
-        for control in holds
-        if control.kind == "queue" and control.target == queue
-        for text in (str(control.limit or ""), f"{control.key_limit} for each limit_key" if control.key_limit else "")
-        if text
-    ]
+def limits_of(queue: str, holds: Sequence[Control], tenant: str | None = None) -> list[str]:
+    """Return the limits of a queue, and of a tenant if it is given, as text."""
+    bounds: list[str] = []
+    for control in holds:
+        if control.kind == "queue" and control.target == queue:
+            bounds += [str(control.limit)] if control.limit else []
+            bounds += [f"{control.key_limit} for each limit_key"] if control.key_limit else []
+            bounds += [f"{control.tenant_limit} for each tenant"] if control.tenant_limit else []
+        elif control.kind == "tenant" and control.target == tenant and control.limit:
+            bounds.append(f"{control.limit} for the tenant {tenant!r}")
+    return bounds
 
 
-def pauses_of(queue: str, name: str, holds: Sequence[Control]) -> list[Control]:
-    """Return the controls that pause this queue or this task name."""
-    return [
-        control
-        for control in holds
-        if control.paused and control.target == (queue if control.kind == "queue" else name)
-    ]
+def pauses_of(queue: str, name: str, holds: Sequence[Control], tenant: str | None = None) -> list[Control]:
+    """Return the controls that pause this queue, this task name, or this tenant."""
+    targets: dict[str, str | None] = {"queue": queue, "name": name, "tenant": tenant}
+    return [control for control in holds if control.paused and control.target == targets[control.kind]]
 
 
 def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:

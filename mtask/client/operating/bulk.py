@@ -16,6 +16,7 @@ from mtask.errors import InvalidInput, SchemaMismatch
 from mtask.model.actions import Intent
 from mtask.model.bulk import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.model.documents import describe_validation
+from mtask.model.publishing.tenants import prefix_of
 from mtask.store import bulk, diagnosis
 from mtask.store.driver.extended_json import extended_exactly, parse_extended
 from mtask.store.driver.operation import Operation
@@ -85,6 +86,11 @@ def plan(action: str, criteria: Mapping[str, Any], within: str | None = None) ->
         return BulkPlan(known, found, signed(made, secret), made.cutoff, made.expires)
 
     return operation()
+
+
+def within_of(tenant: str | None, within: str | None) -> str | None:
+    """Return the beginning of the stored keys that a client of this tenant may change."""
+    return within if tenant is None else prefix_of(tenant) + (within or "")
 
 
 def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:

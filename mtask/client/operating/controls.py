@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from mtask.client.asking import requests
 from mtask.client.operating import actions
-from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, shown
+from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, WorkersTooOld, shown
 from mtask.model.actions import Intent
 from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
 from mtask.model.documents import describe_validation
@@ -27,6 +27,8 @@ from mtask.store.tasks.publishing import milliseconds
 
 #: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
 Rate: TypeAlias = tuple[int, timedelta | float]
+#: The most workers that an error names.
+_EXAMPLES = 5
 #: The default time limit of a wait for confirmations. It is longer than the time for which a dead worker counts as
 #: live.
 PATIENCE = timedelta(seconds=60)
@@ -55,18 +57,24 @@ class Change:
 
     def write(self) -> Operation[Control]:
         """Store the control. From then on, it is in force, and workers are informed of it."""
+        if self.kind == "tenant" or self.fields.get("fair") or self.fields.get("tenant_limit"):
+            old = yield from workers.without_tenants(_EXAMPLES)
+            if old:
+                raise WorkersTooOld(old, what="limits and turns of tenants", is_control=True)
         if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
             yield from retention.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
 
     def unconfirmed(self, control: Control) -> Operation[list[str]]:
         """Return the live workers that serve the target and have not confirmed the control."""
-        found = []
-        for worker in (yield from workers.live()):
-            served = worker.get("queues" if self.kind == "queue" else "names")
-            if isinstance(served, list) and self.target in served and not _confirms(worker, control):
-                found.append(str(worker["_id"]))
-        return found
+        live = yield from workers.live()
+        return [str(worker["_id"]) for worker in live if self._concerns(worker) and not _confirms(worker, control)]
+
+    def _concerns(self, worker: Mapping[str, Any]) -> bool:
+        if self.kind == "tenant":
+            return True
+        served = worker.get("queues" if self.kind == "queue" else "names")
+        return isinstance(served, list) and self.target in served
 
     def give_up(self, control: Control, unconfirmed: list[str]) -> ControlUnconfirmed:
         """Return the error for workers that have not confirmed in time."""
@@ -84,32 +92,54 @@ def _confirms(worker: Mapping[str, Any], control: Control) -> bool:
     )
 
 
-def pause(queue: str | None, name: str | None, *, paused: bool, timeout: timedelta | float | None) -> Change:
+def pause(
+    queue: str | None, name: str | None, tenant: str | None, *, paused: bool, timeout: timedelta | float | None
+) -> Change:
     """Return the checked request to pause or resume; raise InvalidInput."""
-    kind, target = check_target(queue, name)
+    kind, target = check_target(queue, name, tenant)
     waiting = requests.wait_policy(f"{kind}:{target}", timeout)
     intent: Intent = "pause" if paused else "resume"
     return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting, intent)
 
 
 def limit(
-    queue: str,
+    queue: str | None,
     concurrency: int | None,
     rate: Rate | None,
     key_concurrency: int | None,
     key_rate: Rate | None,
     timeout: timedelta | float | None,
+    *,
+    tenant_concurrency: int | None = None,
+    tenant_rate: Rate | None = None,
+    tenant: str | None = None,
 ) -> Change:
-    """Return the checked request to limit a queue and each of its limit_keys; raise InvalidInput."""
-    kind, target = check_target(queue, None)
-    fields = {
-        "limit": _limit("", concurrency, rate),
+    """Return the checked request to limit a queue, each limit_key and tenant of it, or a tenant; raise InvalidInput."""
+    kind, target = check_target(queue, None, tenant)
+    fields = {"limit": _limit("", concurrency, rate)}
+    narrower = {
         "key_limit": _limit("key_", key_concurrency, key_rate),
+        "tenant_limit": _limit("tenant_", tenant_concurrency, tenant_rate),
     }
+    if kind == "queue":
+        fields |= narrower
+    elif any(narrower.values()):
+        raise InvalidInput("a tenant has a concurrency and a rate; the other limits are of queues.", field="tenant")
     done = "limited" if any(fields.values()) else "no longer limited"
     waiting = requests.wait_policy(f"{kind}:{target}", timeout)
     given = {"concurrency": concurrency, "rate": rate, "key_concurrency": key_concurrency, "key_rate": key_rate}
+    given |= {"tenant_concurrency": tenant_concurrency, "tenant_rate": tenant_rate}
     return Change(kind, target, fields, done, waiting, "limit", actions.said(given) or "none")
+
+
+def fair(queue: str, *, is_fair: bool, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to let the tenants of a queue take turns, or not; raise InvalidInput."""
+    kind, target = check_target(queue, None)
+    if not isinstance(is_fair, bool):
+        raise InvalidInput(f"fair {shown(is_fair)}: use True or False.", field="fair")
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    done = "fair to its tenants" if is_fair else "no longer fair to its tenants"
+    return Change(kind, target, {"fair": is_fair}, done, waiting, "fair", "on" if is_fair else "off")
 
 
 def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:

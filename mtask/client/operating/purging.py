@@ -60,9 +60,10 @@ def prepare(
     queue: str | Sequence[str] | None,
     older_than: timedelta | float | None,
     limit: int,
+    tenant: str | None = None,
 ) -> Purging:
     """Check the arguments and return the purge; raise InvalidInput."""
-    criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None)
+    criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, tenant=tenant)
     wanted = criteria["status"]
     statuses = [wanted] if isinstance(wanted, str) else wanted
     if statuses is None:

@@ -99,6 +99,7 @@ class ScheduleArguments(TaskOptions, total=False):
     paused: bool | None
     queue: str | None
     lookup: Lookup | None
+    tenant: str | None
 
 
 class ScheduleSpec:
@@ -121,6 +122,7 @@ class ScheduleSpec:
         paused: bool | None = None,
         queue: str | None = None,
         lookup: Lookup | None = None,
+        tenant: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         self.schedule_id = schedule_id
@@ -137,14 +139,21 @@ class ScheduleSpec:
         self.paused = paused
         self.queue = queue
         self.lookup = lookup
+        self.tenant = tenant
         self.options = options
 
     def __repr__(self) -> str:
         return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"
 
-    def prepare(self) -> Definition:
-        """Check the arguments and return the definition; raise a subclass of InvalidInput."""
-        task = TaskSpec(self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, **self.options).prepare()
+    def prepare(self, tenant: str | None = None) -> Definition:
+        """Check the arguments and return the definition; raise a subclass of InvalidInput.
+
+        `tenant` is the tenant of a schedule that names none.
+        """
+        tenant = self.tenant if self.tenant is not None else tenant
+        task = TaskSpec(
+            self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, tenant=tenant, **self.options
+        ).prepare()
         trigger = trigger_of(self.when, self.timezone)
         fields: dict[str, Any] = {
             "name": task.name,
@@ -159,6 +168,7 @@ class ScheduleSpec:
             "catch_up": self.catch_up,
             "catch_up_limit": self.catch_up_limit,
             "overlap": self.overlap,
+            "tenant": task.tenant,
         }
         definition = Definition(check_schedule_id(self.schedule_id), fields, paused=self.paused)
         _checked(definition)
@@ -197,8 +207,9 @@ class Definition:
             "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
-        if made["lookup"] is None:
-            del made["lookup"]  # as in a task without lookups
+        for name in ("lookup", "tenant"):
+            if made[name] is None:
+                del made[name]  # as in a task without them
         is_resumed = former is not None and former.get("paused") is True and not made["paused"]
         times = ("trigger", "start_time", "end_time")
         if former is None or is_resumed or any(made[name] != former.get(name) for name in times):
@@ -294,15 +305,18 @@ def get(schedule_id: str) -> Operation[Schedule]:
     return schedule_of((yield from schedules.get(check_schedule_id(schedule_id))))
 
 
-def every() -> Operation[list[Schedule]]:
-    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
+def every(tenant: str | None = None) -> Operation[list[Schedule]]:
+    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them.
+
+    With a `tenant`, return only those that publish its tasks.
+    """
     found = []
     for document in (yield from schedules.every()):
         try:
             found.append(schedule_of(document))
         except SchemaMismatch as error:
             logger.warning("malformed schedule left out: %s", error)
-    return found
+    return [schedule for schedule in found if tenant is None or schedule.tenant == tenant]
 
 
 def remove(schedule_id: str) -> Operation[bool]:
@@ -336,4 +350,5 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         schedule.task_option.stored(),
         start,
         None if schedule.lookup is None else [entry.model_dump() for entry in schedule.lookup],
+        tenant=schedule.tenant,
     )

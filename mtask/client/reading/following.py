@@ -135,15 +135,17 @@ def _understood(read: Callable[[Mapping[str, Any]], T], change: Document, otherw
         return otherwise
 
 
-def follow(name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None) -> Following:
+def follow(
+    name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None, tenant: str | None = None
+) -> Following:
     """Check the arguments and return the request for events; raise InvalidInput."""
-    criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None)
+    criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None, tenant=tenant)
 
     def several(field: str) -> list[str] | None:
         wanted = criteria[field]
         return [wanted] if isinstance(wanted, str) else wanted
 
-    wanted = Wanted(several("name"), several("queue"), several("key"))
+    wanted = Wanted(several("name"), several("queue"), several("key"), tenant=tenant)
     if after is not None and since is not None:
         raise InvalidInput("give after or since, not both.", field="after")
     if after is not None:

@@ -14,6 +14,7 @@ from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
 from mtask.model.publishing.identity import check_key, is_text
 from mtask.model.publishing.lookup import Lookup, values_by_name
+from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import is_scalar
 
@@ -110,8 +111,12 @@ def criteria(
     lookup: Lookup | None = None,
     key_prefix: str | None = None,
     params: Mapping[str, Any] | None = None,
+    tenant: str | None = None,
 ) -> dict[str, Any]:
-    """Check the criteria of a search and return them; raise InvalidInput."""
+    """Check the criteria of a search and return them; raise InvalidInput.
+
+    With a `tenant`, the keys are those that the tenant gave.
+    """
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
     checked: dict[str, Any] = {}
     for field, wanted in given.items():
@@ -132,9 +137,23 @@ def criteria(
         checked["lookup"] = values_by_name(lookup, is_scalar) or None
     if key_prefix is not None:
         checked["key_prefix"] = check_key(key_prefix)
+    if tenant is not None:
+        checked |= _of_tenant(tenant, checked)
     if params is not None:
         checked["params"] = _params(params) or None
     return checked
+
+
+def _of_tenant(tenant: str, checked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the criteria of a tenant's search: the tenant, and the stored form of its keys."""
+    made: dict[str, Any] = {"tenant": tenant}
+    keys = checked["key"]
+    if keys is not None:
+        several = [keys] if isinstance(keys, str) else keys
+        made["key"] = [prefix_of(tenant) + key for key in several]
+    if checked.get("key_prefix") is not None:
+        made["key_prefix"] = prefix_of(tenant) + checked["key_prefix"]
+    return made
 
 
 def _params(params: object) -> dict[str, Any]:

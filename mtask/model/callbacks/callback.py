@@ -115,11 +115,11 @@ def _iso(instant: datetime) -> str:
 CallbackRef: TypeAlias = Mapping[str, Any] | Callback
 
 
-def stored_callback(given: CallbackRef | None) -> dict[str, Any] | None:
-    """Return a callback in its stored form, or None; raise InvalidInput."""
+def stored_callback(given: CallbackRef | None, tenant: str | None = None) -> dict[str, Any] | None:
+    """Return a callback in its stored form, or None; raise InvalidInput. `tenant`: whose task it is of."""
     if given is None:
         return None
-    return given.model_dump(exclude_none=True) if isinstance(given, Callback) else check_callback(given)
+    return given.model_dump(exclude_none=True) if isinstance(given, Callback) else check_callback(given, tenant)
 
 
 def check_callback(given: object, tenant: str | None = None) -> dict[str, Any]:

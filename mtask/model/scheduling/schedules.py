@@ -12,6 +12,7 @@ from mtask.model.documents import Instant, Text
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.publishing.identity import NAME_PATTERN
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
+from mtask.model.publishing.tenants import TENANT_PATTERN, stored_key
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.triggers import Once, Trigger
 
@@ -64,6 +65,7 @@ class Schedule(BaseModel):
 
     id: Annotated[Text, Field(alias="_id", min_length=1, max_length=MAX_ID_BYTES)]
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]
+    tenant: Annotated[Text, Field(pattern=TENANT_PATTERN)] | None = None
     queue: Annotated[Text, Field(min_length=1)]
     params: Any = None
     task_option: TaskOption
@@ -124,7 +126,8 @@ class Schedule(BaseModel):
     def key_of(self, firing: datetime) -> str:
         """Return the key of the task that a firing publishes. All processes compute the same key for a firing."""
         moment = firing.astimezone(UTC).replace(tzinfo=None)
-        return f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
+        own = f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
+        return stored_key(self.tenant, own)
 
 
 @dataclass(frozen=True, slots=True)

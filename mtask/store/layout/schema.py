@@ -40,6 +40,8 @@ UNENDED_INDEX = "mtask_unended"
 TIME_INDEX = "mtask_time"
 CALLBACKS_INDEX = "mtask_callbacks"
 LOGS_INDEX = "mtask_logs"
+TENANT_INDEX = "mtask_tenant"
+TURNS_INDEX = "mtask_turns"
 
 _BSON_TYPES = {"string": "string", "boolean": "bool", "object": "object", "array": "array", "null": "null"}
 _KEPT = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "enum")
@@ -181,6 +183,7 @@ def task_validator() -> dict[str, Any]:
         "$expr": {
             "$and": [
                 {"$eq": ["$_id", {"$concat": ["$name", ":", "$key"]}]},
+                {"$not": [_is_of_another()]},
                 {"$lte": [{"$strLenBytes": "$key"}, 512]},
                 {"$gt": [f"{x.OPTION}.worker_timeout_ms", f"{x.OPTION}.ping_interval_ms"]},
                 can_be_met,
@@ -198,6 +201,7 @@ def misfits() -> Filter:
     stricter = {
         "properties": {
             "name": {"pattern": r"\A[A-Za-z0-9_./-]*\z"},
+            "tenant": {"pattern": r"\A[A-Za-z0-9_.-]*\z"},
             "task_option": {
                 "properties": {
                     "specific_worker_ids": {"uniqueItems": True, "items": {"pattern": _PRINTABLE}},
@@ -221,12 +225,24 @@ def misfits() -> Filter:
         "$or": [
             {"$nor": [{"$jsonSchema": task_schema()}]},
             {"$nor": [{"$jsonSchema": stricter}]},
-            {"$expr": {"$or": [another_id, *too_long, has_no_ping]}},
+            {"$expr": {"$or": [another_id, _is_of_another(), *too_long, has_no_ping]}},
             *beyond,
             undiscoverable(),
             {"task_state.status": "WAITING", "flow": {"$not": {"$type": "object"}}},
         ]
     }
+
+
+def _is_of_another() -> dict[str, Any]:
+    """Whether a task names a tenant, and its key is not one of that tenant. Any field may have any type."""
+    prefix = {"$concat": ["$tenant", ":"]}
+    is_own = {
+        "$and": [
+            {"$eq": [{"$indexOfBytes": ["$key", prefix]}, 0]},
+            {"$gt": [{"$strLenBytes": "$key"}, {"$strLenBytes": prefix}]},
+        ]
+    }
+    return {"$cond": [_are("string", "$tenant", "$key"), {"$not": [is_own]}, False]}
 
 
 def _are(kind: str, *fields: str) -> dict[str, Any]:
@@ -249,7 +265,7 @@ def control_validator() -> dict[str, Any]:
     """Return the validator of `controls`."""
     required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
     made = _model_schema(Control, "controls", {"": required})
-    for name in ("limit", "key_limit"):
+    for name in ("limit", "key_limit", "tenant_limit"):
         made["properties"][name]["anyOf"] = _BOUNDS
     return {"$jsonSchema": made}
 
@@ -303,8 +319,12 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_children` finds the descendants of a task in a flow.
     - `mtask_unended` finds the first steps of flows that have not ended. These have the end_time null.
     - `mtask_callbacks` finds the tasks with ends that are still to be told.
+    - `mtask_tenant` serves lists and counts of one tenant's tasks, the newest first.
+    - `mtask_turns` finds the tasks that are due, tenant by tenant. It serves queues with fair turns, and tenants whose
+      tasks wait for a permit. It does not hold specific_worker_ids: an array in it would keep the server from using the
+      order of its keys.
 
-    A task of no flow is in none of the five before the last.
+    A task of no flow is in none of the five before these three. A task of no tenant is in none of the last two.
     """
     has_next = {"task_state.next_preempt_time": {"$exists": True}}
     return [
@@ -362,6 +382,18 @@ def task_indexes() -> list[IndexModel]:
             [("flow.end_time", ASCENDING)],
             name=UNENDED_INDEX,
             partialFilterExpression={"flow.end_time": {"$type": "null"}},
+        ),
+        _index_where_set(TENANT_INDEX, "tenant", ("task_state.create_time", DESCENDING), ("_id", DESCENDING)),
+        IndexModel(
+            [
+                ("queue", ASCENDING),
+                ("tenant", ASCENDING),
+                ("task_option.priority", DESCENDING),
+                ("task_state.next_preempt_time", ASCENDING),
+                ("name", ASCENDING),
+            ],
+            name=TURNS_INDEX,
+            partialFilterExpression={"tenant": {"$exists": True}, **has_next},
         ),
     ]
 

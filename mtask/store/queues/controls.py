@@ -10,6 +10,7 @@ from pymongo import ReturnDocument
 from mtask.errors import DuplicateKey
 from mtask.model.controls import Kind, control_id
 from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.listing import end_of_prefix
 from mtask.model.options import MAX_COUNT
 from mtask.store.driver.operation import Operation, controls
 from mtask.store.layout import setup
@@ -21,7 +22,7 @@ _RACES = 5
 
 def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
     """Change or make a control; return the control. If nothing changes, its revision stays the same."""
-    yield from setup.make_sure(["controls", "places"] if "limit" in changes else ["controls"])
+    yield from setup.make_sure(["controls", "places"] if any("limit" in name for name in changes) else ["controls"])
     given = {name: x.literal(value) for name, value in changes.items()}
     revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
     can_count_on = {"$and": [{"$gt": [revision, 0]}, {"$lt": [revision, MAX_COUNT]}]}
@@ -54,9 +55,10 @@ def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Docume
 
 
 def of(queues: Sequence[str], names: Sequence[str]) -> Operation[list[Document]]:
-    """Return the controls of these queues and task names."""
+    """Return the controls of these queues and task names, and those of all tenants."""
     ids = [*(control_id("queue", queue) for queue in queues), *(control_id("name", name) for name in names)]
-    found: list[Document] = yield controls("find", {"_id": {"$in": ids}})
+    of_tenants = {"$gte": control_id("tenant", ""), "$lt": end_of_prefix(control_id("tenant", ""))}
+    found: list[Document] = yield controls("find", {"$or": [{"_id": {"$in": ids}}, {"_id": of_tenants}]})
     return found
 
 

@@ -1,8 +1,9 @@
-"""Permits limit the runs of a queue, or of one limit_key in it: the runs at once, and the starts in a window of time.
+"""Permits limit the runs of a queue, of one limit_key or tenant in it, or of a tenant: the runs at once, and the starts
+in a window of time.
 
-The collection `places` has one document for each limited queue or key. This document is a pool of permits. Before a
-claim, the worker takes a permit with one update, and the server counts the permits in this update. The claim is only
-valid until `claim_by`. So no run is live without its permit, even if messages are lost.
+The collection `places` has one document for each limited queue, key or tenant. This document is a pool of permits.
+Before a claim, the worker takes a permit with one update, and the server counts the permits in this update. The claim
+is only valid until `claim_by`. So no run is live without its permit, even if messages are lost.
 
 A worker that closes a run in the task's document then gives back the run's permit for concurrency. If that worker dies
 first, another worker reclaims the permit when no permit is free. The lease alone decides which runs are live.
@@ -49,15 +50,19 @@ _RACES = 5
 
 @dataclass(frozen=True, slots=True)
 class PermitPool:
-    """The permits of a queue, or of one limit_key in this queue."""
+    """The permits of a queue, of one limit_key or one tenant in this queue, or of one tenant in all queues."""
 
-    queue: str
+    queue: str | None
     key: str | None = None
+    tenant: str | None = None
 
     @property
     def id(self) -> str:
         """The `_id` of the pool's document."""
-        return json.dumps([self.queue] if self.key is None else [self.queue, self.key], ensure_ascii=False)
+        parts = [self.queue, self.key, self.tenant]
+        while len(parts) > 1 and parts[-1] is None:
+            parts.pop()
+        return json.dumps(parts, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

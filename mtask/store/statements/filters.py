@@ -69,23 +69,39 @@ def in_time(until: datetime) -> Filter:
     return {"$expr": {"$lt": [x.NOW, until]}}
 
 
-def of_queues_and_keys(wanted: Sequence[tuple[str, str | None]]) -> Filter:
-    """Match tasks with one of these pairs of queue and limit_key. None stands for tasks without a limit_key."""
-    return {"$or": [{"queue": queue, "task_option.limit_key": key} for queue, key in wanted]}
+def of_queues_and_keys(wanted: Sequence[tuple[str, str | None, str | None]]) -> Filter:
+    """Match tasks with one of these queues, limit_keys and tenants, three by three. None: tasks without one."""
+    return {"$or": [{"queue": queue, "task_option.limit_key": key, "tenant": tenant} for queue, key, tenant in wanted]}
 
 
-def of_other_queues(queues: Sequence[str]) -> Filter:
-    """Match the tasks of all queues except these."""
-    return {"queue": {"$nin": list(queues)}}
+def of_others(queues: Sequence[str], tenants: Sequence[str] = ()) -> Filter:
+    """Match the tasks of all queues and tenants except these."""
+    others: Filter = {"queue": {"$nin": list(queues)}} if queues else {}
+    return {**others, "tenant": {"$nin": list(tenants)}} if tenants else others
 
 
-def claimable_now(queues: Collection[str], names: Collection[str], valid_until: datetime | None) -> Filter:
-    """Match tasks that are in none of these paused queues and names. After `valid_until`, match no task."""
+def without_tenants(excluded: Mapping[str | None, Collection[str]]) -> list[Filter]:
+    """Return guards that exclude the tasks of these tenants, by queue. None stands for all queues."""
+    return [
+        {"tenant": {"$nin": sorted(tenants)}}
+        if queue is None
+        else {"$nor": [{"queue": queue, "tenant": {"$in": sorted(tenants)}}]}
+        for queue, tenants in excluded.items()
+        if tenants
+    ]
+
+
+def claimable_now(
+    queues: Collection[str], names: Collection[str], valid_until: datetime | None, tenants: Collection[str] = ()
+) -> Filter:
+    """Match tasks of none of these paused queues, names and tenants. After `valid_until`, match no task."""
     paused: Filter = {}
     if queues:
         paused["queue"] = {"$nin": sorted(queues)}
     if names:
         paused["name"] = {"$nin": sorted(names)}
+    if tenants:
+        paused["tenant"] = {"$nin": sorted(tenants)}
     return paused if valid_until is None else {**paused, **in_time(valid_until)}
 
 
@@ -272,7 +288,7 @@ def has_key_prefix(prefix: str) -> Filter:
 
 
 def search(criteria: Mapping[str, Any]) -> Filter:
-    """Match tasks by status, name, queue, key, key_prefix, worker_id and params, and by lookups.
+    """Match tasks by status, name, queue, key, key_prefix, tenant, worker_id and params, and by lookups.
 
     Each criterion is one value, several values, or None for any value. The lookups are values by name, and the params
     are values by path.
@@ -282,6 +298,7 @@ def search(criteria: Mapping[str, Any]) -> Filter:
         "name": "name",
         "queue": "queue",
         "key": "key",
+        "tenant": "tenant",
         "worker_id": f"{RUNS}.worker_id",
     }
     matched: Filter = {}
@@ -301,7 +318,8 @@ def search(criteria: Mapping[str, Any]) -> Filter:
         matched[paths[field]] = several[0] if len(several) == 1 else {"$in": several}
     statuses = criteria.get("status")
     asked = [statuses] if isinstance(statuses, str) else list(statuses or ())
-    if asked and criteria.get("lookup") is None and all(TaskStatus(status).is_final for status in asked):
+    is_by_status = criteria.get("lookup") is None and criteria.get("tenant") is None
+    if asked and is_by_status and all(TaskStatus(status).is_final for status in asked):
         # Finished tasks have no next_preempt_time. With this condition, the query uses the index on status also for the
         # name.
         matched[NEXT] = None

@@ -12,6 +12,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
+from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS
@@ -88,6 +89,8 @@ class Wanted:
     task_ids: Sequence[str] | None = None
     #: The key of a flow. It selects the tasks whose keys begin with this key and a slash.
     flow_key: str | None = None
+    #: A tenant. It selects the tasks whose keys begin with it and a colon: of a removed task, only the id is known.
+    tenant: str | None = None
     #: Whether only changes count that end a task, or remove it.
     ends_only: bool = False
     #: Whether the reader needs fields of the document that a change does not name.
@@ -108,8 +111,10 @@ class Wanted:
             # A regular expression cannot hold the character NUL, except as an escape.
             steps = re.escape(f"{self.flow_key}/").replace("\0", r"\x00")
             matched["documentKey._id"] = {"$regex": f"^[^:]+:{steps}"}
-        if self.names is not None:
-            matched["documentKey._id"] = {"$regex": f"^(?:{'|'.join(map(re.escape, self.names))}):"}
+        if self.names is not None or self.tenant is not None:
+            names = "[^:]+" if self.names is None else f"(?:{'|'.join(map(re.escape, self.names))})"
+            of_tenant = "" if self.tenant is None else re.escape(prefix_of(self.tenant))
+            matched["documentKey._id"] = {"$regex": f"^{names}:{of_tenant}"}
         stages: list[Document] = [{"$match": matched}]
         if self.ends_only:
             stages.append({"$match": _IS_END})

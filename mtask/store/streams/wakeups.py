@@ -195,6 +195,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "documentKey._id": 1,
                 "fullDocument.name": 1,
                 "fullDocument.queue": 1,
+                "fullDocument.tenant": 1,
                 "fullDocument.task_option.priority": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,

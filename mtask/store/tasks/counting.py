@@ -9,7 +9,14 @@ from typing import Any
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import DISCOVERY_INDEX, FINISHED_INDEX, LOOKUP_INDEX, RECENT_INDEX, STATUS_INDEX
+from mtask.store.layout.schema import (
+    DISCOVERY_INDEX,
+    FINISHED_INDEX,
+    LOOKUP_INDEX,
+    RECENT_INDEX,
+    STATUS_INDEX,
+    TENANT_INDEX,
+)
 from mtask.store.statements import filters
 from mtask.store.statements.filters import FIRST_TIME, NEXT, Filter
 from mtask.store.tasks import listing
@@ -100,6 +107,9 @@ def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
     if criteria.get("lookup") is not None:
         is_in_index = not (asked.several("worker_id") or criteria.get("params"))
         return [_Part(filters.looked_up(criteria["lookup"]), LOOKUP_INDEX, asked.rest("lookup"), is_in_index)]
+    if asked.is_of_tenant:
+        ranges = {"tenant": criteria["tenant"]}
+        return [_Part(ranges, TENANT_INDEX, asked.rest("tenant"))]
     if keys or prefix is not None:
         known = names or (yield from listing.names_of_tasks())
         if known is not None and keys:

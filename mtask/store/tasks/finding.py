@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX, TURNS_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 
@@ -31,6 +31,7 @@ _RUN_RULES = (
 RULE_VIEW: Mapping[str, Any] = {
     "name": 1,
     "key": 1,
+    "tenant": 1,
     "queue": 1,
     "task_option": 1,
     "task_state.status": 1,
@@ -52,6 +53,7 @@ RULE_VIEW: Mapping[str, Any] = {
 SCAN_VIEW: Mapping[str, Any] = {
     "name": 1,
     "queue": 1,
+    "tenant": 1,
     "task_option.priority": 1,
     "task_state.next_preempt_time": 1,
     "task_state.status": 1,
@@ -109,6 +111,54 @@ def scan_begun(
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
     begun = filters.with_guards(begun | filters.without_keys(left_out), also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
+
+
+def scan_tenants(
+    queue: str,
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    between: Mapping[str, Any],
+    also: Sequence[filters.Filter] = (),
+) -> Operation[Scan]:
+    """Scan the tasks of a queue tenant by tenant. Of each tenant, they come in the order of `scan`.
+
+    `between` bounds the tenants: {"$gt": "acme"}, for example.
+    """
+    claimable = {**filters.claimable([queue], names, worker_id, horizon_ms), "queue": queue}
+    claimable = filters.with_guards({**claimable, "tenant": {"$exists": True, **between}}, also)
+    order = [("tenant", 1), ("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
+    return (yield from _scan(claimable, order, limit, TURNS_INDEX))
+
+
+def scan_tenant(
+    queues: Sequence[str],
+    tenant: str,
+    names: Sequence[str],
+    worker_id: str,
+    horizon_ms: int,
+    limit: int,
+    also: Sequence[filters.Filter] = (),
+) -> Operation[Scan]:
+    """Scan the tasks of one tenant, in the order of `scan`."""
+    claimable = {**filters.claimable(queues, names, worker_id, horizon_ms), "queue": {"$in": list(queues)}}
+    claimable = filters.with_guards({**claimable, "tenant": tenant}, also)
+    order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
+    return (yield from _scan(claimable, order, limit, TURNS_INDEX))
+
+
+def tenants_at_ends(queue: str) -> Operation[tuple[str, str] | None]:
+    """Return the first and the last tenant with open tasks in a queue, by their names. None: there is none."""
+    ends: list[str] = []
+    matched = {"queue": queue, "tenant": {"$exists": True}, filters.NEXT: {"$exists": True}}
+    for direction in (1, -1):
+        order = [("queue", direction), ("tenant", direction)]
+        found = yield tasks("find", matched, {"_id": 0, "tenant": 1}, sort=order, limit=1, hint=TURNS_INDEX)
+        if not found or not isinstance(found[0].get("tenant"), str):
+            return None
+        ends.append(found[0]["tenant"])
+    return ends[0], ends[1]
 
 
 def _scan(

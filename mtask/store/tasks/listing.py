@@ -14,9 +14,10 @@ from datetime import datetime
 from typing import Any
 
 from mtask.model.listing import Order, Place, hidden, order_of
+from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
-from mtask.store.layout.schema import FINISHED_INDEX, LOOKUP_INDEX, RECENT_INDEX, STATUS_INDEX
+from mtask.store.layout.schema import FINISHED_INDEX, LOOKUP_INDEX, RECENT_INDEX, STATUS_INDEX, TENANT_INDEX
 from mtask.store.statements import filters, views
 from mtask.store.statements.filters import FIRST_TIME, LAST_TIME, Filter
 from mtask.store.tasks.queries import by_index
@@ -58,6 +59,17 @@ class Asked:
         if self.by is not None:
             return self.by
         return Order.CREATED if self.criteria.get("lookup") is not None else order_of(self.statuses)
+
+    @property
+    def is_of_tenant(self) -> bool:
+        """Whether a tenant is given, and nothing that leads to fewer tasks than the tenant has."""
+        narrower = [self.criteria.get(name) for name in ("key", "key_prefix", "lookup")]
+        return self.criteria.get("tenant") is not None and narrower == [None, None, None]
+
+    @property
+    def is_walk_of_tenant(self) -> bool:
+        """Whether the list walks along the index of tenants, by the time of creation."""
+        return self.is_of_tenant and self.order is Order.CREATED
 
     def several(self, name: str) -> list[str]:
         """Return the values of a criterion."""
@@ -223,9 +235,12 @@ class _Set:
 
 def _small_set(asked: Asked) -> Operation[_Set | None]:
     """Return the set that holds the tasks, if it is certainly small."""
-    if asked.criteria.get("lookup") is not None:
+    if asked.criteria.get("lookup") is not None or asked.is_walk_of_tenant:
         return None
     names, keys, prefix = asked.several("name"), asked.several("key"), asked.criteria.get("key_prefix")
+    used = ["key_prefix"]
+    if prefix is None and asked.criteria.get("tenant") is not None:
+        prefix, used = prefix_of(asked.criteria["tenant"]), ["key_prefix", "tenant"]
     if keys:
         known = names or (yield from names_of_tasks())
         if known is not None and len(known) * len(keys) <= _IDS:
@@ -236,7 +251,7 @@ def _small_set(asked: Asked) -> Operation[_Set | None]:
         if known is not None and len(known) <= _NAMES:
             ranges = filters.with_key_prefix(known, prefix)
             if (yield from count_up_to(ranges, SORTED + 1, _ID_INDEX)) <= SORTED:
-                return _Set(ranges, _ID_INDEX, ("name", "key_prefix"))
+                return _Set(ranges, _ID_INDEX, ("name", *used))
     statuses = asked.several("status")
     if statuses and (asked.order is Order.CREATED or (names and asked.order is Order.FINISHED)):
         # Open tasks are sorted by their instants before their names, so the index does not count names of those.
@@ -309,11 +324,13 @@ def _walked(
             ranges = {"queue": filters.any_of(some), _STATUS: filters.any_of(statuses)}
             pairs.append(_Walk(FINISHED_INDEX, ranges, order, asked.rest("status", "queue"), first, last, fields))
         return (yield from _merged(pairs, limit, after))
-    index, ranges = RECENT_INDEX, Filter()
+    index, ranges, used = RECENT_INDEX, Filter(), "lookup"
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
+    elif asked.is_walk_of_tenant:
+        index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
-    walk = _Walk(index, ranges, order, asked.rest("lookup"), asked.since, last, fields)
+    walk = _Walk(index, ranges, order, asked.rest(used), asked.since, last, fields)
     return (yield from _descend(walk, limit, after))
 
 

@@ -42,6 +42,8 @@ class NewTask:
     callback: Mapping[str, Any] | None = None
     #: The span that publishes the task. None: nobody traces it, and its document has no such field.
     trace: Mapping[str, str] | None = None
+    #: Whose task it is. None: nobody's, and its document has no such field.
+    tenant: str | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -50,6 +52,7 @@ class NewTask:
             "_id": self.task_id,
             "name": self.name,
             "key": self.key,
+            **({} if self.tenant is None else {"tenant": self.tenant}),
             "queue": self.queue,
             "params": self.params,
             "task_option": self.task_option,

@@ -12,7 +12,7 @@ from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNot
 from mtask.model.options import TaskOption, build_option, check_option_names
 from mtask.model.status import FINAL, FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Call, Operation, command, tasks
-from mtask.store.layout.schema import LOOKUP_INDEX
+from mtask.store.layout.schema import LOOKUP_INDEX, TENANT_INDEX
 from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
 
@@ -103,7 +103,9 @@ def count(criteria: Mapping[str, Any]) -> Operation[int]:
 
 def _hint(criteria: Mapping[str, Any]) -> dict[str, Any]:
     # The status index would serve a search with a status, too, but would lead to the tasks of everybody.
-    return {} if criteria.get("lookup") is None else {"hint": LOOKUP_INDEX}
+    if criteria.get("lookup") is not None:
+        return {"hint": LOOKUP_INDEX}
+    return {} if criteria.get("tenant") is None else {"hint": TENANT_INDEX}
 
 
 def by_index(call: Call) -> Operation[Any]:
@@ -208,15 +210,23 @@ def remove_step(task_id: str) -> Operation[bool]:
     return bool(result.deleted_count)
 
 
-def statistics() -> Operation[list[Document]]:
-    """Count the tasks by queue, name and status. Each count comes with the earliest next_preempt_time."""
+def statistics(tenant: str | None = None) -> Operation[list[Document]]:
+    """Count the tasks by queue, name and status. Each count comes with the earliest next_preempt_time.
+
+    With a `tenant`, count only its tasks.
+    """
     group = {
         "_id": {"queue": "$queue", "name": "$name", "status": "$task_state.status"},
         "count": {"$sum": 1},
         "oldest_preempt_time": {"$min": "$task_state.next_preempt_time"},
     }
     order = {"_id.queue": 1, "_id.name": 1, "_id.status": 1}
-    found: list[Document] = yield tasks("rows", [{"$group": group}, {"$sort": order}], allowDiskUse=True)
+    stages: list[Document] = [{"$group": group}, {"$sort": order}]
+    if tenant is None:
+        every: list[Document] = yield tasks("rows", stages, allowDiskUse=True)
+        return every
+    call = tasks("rows", [{"$match": {"tenant": tenant}}, *stages], allowDiskUse=True, hint=TENANT_INDEX)
+    found: list[Document] = yield from by_index(call)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from mtask.web.models.common import Body, OpenAnswer
 from mtask.web.schemas import Kept, Permits, Slots, Window
@@ -28,6 +28,25 @@ class LimitBody(Body):
     rate: RateBody | None = None
     key_concurrency: Permits | None = None
     key_rate: RateBody | None = None
+    tenant_concurrency: Permits | None = None
+    tenant_rate: RateBody | None = None
+
+
+class TenantLimitBody(Body):
+    """The body of `PUT /v1/tenants/{tenant}/limit`. A limit that is not given is removed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 5}]})
+
+    concurrency: Permits | None = None
+    rate: RateBody | None = None
+
+
+class FairBody(Body):
+    """The body of `PUT /v1/queues/{queue}/fair`: whether the tenants of the queue take turns."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"fair": True}]})
+
+    fair: StrictBool
 
 
 class KeepBody(Body):
@@ -107,7 +126,7 @@ class StatList(BaseModel):
 
 
 class ControlEntry(OpenAnswer):
-    """A control of a queue or a task name."""
+    """A control of a queue, a task name or a tenant."""
 
     id: Annotated[str, Field(alias="_id")]
     kind: str

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.model.callbacks.callback import MAX_URL, SECRET_PATTERN, Told
 from mtask.web.models.common import Body, Instant, Params, ProblemDocument, Seconds
-from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Text, Wait, says
+from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Tenant, Text, Wait, says
 
 IfExists = Literal["keep", "update", "reject"]
 
@@ -43,6 +43,8 @@ class TaskBody(Body):
     delay: Seconds | None = None
     lookup: Lookup | None = None
     callback: CallbackBody | None = None
+    #: Only for a token without a tenant: another token publishes for its own tenant.
+    tenant: Tenant | None = None
     options: Options = Field(default_factory=dict)
 
 

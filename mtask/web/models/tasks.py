@@ -34,6 +34,7 @@ class TaskDocument(BaseModel):
     id: Annotated[str, Field(alias="_id")]
     name: str
     key: str
+    tenant: str | None = None
     queue: str
     params: Any
     task_option: dict[str, Any]

@@ -20,6 +20,7 @@ from mtask.errors import DatabaseUnavailable, TaskNotFound
 from mtask.model.controls import Control
 from mtask.model.documents import WorkerDocument
 from mtask.model.publishing.identity import check_key, check_name, task_id_of
+from mtask.model.publishing.tenants import prefix_of, stored_key
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store.tasks.counting import QueueCounts
 from mtask.web.access import Caller
@@ -137,6 +138,8 @@ class Search:
     queue: Sequence[str] = ()
     key: Sequence[str] = ()
     worker_id: Sequence[str] = ()
+    #: Whose tasks the list shows; only for a caller of no tenant.
+    tenant: str | None = None
     lookup: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     since: datetime | None = None
@@ -144,15 +147,18 @@ class Search:
 
     def criteria(self, caller: Caller) -> dict[str, Any]:
         """Return the criteria for the client, but for the times and the beginning of the keys."""
-        given = {
+        tenant = self.tenant if caller.tenant is None else caller.tenant
+        given: dict[str, Any] = {
             "status": list(self.status),
             "name": list(self.name),
             "queue": list(self.queue),
-            "key": [caller.stored_key(key) for key in self.key],
+            "key": [stored_key(tenant, key) for key in self.key],
             "worker_id": list(self.worker_id),
             "lookup": {name: list(values) for name, values in self.lookup.items()},
             "params": dict(self.params),
         }
+        if tenant is not None and caller.tenant is None:
+            given["key_prefix"] = prefix_of(tenant)
         return {name: value or None for name, value in given.items()}
 
 
@@ -225,8 +231,7 @@ class Reads:
 
     async def _search(self, wanted: Search, caller: Caller, cursor: str | None) -> Found:
         page = await self._client.find_page(
-            **wanted.criteria(caller),
-            key_prefix=caller.stored_prefix(None),
+            **{"key_prefix": caller.stored_prefix(None), **wanted.criteria(caller)},
             since=wanted.since,
             until=wanted.until,
             fields=_LISTED,

@@ -89,11 +89,11 @@ def router(tag: str) -> APIRouter:
     return APIRouter(route_class=Route, tags=[tag], responses=PROBLEMS, redirect_slashes=False)
 
 
-def checked_callback(body: CallbackBody | None, caller: Caller) -> Callback | None:
+def checked_callback(body: CallbackBody | None, tenant: str | None) -> Callback | None:
     """Return a callback; raise InvalidInput. Those of a tenant show its keys as it knows them, and have its secrets."""
     if body is None:
         return None
-    return Callback.model_validate(check_callback(body.model_dump(exclude_none=True), caller.tenant))
+    return Callback.model_validate(check_callback(body.model_dump(exclude_none=True), tenant))
 
 
 def given_instant(text: str | None, field: str) -> datetime | None:

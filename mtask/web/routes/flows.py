@@ -30,7 +30,11 @@ routes = router("flows")
 async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> Any:
     """Publish all steps of a flow, or none, once for each key."""
     flow = Flow(
-        caller.stored_key(body.key), queue=body.queue, fail_fast=body.fail_fast, **checked_options(body.options)
+        body.key,
+        queue=body.queue,
+        fail_fast=body.fail_fast,
+        tenant=caller.tenant,
+        **checked_options(body.options),
     )
     for step in body.steps:
         flow.add(
@@ -42,7 +46,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             queue=step.queue,
             start_time=step.start_time,
             delay=step.delay,
-            callback=checked_callback(step.callback, caller),
+            callback=checked_callback(step.callback, caller.tenant),
             **checked_options(step.options),
         )
     try:
@@ -66,9 +70,7 @@ async def find(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Any:
     """List flows, the newest first, with the numbers of their steps by status."""
-    if caller.tenant is not None:
-        prefix = f"{caller.tenant}:{prefix or ''}"
-    found = await client.flows(prefix=prefix, limit=limit)
+    found = await client.flows(prefix=caller.stored_prefix(prefix), limit=limit)
     return views.answer({"flows": [views.flow_row(row, caller) for row in found]})
 
 

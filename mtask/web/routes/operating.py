@@ -18,17 +18,19 @@ from mtask.web.models.operating import (
     ActionList,
     ControlEntry,
     ControlList,
+    FairBody,
     KeepBody,
     LimitBody,
     QueueList,
     RateBody,
     StatList,
+    TenantLimitBody,
     WorkerBody,
     WorkerEntry,
     WorkerList,
 )
 from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
-from mtask.web.paths import NameSegment, ScheduleId, Segment
+from mtask.web.paths import NameSegment, ScheduleId, Segment, Tenant
 from mtask.web.routes.common import UNCONFIRMED, TheClient, TheCounts, checked_options, given_instant, router
 from mtask.web.schemas import INSTANT, IntentText
 
@@ -93,7 +95,7 @@ def _queue(name: str) -> dict[str, Any]:
 
 @routes.get("/v1/controls", response_model=ControlList, openapi_extra=_READ)
 async def controls(client: TheClient) -> Any:
-    """List the controls of queues and task names, including those that are no longer in force."""
+    """List the controls of queues, task names and tenants, including those that are no longer in force."""
     found = await client.controls()
     return views.answer({"controls": [views.plain(control.model_dump(by_alias=True)) for control in found]})
 
@@ -132,9 +134,36 @@ async def limit(queue: Segment, body: LimitBody, client: TheClient, timeout: Tim
             rate=_rate(body.rate),
             key_concurrency=body.key_concurrency,
             key_rate=_rate(body.key_rate),
+            tenant_concurrency=body.tenant_concurrency,
+            tenant_rate=_rate(body.tenant_rate),
             timeout=timeout,
         )
     )
+
+
+@routes.put("/v1/queues/{queue}/fair", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def fair(queue: Segment, body: FairBody, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Let the tenants of a queue take turns, or let them no longer."""
+    return _control(await client.set_fair(queue, body.fair, timeout=timeout))
+
+
+@routes.put("/v1/tenants/{tenant}/limit", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def limit_tenant(tenant: Tenant, body: TenantLimitBody, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Limit the runs of a tenant's tasks in all queues. The body replaces the limits; {} removes them."""
+    changing = client.limit(tenant=tenant, concurrency=body.concurrency, rate=_rate(body.rate), timeout=timeout)
+    return _control(await changing)
+
+
+@routes.post("/v1/tenants/{tenant}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def pause_tenant(tenant: Tenant, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Stop workers from claiming tasks of a tenant. Current runs continue."""
+    return _control(await client.pause(tenant=tenant, timeout=timeout))
+
+
+@routes.post("/v1/tenants/{tenant}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
+async def resume_tenant(tenant: Tenant, client: TheClient, timeout: Timeout = 5) -> Any:
+    """Let workers claim tasks of a tenant again."""
+    return _control(await client.resume(tenant=tenant, timeout=timeout))
 
 
 @routes.put("/v1/queues/{queue}/keep", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)

@@ -11,6 +11,7 @@ from mtask.client import AsyncClient, TaskSpec
 from mtask.client.asking.publication import policy
 from mtask.errors import DatabaseError, InvalidInput, TaskError
 from mtask.model.publishing.identity import check_key, check_name, fresh_key, task_id_of
+from mtask.model.publishing.tenants import stored_key
 from mtask.store.tasks.publishing import Published
 from mtask.web import views
 from mtask.web.access import Caller, Role
@@ -89,7 +90,7 @@ async def _publish(
     body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
 ) -> Response:
     spec = _spec(body, name, key, caller)
-    made: dict[str, Any] = {"task_id": task_id_of(name, key), "name": name, "key": key}
+    made: dict[str, Any] = _named(spec, caller)
     try:
         result = await client.publish(
             spec.task,
@@ -100,6 +101,7 @@ async def _publish(
             delay=spec.delay,
             lookup=spec.lookup,
             callback=spec.callback,
+            tenant=spec.tenant,
             **_existing(body),
             call_id=body.call_id,
             **spec.options,
@@ -115,23 +117,37 @@ async def _publish(
         raise IdempotencyKeyReused(
             "The Idempotency-Key belongs to a task with other params. Use another key for another task."
         )
-    location = f"/v1/tasks/{quote(name, safe='')}/{quote(key, safe='')}"
+    location = f"/v1/tasks/{quote(name, safe='')}/{quote(made['key'], safe='')}"
     return views.answer(made, 201 if result.created else 200, {"Location": location})
 
 
 def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
-    options = checked_options(body.options)
+    options, tenant = checked_options(body.options), _tenant(body, caller)
     return TaskSpec(
         check_name(name),
         body.params,
-        key=caller.stored_key(key),
+        key=key,
+        tenant=tenant,
         queue=body.queue,
         start_time=body.start_time,
         delay=body.delay,
         lookup=body.lookup,
-        callback=checked_callback(body.callback, caller),
+        callback=checked_callback(body.callback, tenant),
         **options,
     )
+
+
+def _tenant(body: TaskBody, caller: Caller) -> str | None:
+    """Return the tenant of a new task; raise InvalidInput. A caller without a tenant publishes for any."""
+    if caller.tenant is not None and body.tenant not in (None, caller.tenant):
+        raise InvalidInput("tenant: the token is of another tenant, and publishes for that one alone.", field="tenant")
+    return body.tenant if caller.tenant is None else caller.tenant
+
+
+def _named(spec: TaskSpec, caller: Caller) -> dict[str, Any]:
+    """Return the id, the name and the key of a new task as the caller sees them."""
+    name, key = str(spec.task), caller.shown_key(stored_key(spec.tenant, spec.key))
+    return {"task_id": task_id_of(name, key), "name": name, "key": key}
 
 
 def _existing(body: Existing) -> Any:
@@ -167,6 +183,7 @@ async def publish_batch(
             spec = _spec(entry, entry.name, check_key(key), caller)
             spec.prepare(checked)
             specs[index] = spec
+            rows[index] = _named(spec, caller)
         except InvalidInput as error:
             rows[index] |= {"created": False, "updated": False, "problem": document_of(error, caller)}
     try:

@@ -28,6 +28,8 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PAUSE, _REFUSED_PAUSE = 0.2, 30.0
 #: The interval at which a stopping worker reads the controls, in seconds.
 _POLL = 0.5
+#: The beginning of the ids of tenants' controls.
+_OF_TENANT = control_id("tenant", "")
 
 
 class Controls:
@@ -42,6 +44,11 @@ class Controls:
         self._names = list(scope.names)
         self.paused_queues: frozenset[str] = frozenset()
         self.paused_names: frozenset[str] = frozenset()
+        self.paused_tenants: frozenset[str] = frozenset()
+        #: The queues whose tenants take turns.
+        self.fair_queues: frozenset[str] = frozenset()
+        #: The limits of tenants in all queues. The key is the tenant.
+        self.tenant_limits: dict[str, Limit] = {}
         #: The last readable version of each control. The key is the control's id.
         self._good: dict[str, Control] = {}
         #: The controls that set a limit. The key is the queue.
@@ -128,23 +135,17 @@ class Controls:
         """The task names that this worker handles and that are not paused."""
         return [name for name in self._names if name not in self.paused_names]
 
-    def is_paused(self, queue: str | None, name: str) -> bool:
-        """Whether a task must not be claimed now because its queue or its name is paused."""
-        return name in self.paused_names or queue in self.paused_queues
+    def is_paused(self, queue: str | None, name: str, tenant: str | None = None) -> bool:
+        """Whether a task must not be claimed now because its queue, its name or its tenant is paused."""
+        return name in self.paused_names or queue in self.paused_queues or tenant in self.paused_tenants
 
-    def limit_of(self, queue: str, *, of_key: bool) -> Limit | None:
-        """Return the limit of a queue; None: there is no limit.
-
-        With `of_key`, return the limit that holds for each limit_key of the queue.
-        """
-        control = self.limits.get(queue)
-        if control is None:
-            return None
-        return control.key_limit if of_key else control.limit
+    def is_fair(self, queue: str | None) -> bool:
+        """Whether the tenants of this queue take turns."""
+        return queue in self.fair_queues
 
     def guard(self) -> Filter:
-        """Return the guard of a claim: queue and name are not paused, and this worker's heartbeat has not expired."""
-        return claimable_now(self.paused_queues, self.paused_names, self._valid_until)
+        """Return the guard of a claim: nothing of it is paused, and this worker's heartbeat has not expired."""
+        return claimable_now(self.paused_queues, self.paused_names, self._valid_until, self.paused_tenants)
 
     def validity(self) -> list[Filter]:
         """Return the condition that this worker's heartbeat has not expired.
@@ -195,7 +196,13 @@ class Controls:
         before = self._paused()
         self.paused_queues = frozenset(q for q in self._queues if control_id("queue", q) in paused)
         self.paused_names = frozenset(n for n in self._names if control_id("name", n) in paused)
-        self.limits = {c.target: c for c in found if c.limit is not None or c.key_limit is not None}
+        self.paused_tenants = frozenset(
+            id_.removeprefix(_OF_TENANT) for id_ in paused if isinstance(id_, str) and id_.startswith(_OF_TENANT)
+        )
+        of_queues = [c for c in found if c.kind == "queue"]
+        self.limits = {c.target: c for c in of_queues if c.limit or c.key_limit or c.tenant_limit}
+        self.tenant_limits = {c.target: c.limit for c in found if c.kind == "tenant" and c.limit is not None}
+        self.fair_queues = frozenset(c.target for c in of_queues if c.fair)
         self.keeps = {c.target: c for c in sound if c.keep_success is not None or c.keep_fail is not None}
         after = self._paused()
         if before != after:
@@ -226,7 +233,9 @@ class Controls:
         return sound, malformed
 
     def _paused(self) -> frozenset[str]:
-        return frozenset({f"queue {q}" for q in self.paused_queues} | {f"name {n}" for n in self.paused_names})
+        of_queues = {f"queue {q}" for q in self.paused_queues}
+        of_tenants = {f"tenant {t}" for t in self.paused_tenants}
+        return frozenset(of_queues | {f"name {n}" for n in self.paused_names} | of_tenants)
 
     async def begin(self) -> None:
         """Read the controls before the first claim.

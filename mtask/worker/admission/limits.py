@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 from time import monotonic
@@ -15,7 +15,7 @@ from mtask.model.controls import Limit
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
 from mtask.store.queues.permits import HeldPermit, PermitGrant, PermitPool, PermitRequest
-from mtask.store.statements.filters import Filter, in_time, of_other_queues, of_queues_and_keys
+from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.parking import ParkedTasks, Rank
 from mtask.worker.log import fields, logger
@@ -39,6 +39,8 @@ _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
 #: The least number of parked tasks that are kept: for the pool of a queue, and for the pool of a limit_key. Further
 #: tasks may be dropped. A scan finds dropped tasks again.
 _PARKED, _PARKED_OF_KEY = 1_000, 10
+#: The most tenants with parked tasks that are scanned one by one in one round of scans. The others follow.
+_TENANTS_APART = 16
 #: The most limit_keys that a scan excludes. If more limit_keys are blocked, their tasks may fill the scan. Then tasks
 #: of other limit_keys in the queue may have to wait.
 _MAX_LEFT_OUT = 5_000
@@ -51,8 +53,14 @@ class ScanTarget:
     queues: list[str]
     #: The limit_keys whose tasks the scan excludes.
     excluded_keys: Sequence[str] = ()
-    #: Whether the scan covers a single queue that has parked tasks. If the batch of such a scan cannot hold all the
-    #: tasks found, the caller must call `note_more`.
+    #: The tenants whose tasks the scan excludes, by queue. None: in all queues.
+    excluded_tenants: Mapping[str | None, Collection[str]] = field(default_factory=dict)
+    #: The only tenant whose tasks the scan covers. None: any.
+    tenant: str | None = None
+    #: Whether the scan covers a single queue, whose tenants take turns.
+    is_fair: bool = False
+    #: Whether the scan covers a single queue that has parked tasks, or a tenant that has. If the batch of such a scan
+    #: cannot hold all the tasks found, the caller must call `note_more`.
     is_apart: bool = False
 
 
@@ -74,15 +82,27 @@ class Admitted:
     refused: Sequence[str]
     #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
     claim_by: datetime | None
-    #: The queue and the limit_key of each task. The guard of the claim refuses a task if one of the two has changed
-    #: since.
-    of: frozenset[tuple[str, str | None]]
+    #: The queue, the limit_key and the tenant of each task. The guard of the claim refuses a task if one of these has
+    #: changed since.
+    of: frozenset[tuple[str, str | None, str | None]]
 
     @property
     def guard(self) -> list[Filter]:
-        """The conditions of the claim: each task's queue and limit_key are unchanged, and `claim_by` has not passed."""
+        """The conditions of the claim: what the permits count is unchanged, and `claim_by` has not passed."""
         guards = [of_queues_and_keys(sorted(self.of, key=str))]
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
+
+
+#: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
+#: its queue.
+_SCOPES = 4
+
+
+def _pools(queue: str, key: str | None, tenant: str | None) -> list[PermitPool]:
+    """Return the pools from which a task may need a permit."""
+    of_key = [] if key is None else [PermitPool(queue, key)]
+    of_tenant = [] if tenant is None else [PermitPool(queue, tenant=tenant), PermitPool(None, tenant=tenant)]
+    return [PermitPool(queue), *of_key, *of_tenant]
 
 
 class Limits:
@@ -109,20 +129,25 @@ class Limits:
 
     @property
     def is_any(self) -> bool:
-        """Whether any queue of this worker has a limit."""
-        return bool(self._controls.limits)
+        """Whether any queue of this worker, or any tenant, has a limit."""
+        return bool(self._controls.limits or self._controls.tenant_limits)
 
-    def is_limited(self, queue: str | None) -> bool:
-        """Whether a task of this queue may need a permit; None stands for an unknown queue."""
-        return queue in self._controls.limits if queue is not None else self.is_any
+    def is_limited(self, task: Entry | StoredTask) -> bool:
+        """Whether a task may need a permit. If its queue is unknown, it may need one if any queue has a limit."""
+        if task.tenant in self._controls.tenant_limits:
+            return True
+        return task.queue in self._controls.limits if task.queue is not None else self.is_any
 
     def guard_of_free(self) -> list[Filter]:
-        """Return the guard of a claim without permits. The guard refuses a task that has moved to a limited queue."""
-        return [of_other_queues(sorted(self._controls.limits))] if self._controls.limits else []
+        """Return the guard of a claim without permits. The guard refuses a task that needs one after all."""
+        if not self.is_any:
+            return []
+        return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]
 
     def park(self, entry: Entry) -> bool:
-        """Park a task if its queue has no free permit now; return whether the task is parked."""
-        parked = None if entry.queue is None else self._blocked(PermitPool(entry.queue))
+        """Park a task if its queue or its tenant has no free permit now; return whether the task is parked."""
+        pools = () if entry.queue is None else _pools(entry.queue, None, entry.tenant)
+        parked = next((blocked for pool in pools if (blocked := self._blocked(pool)) is not None), None)
         if parked is not None:
             parked.park(entry.task_id, (-entry.priority, entry.due))
         return parked is not None
@@ -148,7 +173,10 @@ class Limits:
         """
         apart: dict[str, list[str]] = {}
         full: set[str] = set()
+        excluded, of_tenants = self._parked_tenants(queues)
         for pool, parked in self._parked.items():
+            if pool.queue is None or pool.tenant is not None:
+                continue
             keys = apart.setdefault(pool.queue, [])
             if parked.wants_scan:
                 parked.has_more = False
@@ -158,20 +186,44 @@ class Limits:
                     full.add(pool.queue)
                 else:
                     keys.append(pool.key)
-        together = [queue for queue in queues if queue not in apart]
-        found = [ScanTarget(together)] if together else []
+        fair = self._controls.fair_queues
+        together = [queue for queue in queues if queue not in apart and queue not in fair]
+        # A malformed task may be of no queue: the common scan finds it, also if each queue is scanned alone.
+        found = [ScanTarget(together, excluded_tenants=excluded)] if together or fair else []
         for queue in queues:
-            if queue in apart and queue not in full:
-                keys = apart[queue]
+            if (queue in apart or queue in fair) and queue not in full:
+                keys, is_apart = apart.get(queue, []), queue in apart
                 if len(keys) > _MAX_LEFT_OUT:
                     keys = random.sample(keys, _MAX_LEFT_OUT)
-                found.append(ScanTarget([queue], keys, is_apart=True))
-        return found
+                found.append(ScanTarget([queue], keys, excluded, is_fair=queue in fair, is_apart=is_apart))
+        return [*found, *of_tenants]
+
+    def _parked_tenants(self, queues: Sequence[str]) -> tuple[dict[str | None, set[str]], list[ScanTarget]]:
+        """Return the tenants that common scans exclude, by queue, and the scans of those with parked tasks."""
+        excluded: dict[str | None, set[str]] = {}
+        if self._controls.paused_tenants:
+            excluded[None] = set(self._controls.paused_tenants)
+        wanted = []
+        for pool, parked in self._parked.items():
+            if pool.tenant is None:
+                continue
+            excluded.setdefault(pool.queue, set()).add(pool.tenant)
+            if parked.wants_scan and (pool.queue is None or pool.queue in queues):
+                wanted.append(pool)
+            parked.has_more = True
+        chosen = random.sample(wanted, min(len(wanted), _TENANTS_APART))
+        for pool in chosen:
+            self._parked[pool].has_more = False
+        return excluded, [
+            ScanTarget(list(queues) if pool.queue is None else [pool.queue], tenant=pool.tenant, is_apart=True)
+            for pool in chosen
+        ]
 
     def note_more(self, target: ScanTarget) -> None:
         """Note that the queue of this scan has more waiting tasks than the batch could hold."""
         for pool, parked in self._parked.items():
-            parked.has_more |= pool.queue in target.queues
+            if target.tenant is None or target.tenant == pool.tenant:
+                parked.has_more |= pool.queue is None or pool.queue in target.queues
         self._ask_for_more()
 
     async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
@@ -185,10 +237,10 @@ class Limits:
         granted: dict[str, list[PermitPool]] = {}
         claim_by: datetime | None = None
         try:
-            # The pools of limit_keys come first: a task without a permit of its limit_key must not take a permit of its
+            # The narrower pools come first: a task without a permit of its limit_key must not take a permit of its
             # queue.
-            for of_key in (True, False):
-                requests = self._requests(wanted.values(), of_key=of_key)
+            for scope in range(_SCOPES):
+                requests = self._requests(wanted.values(), scope)
                 if not requests:
                     continue
                 asked.update(request.pool for request in requests)
@@ -206,7 +258,7 @@ class Limits:
             await self.settle(Admitted([], token, {}, granted, frozenset(asked), [], None, frozenset()), {}, [*granted])
             raise
         refused = [task_id for task_id in granted if task_id not in wanted]
-        of = frozenset((task.queue, task.task_option.limit_key) for task in wanted.values())
+        of = frozenset((task.queue, task.task_option.limit_key, task.tenant) for task in wanted.values())
         admitted = Admitted(list(wanted), token, held, granted, frozenset(asked), refused, claim_by, of)
         if refused and not wanted:
             await self.settle(admitted, {}, ())
@@ -214,8 +266,7 @@ class Limits:
 
     def _has_to_wait(self, task: StoredTask) -> bool:
         """Park the task without a request if one of its pools is blocked; return whether the task is parked."""
-        key = task.task_option.limit_key
-        for pool in (PermitPool(task.queue), *(() if key is None else (PermitPool(task.queue, key),))):
+        for pool in _pools(task.queue, task.task_option.limit_key, task.tenant):
             parked = self._blocked(pool)
             if parked is not None:
                 parked.park(task.id, self._rank(task))
@@ -226,13 +277,19 @@ class Limits:
         moment = task.task_state.next_preempt_time
         return (-task.task_option.priority, 0.0 if moment is None else self._clock.monotonic_of(moment))
 
-    def _requests(self, tasks: Iterable[StoredTask], *, of_key: bool) -> list[PermitRequest]:
+    def _requests(self, tasks: Iterable[StoredTask], scope: int) -> list[PermitRequest]:
+        """Return the requests for the permits of one kind. `scope`: its number, the narrowest kind is 0."""
         found: dict[PermitPool, tuple[Limit, list[str]]] = {}
         for task in tasks:
-            key = task.task_option.limit_key
-            limit = self._controls.limit_of(task.queue, of_key=of_key)
-            if limit is not None and not (of_key and key is None):
-                pool = PermitPool(task.queue, key if of_key else None)
+            control = self._controls.limits.get(task.queue)
+            key, tenant = task.task_option.limit_key, task.tenant
+            limit, pool = (
+                (control and key is not None and control.key_limit, PermitPool(task.queue, key)),
+                (control and tenant is not None and control.tenant_limit, PermitPool(task.queue, tenant=tenant)),
+                (self._controls.tenant_limits.get(tenant or ""), PermitPool(None, tenant=tenant)),
+                (control and control.limit, PermitPool(task.queue)),
+            )[scope]
+            if limit:
                 found.setdefault(pool, (limit, []))[1].append(task.id)
         return [PermitRequest(pool, limit, task_ids) for pool, (limit, task_ids) in found.items()]
 
@@ -247,7 +304,8 @@ class Limits:
             return
         now = monotonic()
         width = max(filter(None, (request.limit.concurrency, request.limit.starts)))
-        keep = max(_PARKED if request.pool.key is None else _PARKED_OF_KEY, 2 * width)
+        is_narrow = request.pool.key is not None or request.pool.tenant is not None
+        keep = max(_PARKED_OF_KEY if is_narrow else _PARKED, 2 * width)
         if parked is None:
             parked = self._parked[request.pool] = ParkedTasks(width, keep)
         parked.width, parked.keep = width, keep

@@ -117,9 +117,9 @@ class Sender:
             await self._end_lapsed_sessions(task_ids)
         due = {task.id: task for task in await self._store.run(self._lookups.still_due(task_ids))}
         tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
-        free = [task.id for task in tasks if not self._limits.is_limited(task.queue)]
+        free = [task.id for task in tasks if not self._limits.is_limited(task)]
         apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
-        limited = [task for task in tasks if self._limits.is_limited(task.queue)]
+        limited = [task for task in tasks if self._limits.is_limited(task)]
         if not limited:
             return apart
         admitted = await self._limits.admit(limited, fresh_token())

@@ -49,13 +49,14 @@ class Inbox:
     def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
         """Queue a task from its document. If a needed field cannot be read, ask for a lookup of the task."""
         try:
-            name, queue = document["name"], document.get("queue")
+            name, queue, tenant = document["name"], document.get("queue"), document.get("tenant")
             priority = int(document["task_option"]["priority"])
             state = document["task_state"]
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
             # In a malformed document, the name or the queue may be a list or JavaScript code. Python reads such code as
             # a str that is not hashable.
             is_readable = type(task_id) is str and type(name) is str and type(queue) in (str, type(None))
+            is_readable = is_readable and type(tenant) in (str, type(None))
             is_readable = is_readable and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
             due = self._scope.clock.monotonic_of(moment) if is_readable else 0.0
@@ -63,14 +64,14 @@ class Inbox:
             is_readable = False
         if not is_readable:
             self._questions.suspect(task_id)
-        elif (queue is not None and queue not in self._queues) or self._controls.is_paused(queue, name):
+        elif (queue is not None and queue not in self._queues) or self._controls.is_paused(queue, name, tenant):
             return
         elif name not in self._names:
             self.note_unserved(str(name))
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple)
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple, tenant=tenant)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Queue a task that a scan found, unless this worker has newer information about the task.
@@ -151,7 +152,8 @@ class Inbox:
         if is_begun and moment > now:
             self._look_when_due(task.id, task.name, due)
         else:
-            self._enqueue(task.id, task.name, task.queue, task.task_option.priority, due, is_begun=is_begun)
+            priority = task.task_option.priority
+            self._enqueue(task.id, task.name, task.queue, priority, due, is_begun=is_begun, tenant=task.tenant)
 
     def forget(self, task_id: str) -> None:
         """Remove a task from the queue and from the due lookups."""
@@ -175,6 +177,7 @@ class Inbox:
         *,
         is_begun: bool,
         is_simple: bool = False,
+        tenant: str | None = None,
     ) -> None:
         if task_id in self._ledger.claiming:
             self._questions.missed(task_id)  # the current claim of the task may be older than this hint
@@ -183,7 +186,17 @@ class Inbox:
         else:
             self._questions.due.discard(task_id)
             rank = self._ranks.rank(task_id, name)
-            self._queue.push(task_id, name, priority, due, rank, is_begun=is_begun, is_simple=is_simple, queue=queue)
+            self._queue.push(
+                task_id,
+                name,
+                priority,
+                due,
+                rank,
+                is_begun=is_begun,
+                is_simple=is_simple,
+                queue=queue,
+                tenant=tenant,
+            )
             self._scope.signals.task_queued.send()
 
     def _look_when_due(self, task_id: str, name: str, due: float) -> None:

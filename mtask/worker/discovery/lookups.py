@@ -180,7 +180,7 @@ class Lookups:
         if not self._ledger.is_old_news(task.id, sent) and self._inbox.is_served(task.queue):
             if self._ledger.held_run(task.id) is not None:
                 self._questions.ask_holder(task.id)
-            elif self._controls.is_paused(task.queue, task.name):
+            elif self._controls.is_paused(task.queue, task.name, task.tenant):
                 self._inbox.forget(task.id)
             elif self._inbox.is_handled(task.name):
                 self._inbox.schedule(task, document["now"])
@@ -199,7 +199,7 @@ class Lookups:
             except Exception:  # a lookup of this task alone handles the error
                 self._questions.suspect(document["_id"])
                 continue
-            if self._controls.is_paused(task.queue, task.name):
+            if self._controls.is_paused(task.queue, task.name, task.tenant):
                 continue
             if rules.may_take(task, self._scope.worker_id, document["now"]):
                 found.append(task)

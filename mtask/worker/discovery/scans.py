@@ -14,7 +14,7 @@ from mtask.model.rules import HORIZON
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.layout import setup
-from mtask.store.statements.filters import Filter, other_than
+from mtask.store.statements.filters import Filter, other_than, without_tenants
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import ScanTarget
@@ -24,6 +24,7 @@ from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.ranks import Ranks
+from mtask.worker.discovery.turns import TurnScans
 from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
@@ -77,6 +78,7 @@ class Scans:
         self._janitor = janitor
         self._flow_janitor = flow_janitor
         self._callback_janitor = callback_janitor
+        self._turns = TurnScans(scope.worker_id, self._take_scan, scope.store.run)
         self._wake = asyncio.Event()
         self._is_full_due = True
         self._are_peers_due = True
@@ -202,8 +204,11 @@ class Scans:
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
-        # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow.
-        return ([], 1.0) if now < self._next_share or self._limits.is_any else self._ranks.share(self._controls.names)
+        # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
+        # if a tenant is paused, or tenants take turns.
+        controls = self._controls
+        is_simple = not (self._limits.is_any or controls.fair_queues or controls.paused_tenants)
+        return self._ranks.share(controls.names) if is_simple and now >= self._next_share else ([], 1.0)
 
     async def _scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
@@ -251,7 +256,7 @@ class Scans:
         for target in self._limits.scan_targets(self._controls.queues):
             found = await self._scan_target(target, horizon, begun_only=begun_only)
             if not target.is_apart:
-                is_complete, has_future = found.is_complete, found.has_future
+                is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete:
                 self._limits.note_more(target)
                 if found.has_future:
@@ -259,10 +264,16 @@ class Scans:
         return finding.Scan([], None, is_complete, has_future)
 
     async def _scan_target(self, target: ScanTarget, horizon: timedelta, *, begun_only: bool) -> finding.Scan:
-        scan = finding.scan_begun if begun_only else finding.scan
         limit = self._queue.capacity // _APART if target.is_apart else self._queue.capacity
         names, worker_id = self._controls.names, self._scope.worker_id
         also = self._not_left_alone()
+        if target.tenant is not None:
+            of_tenant = finding.scan_tenant(target.queues, target.tenant, names, worker_id, _ms(horizon), limit, also)
+            return await self._take_scan(of_tenant)
+        if target.is_fair and not begun_only:
+            return await self._turns.scan(target, names, _ms(horizon), limit, also)
+        scan = finding.scan_begun if begun_only else finding.scan
+        also += without_tenants(target.excluded_tenants)
         return await self._take_scan(
             scan(target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
         )

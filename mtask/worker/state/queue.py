@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
+from mtask.worker.state.turns import Lane, Turns, in_equal_parts
+
 #: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
 #: rank lower. The first worker that claims gets the task. The change stream tells the other workers.
 STAGGER = 0.02
@@ -45,6 +47,8 @@ class Entry:
     #: Whether the task wants one worker, names no worker and was never begun, as far as this worker knows.
     is_simple: bool = False
     queue: str | None = None  #: None: unknown
+    tenant: str | None = None  #: None: of no tenant, or unknown
+    lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
@@ -65,6 +69,10 @@ class Entry:
         return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
 
 
+#: A source of ready tasks: a heap, or the tenants that take turns.
+_Source = _Ready | Turns[Entry]
+
+
 class IsolatedRoom(Protocol):
     """The room for isolated handlers: they run in executors, and a worker has few of these."""
 
@@ -75,7 +83,11 @@ class IsolatedRoom(Protocol):
         """Return the number of such tasks that the worker should claim now."""
 
 
-def _is_never_limited(_: str | None) -> bool:
+def _is_never_limited(_: Entry) -> bool:
+    return False
+
+
+def _is_never_fair(_: str | None) -> bool:
     return False
 
 
@@ -87,16 +99,18 @@ class PreemptionQueue:
         capacity: int,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_limited: Callable[[str | None], bool] = _is_never_limited,
+        is_limited: Callable[[Entry], bool] = _is_never_limited,
+        is_fair: Callable[[str | None], bool] = _is_never_fair,
         isolated: IsolatedRoom | None = None,
     ) -> None:
-        """`is_limited` tells whether a task of a queue may need a permit. Its argument is None for an unknown queue.
+        """`is_limited` tells whether a task may need a permit. `is_fair` tells whether a queue has fair turns.
 
         `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
         """
         self.capacity = capacity
         self._clock = clock
         self._is_limited = is_limited
+        self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
         self._entries: dict[str, Entry] = {}
@@ -106,6 +120,11 @@ class PreemptionQueue:
         #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. Two more such heaps
         #: follow if the app has isolated handlers, for their tasks. `take` returns tasks from only one heap.
         self._ready: tuple[_Ready, ...] = ([], []) if isolated is None else ([], [], [], [])
+        #: The ready tasks of queues with fair turns; and apart from them, those of isolated handlers.
+        self._turns: tuple[Turns[Entry], ...] = tuple(Turns(PREFERENCE) for _ in self._ready[::2])
+        #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.
+        self._turn_cnt = 0
+        self._now = 0.0
         self._sequence = 0
         #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks.
         self._ready_cnt = [0, 0]
@@ -132,15 +151,18 @@ class PreemptionQueue:
         is_begun: bool = False,
         is_simple: bool = False,
         queue: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task."""
+        lane = (queue, tenant or "") if queue is not None and self._is_fair(queue) else None
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
+            is_same = is_same and (old.tenant, old.lane) == (tenant, lane)
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane)
         self._entries[task_id] = entry
         self._sequence += 1
         heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
@@ -158,7 +180,16 @@ class PreemptionQueue:
         if entry is None:
             return False
         is_begun = entry.is_begun if is_begun is None else is_begun
-        self.push(task_id, entry.name, entry.priority, due, entry.rank, is_begun=is_begun, queue=entry.queue)
+        self.push(
+            task_id,
+            entry.name,
+            entry.priority,
+            due,
+            entry.rank,
+            is_begun=is_begun,
+            queue=entry.queue,
+            tenant=entry.tenant,
+        )
         return True
 
     def discard(self, task_id: str) -> None:
@@ -171,26 +202,30 @@ class PreemptionQueue:
         """Remove and return at most `limit` ready tasks, the highest priority first.
 
         The returned tasks are all of one kind. They agree in three things: whether this worker ranks first for them,
-        whether they are begun, and whether their queues are limited. So a task of another kind may have to wait,
-        although it has the same priority and has been due for longer.
+        whether they are begun, and whether they are limited. So a task of another kind may have to wait, although it
+        has the same priority and has been due for longer. In a queue with fair turns, they are of one tenant after the
+        other.
         """
         self._promote(now)
         self._look_at_room()
         heap, *others = self._by_head()
-        first = _head(heap)
-        rival = min(filter(None, map(_head, others)), key=_order, default=None)
+        first = self._peek(heap)
+        rival = min(filter(None, map(self._peek, others)), key=_order, default=None)
         if self._isolated is not None and first is not None and self._isolated.isolates(first.name):
             limit = min(limit, self._room)
         taken: list[Entry] = []
         while first is not None and len(taken) < limit:
-            entry = _head(heap)
-            if entry is None or entry.is_begun != first.is_begun:
+            entry = self._peek(heap)
+            if entry is None or (entry.is_begun, entry.rank > 0) != (first.is_begun, first.rank > 0):
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
                 break
-            if self._is_limited(entry.queue) != self._is_limited(first.queue):
+            if self._is_limited(entry) != self._is_limited(first):
                 break
-            heapq.heappop(heap)
+            if isinstance(heap, Turns):
+                heap.pop(entry)
+            else:
+                heapq.heappop(heap)
             self._forget(entry)
             taken.append(entry)
         return taken
@@ -199,7 +234,7 @@ class PreemptionQueue:
         """Return the seconds until the next task is ready; 0: a task is ready now; None: the queue is empty."""
         self._promote(now)
         self._look_at_room()
-        if _head(self._by_head()[0]) is not None:
+        if self._peek(self._by_head()[0]) is not None:
             return 0.0
         while self._waiting and self._waiting[0][2].is_dropped:
             heapq.heappop(self._waiting)
@@ -207,14 +242,14 @@ class PreemptionQueue:
 
     @property
     def is_limited_next(self) -> bool:
-        """Whether the queue of the next task is limited. Read this only right after `next_ready` has returned 0."""
-        entry = _head(self._by_head()[0])
-        return entry is not None and self._is_limited(entry.queue)
+        """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""
+        entry = self._peek(self._by_head()[0])
+        return entry is not None and self._is_limited(entry)
 
     @property
     def is_rescue_next(self) -> bool:
         """Whether the next task was begun by a worker. Read this only right after `next_ready` has returned 0."""
-        entry = _head(self._by_head()[0])
+        entry = self._peek(self._by_head()[0])
         return entry is not None and entry.is_begun
 
     def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
@@ -231,6 +266,7 @@ class PreemptionQueue:
                     is_begun=entry.is_begun,
                     is_simple=entry.is_simple,
                     queue=entry.queue,
+                    tenant=entry.tenant,
                 )
 
     def names(self) -> list[tuple[str, str]]:
@@ -238,37 +274,61 @@ class PreemptionQueue:
         return [(entry.task_id, entry.name) for entry in self._entries.values()]
 
     def _promote(self, now: float) -> None:
+        self._now = now
         while self._waiting and self._waiting[0][0] <= now:
             _, sequence, entry = heapq.heappop(self._waiting)
             if not entry.is_dropped:
                 entry.is_ready = True
                 self._ready_cnt[entry.rank > 0] += 1
-                heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
+                if entry.lane is not None:
+                    self._turn_cnt += 1
+                    self._turns[self._is_isolated(entry)].push(entry, sequence)
+                else:
+                    heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
 
     def _heap_of(self, entry: Entry) -> int:
-        is_isolated = self._isolated is not None and self._isolated.isolates(entry.name)
-        return (entry.rank > 0) + 2 * is_isolated
+        return (entry.rank > 0) + 2 * self._is_isolated(entry)
 
-    def _by_head(self) -> Sequence[_Ready]:
-        """Return the heaps of ready tasks. The heap that holds the next task comes first.
+    def _is_isolated(self, entry: Entry) -> bool:
+        return self._isolated is not None and self._isolated.isolates(entry.name)
+
+    def _peek(self, source: _Source) -> Entry | None:
+        """Return the first task of a source, or None."""
+        return source.head(self._now) if isinstance(source, Turns) else _head(source)
+
+    def _by_head(self) -> Sequence[_Source]:
+        """Return the sources of ready tasks: the heaps, and the turns if any. The one with the next task comes first.
 
         The tasks of isolated handlers are left out while there is no room for them.
         """
         own, rest = self._ready[:2]
+        if self._turn_cnt:
+            return self._with_turns()
         if self._room > 0:
             return sorted(self._ready, key=lambda heap: (0, heap[0]) if _head(heap) is not None else (1,))
         is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
         return (rest, own) if is_rest_first else (own, rest)
 
+    def _with_turns(self) -> Sequence[_Source]:
+        count = len(self._ready) if self._room > 0 else 2
+        sources: list[_Source] = [*self._ready[:count], *self._turns[: count // 2]]
+        heads = [self._peek(source) for source in sources]
+        ranked = sorted(
+            range(len(sources)), key=lambda index: (0, head.order) if (head := heads[index]) is not None else (1,)
+        )
+        return [sources[index] for index in ranked]
+
     def _look_at_room(self) -> None:
         """Note the room for isolated handlers, if some of their tasks are ready."""
         if self._isolated is not None:
-            is_wanted = any(_head(heap) is not None for heap in self._ready[2:])
+            sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
+            is_wanted = any(self._peek(source) is not None for source in sources)
             self._room = self._isolated.count() if is_wanted else 0
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
         self._ready_cnt[entry.rank > 0] -= entry.is_ready
+        self._turn_cnt -= entry.is_ready and entry.lane is not None
         del self._entries[entry.task_id]
 
     def _shrink(self) -> None:
@@ -276,13 +336,25 @@ class PreemptionQueue:
         # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
         ready = [item[2] for item in sorted(chain(*self._ready)) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
-        for entry in [*ready, *waiting][self.capacity :]:
+        turning = self._in_turns(entry for entry in waiting if entry.lane is not None)
+        plain = [*ready, *(entry for entry in waiting if entry.lane is None)]
+        # If both kinds are many, each keeps half of the room.
+        room = min(len(turning), max(self.capacity - len(plain), self.capacity // 2))
+        for entry in [*plain[self.capacity - room :], *turning[room:]]:
             self._forget(entry)
         self.has_more = True
         self._clear_dropped()
 
+    def _in_turns(self, waiting: Iterable[Entry]) -> list[Entry]:
+        """Return the tasks of queues with fair turns in the order in which they are kept: equal parts of each tenant.
+
+        So the hints of a tenant that floods its queue push out its own tasks, and no others.
+        """
+        ready = sorted(chain.from_iterable(turns.entries() for turns in self._turns), key=_order)
+        return in_equal_parts([*ready, *waiting])
+
     def _item_count(self) -> int:
-        return len(self._waiting) + sum(map(len, self._ready))
+        return len(self._waiting) + sum(map(len, self._ready)) + sum(turns.item_cnt for turns in self._turns)
 
     def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
@@ -290,6 +362,8 @@ class PreemptionQueue:
         for heap in self._ready:
             heap[:] = [item for item in heap if not item[2].is_dropped]
             heapq.heapify(heap)
+        for turns in self._turns:
+            turns.clear_dropped()
 
 
 def _order(entry: Entry) -> tuple[int, bool, float]:

@@ -189,6 +189,9 @@ def test_events_of_tenants_lie_apart_also_after_a_removal_and_a_resume(
         ("PUT", "/v1/schedules/s"),
         ("POST", "/v1/queues/q:pause"),
         ("PUT", "/v1/queues/q/keep"),
+        ("PUT", "/v1/queues/q/fair"),
+        ("PUT", "/v1/tenants/acme/limit"),
+        ("POST", "/v1/tenants/umbra:pause"),
         ("POST", "/v1/workers/w:stop"),
     ],
 )
@@ -196,5 +199,54 @@ def test_what_concerns_all_tenants_is_not_for_one(mongo_uri: str, database_name:
     async def scenario(server: Serving) -> None:
         answer = await server.ask(method, path, token="acme", json={} if method == "PUT" else None)
         assert (answer.status_code, answer.json()["type"]) == (403, "/v1/problems/forbidden")
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_token_without_a_tenant_publishes_for_any_and_controls_them(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        made = await server.ask("POST", "/v1/tasks", json={"name": "echo", "key": "a", "tenant": "acme"})
+        assert (made.status_code, made.json()["key"]) == (201, "acme:a")
+        assert made.headers["location"] == "/v1/tasks/echo/acme%3Aa"
+        assert (await server.ask("GET", "/v1/tasks/echo/acme%3Aa")).json()["tenant"] == "acme"
+        own = await server.ask("GET", TASK, token="acme")
+        assert (own.status_code, "tenant" in own.json()) == (200, False)
+        batch = {"tasks": [{"name": "echo", "key": "b", "tenant": tenant} for tenant in BOTH]}
+        rows = (await server.ask("POST", "/v1/tasks:batch", json=batch)).json()["tasks"]
+        assert [row["task_id"] for row in rows] == ["echo:acme:b", "echo:umbra:b"]
+        # A tenant's token publishes for its tenant, which it may name.
+        named = await server.ask("PUT", "/v1/tasks/echo/c", json={"tenant": "acme"}, token="acme")
+        assert named.status_code == 201
+        other = await server.ask("PUT", "/v1/tasks/echo/c", json={"tenant": "umbra"}, token="acme")
+        assert (other.status_code, "of another tenant" in other.json()["detail"]) == (422, True)
+        stored = {task.id: task.tenant for task in await server.client.find()}
+        pairs = [("acme", "a"), ("acme", "b"), ("acme", "c"), ("umbra", "b")]
+        assert stored == {f"echo:{tenant}:{key}": tenant for tenant, key in pairs}
+
+        limited = await server.ask("PUT", "/v1/tenants/acme/limit", json={"concurrency": 5})
+        assert (limited.status_code, limited.json()["limit"]["concurrency"]) == (200, 5)
+        assert (await server.ask("POST", "/v1/tenants/acme:pause")).json()["paused"] is True
+        assert (await server.ask("PUT", "/v1/queues/default/fair", json={"fair": True})).json()["fair"] is True
+        waits = (await server.ask("GET", "/v1/tasks/echo/acme%3Aa/position")).json()["reasons"]
+        assert any("the tenant 'acme' is paused" in reason["message"] for reason in waits)
+        assert (await server.ask("PUT", "/v1/tenants/a%3Ab/limit", json={})).status_code == 422
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_callback_of_a_tenants_task_is_signed_by_the_tenants_secret_whoever_publishes_it(
+    mongo_uri: str, database_name: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        body = {"name": "echo", "key": "a", "callback": {"url": "https://hooks.example.com/x"}}
+        await server.ask("POST", "/v1/tasks", json={**body, "tenant": "acme"})
+        await server.ask("POST", "/v1/tasks", json=body, token="umbra")
+        found = {task.id: task.callback for task in await server.client.find()}
+        assert {task_id: callback and (callback.secret, callback.tenant) for task_id, callback in found.items()} == {
+            "echo:acme:a": ("acme/default", "acme"),
+            "echo:umbra:a": ("umbra/default", "umbra"),
+        }
 
     with_server(mongo_uri, database_name, scenario)

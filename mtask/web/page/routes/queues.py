@@ -45,6 +45,8 @@ async def queue(visit: Visit) -> Response:
         paused={control.target for control in state.names if control.paused},
         limit=(control and control.limit) or _NONE,
         key_limit=(control and control.key_limit) or _NONE,
+        tenant_limit=(control and control.tenant_limit) or _NONE,
+        is_fair=control is not None and control.fair,
         keep=(None, None) if control is None else (control.keep_success, control.keep_fail),
         window=_window,
     )
@@ -124,9 +126,28 @@ async def limit(visit: Visit) -> Response:
         rate=_rate(form, ""),
         key_concurrency=form.whole("key_concurrency"),
         key_rate=_rate(form, "key_"),
+        tenant_concurrency=form.whole("tenant_concurrency"),
+        tenant_rate=_rate(form, "tenant_"),
         timeout=_PATIENCE,
     )
     return await _confirmed(visit, changing, f"The limits of {name} are set.", url("/queue", queue=name))
+
+
+@addresses.post_at("/queue/fair", Role.OPERATE, of_database=True)
+async def fair(visit: Visit) -> Response:
+    """Let the tenants of a queue take turns."""
+    name = _named(visit)
+    changing = visit.parts.client.set_fair(name, timeout=_PATIENCE)
+    return await _confirmed(visit, changing, f"The tenants of {name} take turns.", url("/queue", queue=name))
+
+
+@addresses.post_at("/queue/unfair", Role.OPERATE, of_database=True)
+async def unfair(visit: Visit) -> Response:
+    """Let the tenants of a queue no longer take turns."""
+    name = _named(visit)
+    changing = visit.parts.client.set_fair(name, False, timeout=_PATIENCE)
+    done = f"The tasks of {name} go by priority and age."
+    return await _confirmed(visit, changing, done, url("/queue", queue=name))
 
 
 def _rate(form: Form, prefix: str) -> tuple[int, float] | None:

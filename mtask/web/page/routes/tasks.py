@@ -14,6 +14,7 @@ from starlette.responses import Response
 from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput
 from mtask.model.listing import Order, order_of
+from mtask.model.publishing.tenants import check_tenant
 from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import parse_strict
 from mtask.web.access import Caller
@@ -26,7 +27,7 @@ addresses = Addresses()
 #: The longest time that "within" goes back, in seconds: ten years.
 _LONGEST_AGO = 315_360_000.0
 _TEXTS = ("name", "queue", "key", "worker_id")
-_FIELDS = ("status", *_TEXTS, "lookup", "params", "since", "until", "last")
+_FIELDS = ("status", *_TEXTS, "tenant", "lookup", "params", "since", "until", "last")
 
 
 @addresses.get_at("/tasks")
@@ -139,6 +140,7 @@ def search_of(query: Form, now: datetime) -> Search:
         queue=[text.strip() for text in exact["queue"]],
         key=exact["key"],
         worker_id=[text.strip() for text in exact["worker_id"]],
+        tenant=check_tenant(tenant) if (tenant := query.text("tenant")) else None,
         lookup=_pairs(query.text("lookup"), "lookup", "=", "user_id=7"),
         params={
             path.removeprefix("params."): values[0]

@@ -36,6 +36,8 @@ from mtask.store.layout.schema import (
     OWED_INDEX,
     RECENT_INDEX,
     STATUS_INDEX,
+    TENANT_INDEX,
+    TURNS_INDEX,
     UNENDED_INDEX,
     schema_title,
     task_validator,
@@ -50,7 +52,7 @@ from tests.mongo import Client, eventually
 pytestmark = pytest.mark.fresh_database
 Document = dict[str, Any]
 _FLOWS = [FLOW_INDEX, HELD_INDEX, OWED_INDEX, CHILDREN_INDEX, UNENDED_INDEX, HEAD_INDEX, CALLBACKS_INDEX]
-_LISTS = [RECENT_INDEX, FINISHED_INDEX]
+_LISTS = [RECENT_INDEX, FINISHED_INDEX, TENANT_INDEX, TURNS_INDEX]
 _OF_TASKS = sorted(["_id_", DISCOVERY_INDEX, STATUS_INDEX, EXPIRY_INDEX, LOOKUP_INDEX, *_LISTS, *_FLOWS])
 
 

@@ -35,6 +35,8 @@ _CHANGES = {
     "/queue/resume?queue=mail": {},
     "/queue/limit?queue=mail": {"concurrency": "1"},
     "/queue/keep?queue=mail": {"success": "1"},
+    "/queue/fair?queue=mail": {},
+    "/queue/unfair?queue=mail": {},
     "/name/pause": {"name": "echo"},
     "/name/resume": {"name": "echo"},
     "/worker/stop?worker_id=w": {},
@@ -268,6 +270,37 @@ def test_tenants_never_meet(serve: Callable[..., None]) -> None:
             assert (await acme.send("/task/cancel?name=echo&key=same")).status_code == 303
         assert (await server.client.get("echo", "acme:same")).status == "CANCELED"
         assert (await server.client.get("echo", "umbra:same")).status == "INIT"
+
+    serve(scenario)
+
+
+def test_page_filters_by_tenant_and_sets_fair_turns_and_limits(serve: Callable[..., None]) -> None:
+    async def scenario(server: Serving) -> None:
+        for tenant in ("acme", "umbra", None):
+            await server.client.publish("echo", key="same", tenant=tenant, delay=3600)
+        async with visiting(server, "operate") as visitor:
+            listed = (await visitor.get("/tasks?tenant=acme")).text
+            assert (listed.count("<tr data-id="), 'data-id="echo:acme:same"' in listed) == (1, True)
+            of_key = (await visitor.get("/tasks?tenant=umbra&key=same")).text
+            assert (of_key.count("<tr data-id="), 'data-id="echo:umbra:same"' in of_key) == (1, True)
+            assert "use 1 to 64 letters" in (await visitor.get("/tasks?tenant=a:b")).text
+            assert "/tasks?tenant=acme" in (await visitor.get("/task?name=echo&key=acme:same")).text
+            planned = await visitor.send("/bulk/plan?tenant=acme", action="cancel")
+            assert "Cancel 1 task?" in planned.text
+            assert "Fair turns for tenants" in (await visitor.get("/queue?queue=default")).text
+            assert (await visitor.send("/queue/fair?queue=default")).status_code == 303
+            limits = {"tenant_concurrency": "5", "tenant_starts": "3", "tenant_window": "2"}
+            assert (await visitor.send("/queue/limit?queue=default", **limits)).status_code == 303
+            shown = (await visitor.get("/queue?queue=default")).text
+            assert "End the fair turns" in shown
+            assert "5 at once, 3 starts in 2 s for each tenant" in shown
+            await visitor.send("/queue/unfair?queue=default")
+        (control,) = await server.client.controls()
+        assert (control.fair, control.tenant_limit is not None) == (False, True)
+        async with visiting(server, "acme") as acme:
+            # The filter of another tenant changes nothing for a tenant.
+            assert (await acme.get("/tasks?tenant=umbra")).text.count("<tr data-id=") == 1
+            assert 'name="tenant"' not in (await acme.get("/tasks")).text
 
     serve(scenario)
 

@@ -309,10 +309,13 @@ def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -
         (filters.claimable_now(["default"], [], None), False),
         (filters.claimable_now([], ["task"], None), False),
         (filters.claimable_now(["other"], ["other"], None), True),
-        (filters.of_other_queues(["default"]), False),
-        (filters.of_other_queues(["other"]), True),
-        (filters.of_queues_and_keys([("default", "another key")]), False),
-        (filters.of_queues_and_keys([("other", None), ("default", None)]), True),
+        (filters.of_others(["default"]), False),
+        (filters.of_others(["other"]), True),
+        (filters.of_queues_and_keys([("default", "another key", None)]), False),
+        (filters.of_queues_and_keys([("other", None, None), ("default", None, None)]), True),
+        (filters.of_queues_and_keys([("default", None, "acme")]), False),
+        (filters.of_others([], ["acme"]), True),
+        (filters.claimable_now([], [], None, ["acme"]), True),
     ],
 )
 def test_every_way_of_claiming_keeps_to_pauses_and_limits(

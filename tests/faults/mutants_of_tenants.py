@@ -1,0 +1,136 @@
+"""Mutations of tenants: whose a task is, their turns, their limits, and what they may see."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_ACCESS = "mtask/web/access.py"
+_CONTROLS = "mtask/worker/admission/controls.py"
+_LIMITS = "mtask/worker/admission/limits.py"
+_MEMORY = "mtask/worker/state/turns.py"
+_NEXT = "mtask/app/next.py"
+_QUEUE = "mtask/worker/state/queue.py"
+_READERS = "mtask/store/streams/readers.py"
+_SCANS = "mtask/worker/discovery/turns.py"
+_SCHEMA = "mtask/store/layout/schema.py"
+_TENANTS = "mtask/model/publishing/tenants.py"
+
+_CLIENT_TESTS = "tests/integration/client/test_tenants.py"
+_LIMITS_TESTS = "tests/integration/worker/admission/test_tenant_limits.py"
+_MEMORY_TESTS = "tests/unit/worker/state/test_turns.py"
+_PARITY = "tests/parity/test_tenants_parity.py"
+_TURNS_TESTS = "tests/integration/worker/discovery/test_turns.py"
+_WEB_TESTS = "tests/integration/web/test_tenants.py"
+
+TENANT_MUTATIONS = (
+    Mutation(
+        "tenant-without-its-key",
+        "The server takes a task whose key is not one of its tenant.",
+        (
+            Edit(_SCHEMA, '{"$not": [_is_of_another()]},', ""),
+            Edit(
+                _SCHEMA,
+                "[another_id, _is_of_another(), *too_long, has_no_ping]",
+                "[another_id, *too_long, has_no_ping]",
+            ),
+        ),
+        (f"{_PARITY}::test_server_and_model_take_the_same_tenants_and_keys",),
+    ),
+    Mutation(
+        "tenant-with-a-colon",
+        "A tenant may hold a colon, so the tasks of one look like those of another.",
+        (Edit(_TENANTS, 'TENANT_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"', 'TENANT_PATTERN = r"^[A-Za-z0-9_.:-]{1,64}$"'),),
+        (f"{_PARITY}::test_wrong_tenant_is_refused_with_advice",),
+    ),
+    Mutation(
+        "next-task-of-nobody",
+        "The task as which another goes on belongs to no tenant.",
+        (Edit(_NEXT, "            tenant=before.tenant,\n", ""),),
+        (f"{_CLIENT_TESTS}::test_flow_its_children_and_next_tasks_are_of_one_tenant",),
+    ),
+    Mutation(
+        "events-of-everybody",
+        "A tenant hears of the tasks of others.",
+        (
+            Edit(
+                _READERS,
+                'of_tenant = "" if self.tenant is None else re.escape(prefix_of(self.tenant))',
+                'of_tenant = ""',
+            ),
+        ),
+        (f"{_CLIENT_TESTS}::test_events_of_a_tenant_tell_also_of_removed_tasks",),
+    ),
+    Mutation(
+        "token-names-another-tenant",
+        "A token of a tenant reads the stored keys that it is given.",
+        (Edit(_ACCESS, "return key if self.tenant is None else stored_key(self.tenant, key)", "return key"),),
+        (f"{_WEB_TESTS}::test_one_name_and_key_through_every_verb",),
+    ),
+    Mutation(
+        "turn-stays",
+        "After a task of a tenant, the next task is of the same tenant.",
+        (Edit(_MEMORY, "                ring.move_to_end(lane)\n", "                pass\n"),),
+        (f"{_MEMORY_TESTS}::test_tenants_take_turns_whatever_the_age_and_the_priority_of_their_tasks",),
+    ),
+    Mutation(
+        "turn-of-another-worker-never-comes",
+        "A task that another worker ranks first for waits until this worker has none of its own.",
+        (Edit(_MEMORY, "return rest if is_late and", "return rest if False and"),),
+        (f"{_MEMORY_TESTS}::test_task_that_another_worker_ranks_first_for_gets_the_turn_of_its_tenant_after_a_while",),
+    ),
+    Mutation(
+        "flood-pushes-out-others",
+        "If the memory is full, the oldest tasks stay: those of the tenant with the longest backlog.",
+        (Edit(_QUEUE, "return in_equal_parts([*ready, *waiting])", "return [*ready, *waiting]"),),
+        (f"{_MEMORY_TESTS}::test_hints_of_a_flooding_tenant_push_out_only_its_own",),
+    ),
+    Mutation(
+        "ring-begins-anew",
+        "Each scan begins with the first tenants, and the last ones never have their turn.",
+        (Edit(_SCANS, "                ring.after = last\n", '                ring.after = ""\n'),),
+        (f"{_TURNS_TESTS}::test_scans_go_round_all_tenants_and_take_equal_parts",),
+    ),
+    Mutation(
+        "cut-part-counts-as-whole",
+        "The part of the last tenant in a batch is taken for all that it has.",
+        (Edit(_SCANS, "documents = documents[: names.index(names[-1])]", "pass"),),
+        (f"{_TURNS_TESTS}::test_scan_brings_whole_parts_though_a_batch_ends_within_one",),
+    ),
+    Mutation(
+        "tenant-without-a-permit",
+        "A claim without permits takes tasks of a tenant with a limit.",
+        (
+            Edit(_LIMITS, "if task.tenant in self._controls.tenant_limits:", "if False:"),
+            Edit(
+                _LIMITS,
+                "return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]",
+                "return []",
+            ),
+        ),
+        (f"{_LIMITS_TESTS}::test_the_limit_of_one_tenant_holds_over_its_queues_and_binds_no_other",),
+    ),
+    Mutation(
+        "tenant-at-its-limit-hides-others",
+        "Scans bring the tasks of a tenant that has to wait, and no others.",
+        (Edit(_LIMITS, "            excluded.setdefault(pool.queue, set()).add(pool.tenant)\n", ""),),
+        (f"{_LIMITS_TESTS}::test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans",),
+    ),
+    Mutation(
+        "tenants-share-a-pool",
+        "The tenants of a queue share the limit that each of them has.",
+        (Edit(_LIMITS, "PermitPool(task.queue, tenant=tenant)),\n", 'PermitPool(task.queue, tenant="all")),\n'),),
+        (f"{_LIMITS_TESTS}::test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers",),
+    ),
+    Mutation(
+        "paused-tenant-runs",
+        "The pause of a tenant is confirmed and not applied.",
+        (
+            Edit(_CONTROLS, "self._valid_until, self.paused_tenants)", "self._valid_until)"),
+            Edit(
+                _CONTROLS, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"
+            ),
+            Edit(_LIMITS, "excluded[None] = set(self._controls.paused_tenants)", "pass"),
+        ),
+        (f"{_LIMITS_TESTS}::test_paused_tenant_waits_and_the_others_go_on",),
+    ),
+)

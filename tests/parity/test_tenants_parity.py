@@ -1,0 +1,93 @@
+"""Which tenant and key belong together: the model and the server agree."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from pymongo.errors import WriteError
+
+from mtask.errors import MtaskError
+from mtask.model.documents import Task
+from mtask.model.options import TaskOption
+from mtask.model.publishing.tenants import check_tenant, is_key_of, own_key, stored_key
+from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.layout.schema import misfits
+from tests.mongo import Client as Mongo
+
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_WORDS = st.text("ab.-_: \né\x00", max_size=4)
+_TENANTS: st.SearchStrategy[Any] = st.one_of(
+    st.none(), _WORDS, st.sampled_from(["acme", "a" * 64, "a" * 65, "a\n"]), st.integers(0, 1), st.just(["a"])
+)
+
+
+@st.composite
+def _pairs(draw: st.DrawFn) -> tuple[Any, str]:
+    tenant = draw(_TENANTS)
+    prefix = draw(st.sampled_from([f"{tenant}:", f"{tenant}", "", "b:"])) if isinstance(tenant, str) else ""
+    return tenant, (prefix + draw(_WORDS)) or "k"
+
+
+def document(tenant: Any, key: str) -> dict[str, Any]:
+    state = {"status": "INIT", "create_time": _NOW, "next_preempt_time": _NOW, "failed_cnt": 0}
+    return {
+        "_id": f"task:{key}",
+        "name": "task",
+        "key": key,
+        **({} if tenant is None else {"tenant": tenant}),
+        "queue": "default",
+        "params": None,
+        "task_option": TaskOption().stored(),
+        "task_state": {**state, "cancel_requested": False, "worker_states": []},
+        "schema_version": 1,
+    }
+
+
+def test_server_and_model_take_the_same_tenants_and_keys(store: SyncStore, mongo: Mongo, database_name: str) -> None:
+    store.run(setup.ensure())
+    tasks = mongo[database_name]["tasks"]
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(_pairs())
+    def check(pair: tuple[Any, str]) -> None:
+        made = document(*pair)
+        tasks.delete_many({})
+        try:
+            tasks.insert_one(made)
+        except WriteError:
+            is_taken = False
+        else:
+            # What JSON Schema cannot say, the doctor finds: a line break at the end, for example.
+            is_taken = tasks.count_documents(misfits()) == 0
+        try:
+            Task.model_validate(made)
+        except ValidationError:
+            is_read = False
+        else:
+            is_read = True
+        assert is_taken == is_read, pair
+
+    check()
+
+
+@given(_WORDS, _WORDS)
+def test_stored_key_tells_the_tenant_and_the_own_key(tenant: str, key: str) -> None:
+    try:
+        stored = stored_key(check_tenant(tenant), key)
+    except MtaskError:
+        return
+    assert is_key_of(tenant, stored)
+    assert own_key(tenant, stored) == key
+    assert stored.partition(":")[0] == tenant
+
+
+@pytest.mark.parametrize("tenant", ["", "a:b", "a b", "é", "a\n", "a" * 65, None, 7, b"a"])
+def test_wrong_tenant_is_refused_with_advice(tenant: Any) -> None:
+    with pytest.raises(MtaskError, match="use 1 to 64 letters"):
+        check_tenant(tenant)
