@@ -205,6 +205,7 @@ def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_numbe
         *("/v1/bulk", "/v1/flows?limit=50", "/v1/flows?prefix=flow/1&limit=50", "/v1/flows/flow%2F0", "/metrics"),
         *(f"/v1/task?{one}" for one in single),
         *(f"/v1/task/position?{one}" for one in single),
+        *(f"/v1/task/logs?{one}" for one in single),
     ]
 
     async def scenario(server: Serving, profile: Profile) -> None:
