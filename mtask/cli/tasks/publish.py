@@ -162,9 +162,8 @@ def publish(
         raise InvalidInput("give the NAME of the task, or --many FILE.", field="name")
     read = values.params_from(params, params_file)
     spec = TaskSpec(name, read, key=key, **defaults, **options)
-    spec.prepare(
-        checked, values.flag_of_argument, cli.flags.tenant
-    )  # raises an error for a wrong task, before the client connects
+    # A wrong task raises an error before the client connects.
+    spec.prepare(checked, values.flag_of_argument, cli.flags.tenant)
     if params is None and params_file is None:
         publish_many.check_no_params(checked, "PARAMS")
     result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]

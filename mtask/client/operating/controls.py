@@ -115,6 +115,8 @@ def limit(
     tenant: str | None = None,
 ) -> Change:
     """Return the checked request to limit a queue, each limit_key and tenant of it, or a tenant; raise InvalidInput."""
+    if (queue is None) == (tenant is None):
+        raise InvalidInput("a limit is of a queue or of a tenant: give one of the two.", field="queue")
     kind, target = check_target(queue, None, tenant)
     fields = {"limit": _limit("", concurrency, rate)}
     narrower = {

