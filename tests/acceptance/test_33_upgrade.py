@@ -45,7 +45,7 @@ def fleet(mongo_uri: str, database_name: str, tmp_path: Path) -> Iterator[Fleet]
 
 
 def test_fleet_rolls_to_this_version_and_back_under_load(mongo_uri: str, database_name: str, tmp_path: Path) -> None:
-    verdict = run(mongo_uri, database_name, Plan(tmp_path, seed=1))
+    verdict = run(mongo_uri, database_name, Plan(tmp_path, seed=1, rate=8.0))
     print(verdict.describe())
     assert verdict.violations == []
     assert verdict.figures["handlers started by old"] > 0
@@ -60,7 +60,7 @@ def test_bigger_fleet_rolls_there_and_back_twice(mongo_uri: str, database_name: 
     assert verdict.violations == []
 
 
-@pytest.mark.parametrize("is_old", [True, False], ids=["old", "new"])
+@pytest.mark.parametrize("is_old", [True, pytest.param(False, marks=pytest.mark.long)], ids=["old", "new"])
 def test_worker_keeps_the_fields_that_it_does_not_know(
     client: Client, fleet: Fleet, old: Version, *, is_old: bool
 ) -> None:
