@@ -163,16 +163,24 @@ class Worker:
                     parts.controls.stop()
                     parts.limits.stop()
         finally:
-            if parts.executors is not None:
-                await parts.executors.stop()
-            await self._hooks.stop()
+            await self._end(parts)
+        logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+
+    async def _end(self, parts: Parts) -> None:
+        """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
+        async with AsyncExitStack() as ends:  # the last one is called first
+            ends.push_async_callback(self._leave, parts)
+            ends.callback(parts.runner.close)
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
-            await asyncio.to_thread(parts.pinger.rest)
-            parts.runner.close()
-            self._set_status(WorkerStatus.STOPPED)
-            await parts.registrar.leave(heartbeat(parts.scope))
-        logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+            ends.push_async_callback(asyncio.to_thread, parts.pinger.rest)
+            ends.push_async_callback(self._hooks.stop)
+            if parts.executors is not None:
+                ends.push_async_callback(parts.executors.stop)
+
+    async def _leave(self, parts: Parts) -> None:
+        self._set_status(WorkerStatus.STOPPED)
+        await parts.registrar.leave(heartbeat(parts.scope))
 
     async def _work(self, parts: Parts) -> None:
         """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""

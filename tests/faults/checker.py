@@ -29,7 +29,7 @@ from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
 
 T = TypeVar("T")
-DEPOSITING = frozenset({"deposit", "deposit_plain"})
+DEPOSITING = frozenset({"deposit", "deposit_plain", "deposit_isolated"})
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, BSONError)
 
 

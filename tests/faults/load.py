@@ -78,6 +78,8 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
                 extra |= _LONG
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
+        case "isolated" | "isolated_async":
+            params = {"seconds": round(random.choice((0.0, 0.1, 0.3, 2.0)), 2)}
         case "team":
             params = {"seconds": round(random.uniform(0.0, 1.0), 2)}
             extra["concurrent_worker_cnt"] = random.choice((2, 3))
@@ -105,15 +107,18 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 613,
+    "quick": 587,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
+    "isolated": 12,
+    "isolated_async": 6,
     "team": 30,
     "flaky": 35,
     "doomed": 20,
     "deposit": 25,
     "deposit_plain": 15,
+    "deposit_isolated": 8,
     "limited": 12,
     "pausable": 20,
     "relay": 10,

@@ -6,10 +6,13 @@ repeated by its seed. Within a track one thing is done at a time; a place belong
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from mtask.local import ReplicaSet
@@ -39,6 +42,42 @@ class Track:
 def kill_worker(world: World, random: Random) -> None:
     """SIGKILL a worker; it comes back under its worker_id."""
     _kill(world, random, world.mortals, "kill worker")
+
+
+def kill_executor(world: World, random: Random) -> None:
+    """SIGKILL an executor of a worker, a few times in a row: the worker replaces it."""
+    with world.any_place(world.workers.places, random) as place:
+        if place is not None:
+            with world.fault("kill executor", place.name) as episode:
+                killed = []
+                for _ in range(random.randint(1, 3)):
+                    killed += [pid for pid in executors_of(place.pid) if _kill_process(pid)]
+                    world.wait(random.uniform(0.2, 2.0))
+                episode.detail["killed"] = killed
+
+
+def executors_of(pid: int | None) -> list[int]:
+    """Return the executors of a worker process."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in listed.read_text().split()]
+    return [child for child in found if _is_executor(child)]
+
+
+def _is_executor(pid: int) -> bool:
+    try:
+        return b"mtask.worker.executors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _kill_process(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def kill_publisher(world: World, random: Random) -> None:
@@ -290,6 +329,7 @@ TRACKS = (
         {
             "kill worker": kill_worker,
             "freeze worker": freeze_worker,
+            "kill executor": kill_executor,
             "kill publisher": kill_publisher,
             "freeze publisher": freeze_publisher,
             "rolling restart": rolling_restart,

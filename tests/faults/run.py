@@ -139,7 +139,7 @@ class Run:
             uri = proxy.uri if kind == "proxied" else replica_set.uri
             command = python(
                 "mtask.cli.worker", "tests.faults.app:app", "--uri", uri, "--database", DATABASE, "--worker-id", name,
-                "--shutdown-timeout", "3",
+                "--shutdown-timeout", "3", "--executors", "1",
             )  # fmt: skip
             environment: Mapping[str, str] = faketime.environment(offsets[kind]) if kind in offsets else {}
             workers.append(Place(name, kind, command, {**environment, HISTORY_VARIABLE: str(folder)}, folder))
