@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import select
 import time
+from typing import SupportsIndex
 
 
-def _sleep(seconds: float) -> None:
-    if seconds < 0:
+def _sleep(seconds: float | SupportsIndex) -> None:
+    duration = float(seconds)
+    if duration < 0:
         raise ValueError("sleep length must be non-negative")
-    select.select([], [], [], seconds)
+    select.select([], [], [], duration)
 
 
 time.sleep = _sleep

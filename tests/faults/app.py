@@ -25,6 +25,11 @@ _LOOK = 0.01
 app = App()
 
 
+def isolated_names() -> list[str]:
+    """Return the names of the handlers that run in executors."""
+    return sorted(handler.name for handler in app if handler.isolation == "process")
+
+
 @cache
 def _ledger() -> Ledger:
     return Ledger(History(Path(os.environ[HISTORY_VARIABLE])).notes_path(os.getpid()))

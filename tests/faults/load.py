@@ -39,6 +39,8 @@ SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "u
 _LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
 PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
+#: A task whose lease is longer than the time in which a failure must be told.
+LONG: dict[str, Any] = {**PATIENT, **_LONG, "priority": 10}
 #: A task that waits behind no backlog, so that its rounds follow each other.
 URGENT: dict[str, Any] = {**PATIENT, "priority": 10}
 
@@ -79,7 +81,9 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
         case "isolated" | "isolated_async":
-            params = {"seconds": round(random.choice((0.0, 0.1, 0.3, 2.0)), 2)}
+            params = {"seconds": random.choice((0.0, 0.1, 0.3, 2.0))}
+            if random.random() < 0.5:
+                extra |= _LONG
         case "team":
             params = {"seconds": round(random.uniform(0.0, 1.0), 2)}
             extra["concurrent_worker_cnt"] = random.choice((2, 3))
