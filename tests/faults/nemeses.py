@@ -288,7 +288,7 @@ def _crash(world: World, random: Random, place: Place, killed: list[dict[str, An
     )
     task_id = world.publish(name, params, specific_worker_ids=[place.name], **LONG)
     with suppress(AssertionError):  # the database is away, or the worker: then, what is there is killed
-        eventually(lambda: world.is_over.is_set() or world.is_running(task_id), _BEGINS, interval=0.05)
+        eventually(lambda: world.is_over.is_set() or _has_begun(place, task_id), _BEGINS, interval=0.05)
     world.wait(random.uniform(0.0, 1.0))
     number = random.choice((signal.SIGKILL, signal.SIGSEGV))
     for pid in executors_of(place.pid):
@@ -296,6 +296,12 @@ def _crash(world: World, random: Random, place: Place, killed: list[dict[str, An
         with suppress(ProcessLookupError):
             os.kill(pid, number)
             killed.append({"pid": pid, "signal": number.name, "at": at})
+
+
+def _has_begun(place: Place, task_id: str) -> bool:
+    """Whether an executor of this worker has noted the start of this task's handler."""
+    notes = [place.history.notes_path(pid) for pid in executors_of(place.pid)]
+    return any(path.exists() and task_id in path.read_text() for path in notes)
 
 
 def executors_of(pid: int | None) -> list[int]:

@@ -162,13 +162,6 @@ class World:
         except AssertionError:
             raise AssertionError(f"not within {_RECOVERY:g} s: working: {', '.join(missing)}") from None
 
-    def is_running(self, task_id: str) -> bool:
-        """Whether a worker has claimed this task; False while the database is away."""
-        with suppress(PyMongoError), pymongo.timeout(2):
-            running = {"_id": task_id, "task_state.status": "RUNNING"}
-            return self.mongo[self.database]["tasks"].find_one(running, {"_id": True}) is not None
-        return False
-
     def publish(self, name: str, params: dict[str, Any], **options: Any) -> str:
         """Publish a task on behalf of a nemesis; it counts among the load."""
         key = uuid.uuid4().hex
