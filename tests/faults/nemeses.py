@@ -267,6 +267,9 @@ def killer(world: World, random: Random) -> None:
         world.wait(5.0 * (tries + 1))
 
 
+# --- executors ------------------------------------------------------------------------------------------------
+
+
 def kill_executor(world: World, random: Random) -> None:
     """Have a handler work in an executor, and kill the executor as a crash does, a few times in a row."""
     with world.any_place(world.workers.places, random) as place:
@@ -385,7 +388,8 @@ TRACKS = (
             "half-open connections": black_hole,
         },
     ),
-    Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer, KILLING: kill_executor}),
+    Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer}),
+    Track("executors", (3.0, 12.0), {KILLING: kill_executor}),
     Track("queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue}),
 )
 
