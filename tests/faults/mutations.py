@@ -31,6 +31,7 @@ from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_executors import EXECUTOR_MUTATIONS
 from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
@@ -53,6 +54,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,
+    *EXECUTOR_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

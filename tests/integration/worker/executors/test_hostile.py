@@ -27,7 +27,7 @@ async def ended(it: Isolated, task_id: str) -> str:
     return status()
 
 
-@pytest.mark.parametrize("how", ["closes all files", "writes to the socket"])
+@pytest.mark.parametrize("how", ["closes all files", pytest.param("writes to the socket", marks=pytest.mark.long)])
 def test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs(
     mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
 ) -> None:
@@ -98,6 +98,7 @@ def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
     assert not is_alive(asyncio.run(scenario()))
 
 
+@pytest.mark.long
 def test_a_second_stop_ends_a_handler_that_never_looks_at_once(
     mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
