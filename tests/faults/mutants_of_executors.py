@@ -35,9 +35,7 @@ EXECUTOR_MUTATIONS = (
         "death-with-a-guessed-cause",
         "The worker says that it killed the executor itself, whatever the process died of.",
         (Edit(_EXECUTOR, "cause = self._cause or cause_of_death(code)", 'cause = self._cause or "killed"'),),
-        (
-            f"{_ENDS}::test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on[die-SIGSEGV-executor killed by SIGSEGV]",
-        ),
+        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
     ),
     Mutation(
         "death-that-leaves-a-transaction-open",
@@ -55,9 +53,7 @@ EXECUTOR_MUTATIONS = (
                 "        code = self._process.wait()\n",
             ),
         ),
-        (
-            f"{_ENDS}::test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on[die-SIGSEGV-executor killed by SIGSEGV]",
-        ),
+        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
     ),
     Mutation(
         "silence-that-is-not-heard",
