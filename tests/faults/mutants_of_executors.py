@@ -19,17 +19,17 @@ _TRANSACTIONS = "tests/integration/worker/executors/test_transactions.py"
 
 EXECUTOR_MUTATIONS = (
     Mutation(
-        "stop-that-ends-with-the-first-error",
-        "The executors cannot be ended, and the threads of handlers are left: the process never ends.",
+        "stop-that-fails-and-does-not-say-that-it-stopped",
+        "The executors cannot be ended, and the worker's document is left as that of a worker that works.",
         (
+            Edit(_WORKER, "            ends.push_async_callback(self._leave, parts)\n", ""),
             Edit(
                 _WORKER,
                 "            await self._end(parts)\n",
-                "            if parts.executors is not None:\n                await parts.executors.stop()\n"
-                "            await self._end(parts)\n",
+                "            await self._end(parts)\n            await self._leave(parts)\n",
             ),
         ),
-        (_STOPS,),
+        (f"{_STOPS}::test_a_stop_that_fails_in_part_ends_the_rest",),
     ),
     Mutation(
         "death-with-a-guessed-cause",
