@@ -43,6 +43,15 @@ def test_the_wait_does_not_look_again_and_again(
         raise OSError("no sleep here")
 
     monkeypatch.setattr(time, "sleep", refuse)
-    files = len(os.listdir("/proc/self/fd"))
+    opened: list[int] = []
+    open_pidfd = os.pidfd_open
+
+    def noting(pid: int) -> int:
+        opened.append(open_pidfd(pid))
+        return opened[0]
+
+    monkeypatch.setattr(os, "pidfd_open", noting)
     assert not wait_for_end(reader, 0.01)
-    assert len(os.listdir("/proc/self/fd")) == files
+    (descriptor,) = opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
