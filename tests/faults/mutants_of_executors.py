@@ -15,7 +15,6 @@ _DIES = f"{_ENDS}::test_a_handler_that_dies_fails_at_once_with_the_cause_and_oth
 _HOSTILE = "tests/integration/worker/executors/test_hostile.py"
 _PROCESS = "tests/unit/worker/executors/test_processes.py"
 _STOPS = "tests/integration/worker/executors/test_stops.py"
-_TRANSACTIONS = "tests/integration/worker/executors/test_transactions.py"
 
 EXECUTOR_MUTATIONS = (
     Mutation(
@@ -36,12 +35,6 @@ EXECUTOR_MUTATIONS = (
         "The worker says that it killed the executor itself, whatever the process died of.",
         (Edit(_EXECUTOR, "cause = self._cause or cause_of_death(code)", 'cause = self._cause or "killed"'),),
         (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
-    ),
-    Mutation(
-        "death-that-leaves-a-transaction-open",
-        "The session of a dead executor is left to the server: the FAIL waits for its lock, or a SUCCESS is not seen.",
-        (Edit(_POOL, "            await self._settle(run)\n", ""),),
-        (f"{_TRANSACTIONS}::test_a_death_inside_rolls_back_at_once_and_counts",),
     ),
     Mutation(
         "death-that-leaves-processes",
