@@ -39,10 +39,10 @@ SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "u
 _LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
 PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
-#: A task whose lease is longer than the time in which a failure must be told.
-LONG: dict[str, Any] = {**PATIENT, **_LONG, "priority": 10}
 #: A task that waits behind no backlog, so that its rounds follow each other.
 URGENT: dict[str, Any] = {**PATIENT, "priority": 10}
+#: Such a task whose lease is longer than the time in which the death of its executor must be told.
+LONG: dict[str, Any] = {**URGENT, **_LONG}
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,15 +270,18 @@ def killer(world: World, random: Random) -> None:
 # --- executors ------------------------------------------------------------------------------------------------
 
 
+#: How long the nemesis waits for the handler that it is about to hit, in seconds: an executor may have to start first.
+_BEGINS = 8.0
+
+
 def kill_executor(world: World, random: Random) -> None:
     """Have a handler work in an executor, and kill the executor as a crash does, a few times in a row."""
-    with world.any_place(world.workers.places, random) as place:
-        if place is not None:
-            with world.fault(KILLING, place.name) as episode:
-                killed: list[dict[str, Any]] = []
-                episode.detail["killed"] = killed
-                for _ in range(random.randint(2, 3)):
-                    _crash(world, random, place, killed)
+    place = random.choice(world.workers.places)  # nobody's place: its worker may be frozen, killed or stopped meanwhile
+    with world.fault(KILLING, place.name) as episode:
+        killed: list[dict[str, Any]] = []
+        episode.detail["killed"] = killed
+        for _ in range(random.randint(2, 3)):
+            _crash(world, random, place, killed)
 
 
 def _crash(world: World, random: Random, place: Place, killed: list[dict[str, Any]]) -> None:
@@ -394,8 +397,6 @@ TRACKS = (
 )
 
 
-#: How long a nemesis waits for the handler that it is about to hit, in seconds: an executor may have to start first.
-_BEGINS = 8.0
 #: Pauses are that much shorter where each nemesis has one turn only.
 _HASTE = 0.25
 
