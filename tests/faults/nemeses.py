@@ -271,7 +271,7 @@ def killer(world: World, random: Random) -> None:
 
 
 #: How long the nemesis waits for the handler that it is about to hit, in seconds: an executor may have to start first.
-_BEGINS = 8.0
+_BEGINS = 15.0
 
 
 def kill_executor(world: World, random: Random) -> None:
