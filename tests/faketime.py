@@ -11,6 +11,8 @@ from pathlib import Path
 
 _FOLDERS = ("/usr/lib/*/faketime", "/usr/lib*/faketime", "/usr/local/lib/faketime", "/opt/homebrew/lib/faketime")
 _LIBRARY = "libfaketime.so.1"
+#: Its `sitecustomize` mends `time.sleep` in Python processes.
+_SITE = Path(__file__).with_name("faketime_site")
 #: Python's pools start threads, so the thread-safe variant of the library is preferred.
 _LIBRARIES = ("libfaketimeMT.so.1", _LIBRARY)
 
@@ -32,6 +34,7 @@ def library() -> Path:
 def environment(offset: timedelta) -> dict[str, str]:
     """Return this environment for a process whose wall clock is wrong by `offset`."""
     seconds = offset.total_seconds()
+    paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "LD_PRELOAD": str(library()),
@@ -41,6 +44,7 @@ def environment(offset: timedelta) -> dict[str, str]:
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_RESET": "1",
         "NO_FAKE_STAT": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
     }
 
 

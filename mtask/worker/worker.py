@@ -186,21 +186,29 @@ class Worker:
                     if parts.keeper is not None:
                         parts.keeper.stop()
         finally:
-            if parts.executors is not None:
-                await parts.executors.stop()
-            await self._hooks.stop()
-            if parts.keeper is not None:
-                await parts.keeper.drain()
+            await self._end(parts, health_file)
+        logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+
+    async def _end(self, parts: Parts, health_file: HealthFile | None) -> None:
+        """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
+        async with AsyncExitStack() as ends:  # the last one is called first
+            if health_file is not None:
+                ends.push_async_callback(asyncio.to_thread, health_file.stop)
+            ends.push_async_callback(self._leave, parts)
+            ends.push_async_callback(parts.recorder.end)
+            ends.callback(parts.runner.close)
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
-            await asyncio.to_thread(parts.pinger.rest)
-            parts.runner.close()
-            await parts.recorder.end()
-            self._set_status(WorkerStatus.STOPPED)
-            await parts.registrar.leave(heartbeat(parts.scope))
-            if health_file is not None:
-                await asyncio.to_thread(health_file.stop)
-        logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+            ends.push_async_callback(asyncio.to_thread, parts.pinger.rest)
+            if parts.keeper is not None:
+                ends.push_async_callback(parts.keeper.drain)
+            ends.push_async_callback(self._hooks.stop)
+            if parts.executors is not None:
+                ends.push_async_callback(parts.executors.stop)
+
+    async def _leave(self, parts: Parts) -> None:
+        self._set_status(WorkerStatus.STOPPED)
+        await parts.registrar.leave(heartbeat(parts.scope))
 
     def _health_file(self, parts: Parts) -> HealthFile | None:
         path = self._options.health_file

@@ -25,6 +25,11 @@ _LOOK = 0.01
 app = App()
 
 
+def isolated_names() -> list[str]:
+    """Return the names of the handlers that run in executors."""
+    return sorted(handler.name for handler in app if handler.isolation == "process")
+
+
 @cache
 def _ledger() -> Ledger:
     return Ledger(History(Path(os.environ[HISTORY_VARIABLE])).notes_path(os.getpid()))
@@ -85,6 +90,22 @@ def slow_plain(context: Context, seconds: float) -> float:
     return seconds
 
 
+@app.task(queue=QUEUE, isolation="process")
+def isolated(context: Context, seconds: float) -> float:
+    """Take a while in an executor, without a look at the context."""
+    with noted(context):
+        time.sleep(seconds)
+    return seconds
+
+
+@app.task(queue=QUEUE, isolation="process")
+async def isolated_async(context: Context, seconds: float) -> float:
+    """Take a while on the event loop of an executor."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+    return seconds
+
+
 @app.task(queue=QUEUE)
 async def team(context: Context, seconds: float) -> str:
     """Be done by several workers."""
@@ -133,6 +154,18 @@ async def deposit(context: Context, database: str, seconds: float = 0.0, goes_on
 @app.task(queue=QUEUE)
 def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
     """Write one effect in the task's own transaction, from a thread."""
+    with noted(context), context.transaction() as session:
+        effects = session.client[database]["effects"]
+        effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+        effects.insert_one(effect, session=session)
+        note(context, "written")
+        time.sleep(seconds)
+    return context.worker_id
+
+
+@app.task(queue=QUEUE, isolation="process")
+def deposit_isolated(context: Context, database: str, seconds: float = 0.0) -> str:
+    """Write one effect in the task's own transaction, from an executor."""
     with noted(context), context.transaction() as session:
         effects = session.client[database]["effects"]
         effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}

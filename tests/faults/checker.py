@@ -21,6 +21,7 @@ from tests.faults.checks.asked import Asked
 from tests.faults.checks.chain import Chain
 from tests.faults.checks.course import Course
 from tests.faults.checks.ends import EndJudge
+from tests.faults.checks.executors import ExecutorJudge
 from tests.faults.checks.firings import FiringJudge
 from tests.faults.checks.handlers import HandlerJudge
 from tests.faults.checks.limits import Limit, LimitJudge
@@ -29,7 +30,7 @@ from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
 
 T = TypeVar("T")
-DEPOSITING = frozenset({"deposit", "deposit_plain"})
+DEPOSITING = frozenset({"deposit", "deposit_plain", "deposit_isolated"})
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, BSONError)
 
 
@@ -57,6 +58,7 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     handlers.judge()
     handlers.judge_effects(_readable(history.effects, "effects", _is_document, verdict))
     handlers.measure_overtime(faults)
+    _judge_executors(facts, faults, asked, chain, handlers, clock, verdict)
     chain.round_judge.conclude(handlers.saw)
     chain.owed_judge.judge_handlers(handlers.added, handlers.going_on, chain.runs, chain.tasks, clock)
     ends = EndJudge(verdict, asked, chain.tasks)
@@ -162,6 +164,26 @@ def _judge_limits(
     judge.judge_places(_readable(history.places, "places", _is_document, verdict))
 
 
+# --- executors --------------------------------------------------------------------------------------------------
+
+
+def _judge_executors(
+    facts: Document,
+    faults: Sequence[Fault],
+    asked: Asked,
+    chain: Chain,
+    handlers: HandlerJudge,
+    clock: Clock,
+    verdict: Verdict,
+) -> None:
+    try:
+        judge = ExecutorJudge(verdict, clock, chain.runs, handlers.work, faults, facts.get("isolated", ()))
+        workers = {end["pid"] for end in facts.get("workers", ())}
+        judge.judge(workers, asked.changed, facts.get("processes_left", 0))
+    except _UNREADABLE as error:
+        verdict.doubt(f"the facts of executors cannot be read: {type(error).__name__}: {error}")
+
+
 # --- summing up -------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +210,9 @@ def _doubt(verdict: Verdict, history: History, facts: Document, chain: Chain, as
     for name, path in {"documents": history.documents_path, "effects": history.effects_path}.items():
         if not path.exists():
             verdict.doubt(f"the {name} at the end are missing")
+    for name, code in (facts.get("exit_codes") or {}).items():
+        if code:
+            verdict.doubt(f"worker {name} did not end in order at the end of the run: exit code {code}")
     if facts.get("not_drained") or facts.get("drained_at") is None:
         verdict.doubt(f"the backlog did not drain: {facts.get('not_drained')}")
     expected = facts.get("tasks_expected")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtask.local.ownership import is_stopped
+from tests.faults.history import History
 from tests.mongo import eventually
 from tests.workers import ROOT
 
@@ -53,6 +54,7 @@ class Place:
         self.lock = threading.Lock()
         self.ends: list[End] = []
         self.state = State.DOWN
+        self.history = History(folder)
         self.log_path = folder / f"{name}.log"
         self._command = list(command)
         self._environment = {**os.environ, **environment}

@@ -41,6 +41,8 @@ _LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
 PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
 #: A task that waits behind no backlog, so that its rounds follow each other.
 URGENT: dict[str, Any] = {**PATIENT, "priority": 10}
+#: Such a task whose lease is longer than the time in which the death of its executor must be told.
+LONG: dict[str, Any] = {**URGENT, **_LONG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
                 extra |= _LONG
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
+        case "isolated" | "isolated_async":
+            params = {"seconds": random.choice((0.0, 0.1, 0.3, 2.0))}
+            if random.random() < 0.5:
+                extra |= _LONG
         case "team":
             params = {"seconds": round(random.uniform(0.0, 1.0), 2)}
             extra["concurrent_worker_cnt"] = random.choice((2, 3))
@@ -105,15 +111,18 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 613,
+    "quick": 587,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
+    "isolated": 12,
+    "isolated_async": 6,
     "team": 30,
     "flaky": 35,
     "doomed": 20,
     "deposit": 25,
     "deposit_plain": 15,
+    "deposit_isolated": 8,
     "limited": 12,
     "pausable": 20,
     "relay": 10,

@@ -74,6 +74,7 @@ def markdown(outcome: Outcome) -> str:
         _setting(outcome),
         _work(outcome),
         _controls(outcome.verdict),
+        _executors(outcome.verdict),
         _rescues(outcome.verdict),
         _failovers(outcome.verdict),
         _faults(outcome.recoveries),
@@ -193,6 +194,19 @@ def _work(outcome: Outcome) -> list[str]:
 def _controls(verdict: Verdict) -> list[str]:
     rows = [[name, in_words(counts)] for name, counts in verdict.figures.controls.items()]
     return ["## Limits, pauses, schedules", "", *_table(["", ""], rows, "ll")] if rows else []
+
+
+def _executors(verdict: Verdict) -> list[str]:
+    figures = verdict.figures
+    if not figures.executors.get("handlers"):
+        return []
+    return [
+        "## Executors",
+        "",
+        *_table(["", "times"], [[name, f"{count:,}"] for name, count in figures.executors.items()], "lr"),
+        "",
+        *_distributions([("from the death of an executor to the FAIL of its run", figures.deaths)]),
+    ]
 
 
 def _rescues(verdict: Verdict) -> list[str]:

@@ -153,6 +153,9 @@ def leftovers(facts: Document) -> list[Leftover]:
         found.append(
             Leftover("cursors still open that were used after the last fault", str(count or "none"), not count)
         )
+    if "processes_left" in facts:
+        count = int(facts["processes_left"])
+        found.append(Leftover("processes that workers started and left behind", str(count or "none"), not count))
     if "not_drained" in facts:
         found.append(Leftover("backlog after the faults", str(facts["not_drained"]), False))
     elif "drain_s" in facts:

@@ -32,6 +32,7 @@ from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_deploying import DEPLOYING_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
+from tests.faults.mutants_of_executors import EXECUTOR_MUTATIONS
 from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
@@ -61,6 +62,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *DEPLOYING_MUTATIONS,
     *TRACING_MUTATIONS,
     *TENANT_MUTATIONS,
+    *EXECUTOR_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

@@ -6,19 +6,26 @@ repeated by its seed. Within a track one thing is done at a time; a place belong
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from mtask.local import ReplicaSet
 from tests.faults import breaks
+from tests.faults.checks.executors import KILLING
 from tests.faults.controls import CONCURRENCY
 from tests.faults.fleet import Place, State
 from tests.faults.links import Direction
-from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, PAUSABLE, SHORT
+from tests.faults.load import LIMIT_KEY, LIMITED, LONG, PATIENT, PAUSABLE, SHORT
 from tests.faults.world import World
+from tests.mongo import eventually
 
 Nemesis = Callable[[World, Random], None]
 _Loss = Callable[[ReplicaSet], AbstractContextManager[breaks.Break]]
@@ -260,6 +267,65 @@ def killer(world: World, random: Random) -> None:
         world.wait(5.0 * (tries + 1))
 
 
+# --- executors ------------------------------------------------------------------------------------------------
+
+
+#: How long the nemesis waits for the handler that it is about to hit, in seconds: an executor may have to start first.
+_BEGINS = 15.0
+
+
+def kill_executor(world: World, random: Random) -> None:
+    """Have a handler work in an executor, and kill the executor as a crash does, a few times in a row."""
+    place = random.choice(world.workers.places)  # nobody's place: its worker may be frozen, killed or stopped meanwhile
+    with world.fault(KILLING, place.name) as episode:
+        killed: list[dict[str, Any]] = []
+        episode.detail["killed"] = killed
+        for _ in range(random.randint(2, 3)):
+            _crash(world, random, place, killed)
+
+
+def _crash(world: World, random: Random, place: Place, killed: list[dict[str, Any]]) -> None:
+    name, params = random.choice(
+        (
+            ("isolated", {"seconds": 3.0}),
+            ("isolated_async", {"seconds": 3.0}),
+            ("deposit_isolated", {"database": world.database, "seconds": 2.0}),
+        )
+    )
+    task_id = world.publish(name, params, specific_worker_ids=[place.name], **LONG)
+    with suppress(AssertionError):  # the database is away, or the worker: then, what is there is killed
+        eventually(lambda: world.is_over.is_set() or _has_begun(place, task_id), _BEGINS, interval=0.05)
+    world.wait(random.uniform(0.0, 1.0))
+    number = random.choice((signal.SIGKILL, signal.SIGSEGV))
+    for pid in executors_of(place.pid):
+        at = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            killed.append({"pid": pid, "signal": number.name, "at": at})
+
+
+def _has_begun(place: Place, task_id: str) -> bool:
+    """Whether an executor of this worker has noted the start of this task's handler."""
+    notes = [place.history.notes_path(pid) for pid in executors_of(place.pid)]
+    return any(path.exists() and task_id in path.read_text() for path in notes)
+
+
+def executors_of(pid: int | None) -> list[int]:
+    """Return the executors of a worker process."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in listed.read_text().split()]
+    return [child for child in found if _is_executor(child)]
+
+
+def _is_executor(pid: int) -> bool:
+    try:
+        return b"mtask.worker.executors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 # --- queues ---------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +392,7 @@ TRACKS = (
         },
     ),
     Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer}),
+    Track("executors", (3.0, 12.0), {KILLING: kill_executor}),
     Track("queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue}),
 )
 

@@ -26,7 +26,7 @@ import mtask
 from mtask.local import ReplicaSet, temporary
 from tests import faketime
 from tests.faults import nemeses, observer
-from tests.faults.app import HISTORY_VARIABLE
+from tests.faults.app import HISTORY_VARIABLE, isolated_names
 from tests.faults.controls import CONCURRENCY, KEY_CONCURRENCY, Controls
 from tests.faults.display import Display, Status
 from tests.faults.fleet import PATIENCE, Fleet, Place, Sampler, python
@@ -35,6 +35,7 @@ from tests.faults.load import LIMIT_KEY, LIMITED, SHORT
 from tests.faults.network import ReplicaSetProxy
 from tests.faults.world import World
 from tests.mongo import TEST_COMMANDS, eventually
+from tests.processes import marked
 
 DATABASE = "chaos"
 #: How long the backlog may take to drain when all faults are healed, in seconds.
@@ -99,6 +100,7 @@ class Run:
             },
             "cores": len(os.sched_getaffinity(0)),
             "nodes": 3,
+            "isolated": isolated_names(),
         }
 
     def go(self) -> History:
@@ -139,7 +141,7 @@ class Run:
             uri = proxy.uri if kind == "proxied" else replica_set.uri
             command = python(
                 "mtask.cli.worker", "tests.faults.app:app", "--uri", uri, "--database", DATABASE, "--worker-id", name,
-                "--shutdown-timeout", "3",
+                "--shutdown-timeout", "3", "--executors", "1",
             )  # fmt: skip
             environment: Mapping[str, str] = faketime.environment(offsets[kind]) if kind in offsets else {}
             workers.append(Place(name, kind, command, {**environment, HISTORY_VARIABLE: str(folder)}, folder))
@@ -291,6 +293,7 @@ class Run:
         self._show(world)
         codes = world.workers.stop()
         self._facts["stopped_at"] = time.monotonic()
+        self._facts["processes_left"] = self._processes_left()
         world.mongo[DATABASE][observer.MARKS].insert_one({"_id": observer.END})
         eye.wait(PATIENCE * 3)
         self._facts |= json.loads((self._history.folder / observer.GAPS).read_text())
@@ -309,6 +312,13 @@ class Run:
             "cursors_after": sum(_left(lambda: _cursors(world.replica_set, self._healed)).values()),
         }
         self._history.facts_path.write_text(json.dumps(self._facts, indent=2))
+
+    def _processes_left(self) -> int:
+        """Return the number of processes that outlive the workers that started them. They have a moment to end."""
+        folder = str(self._history.folder)
+        with suppress(AssertionError):
+            eventually(lambda: not marked(HISTORY_VARIABLE, folder), 20, interval=0.5)
+        return len(marked(HISTORY_VARIABLE, folder))
 
 
 #: Which entries, of those the server lists, are connections of worker processes. A transaction that a killed one left

@@ -216,6 +216,7 @@ def run() -> None:
     app_path, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     end_with_parent(parent)
     be_killed_first()
+    os.set_inheritable(descriptor, False)  # a command of a handler must not hold the socket
     # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
     # A function and not SIG_IGN: the processes that handlers start do not inherit it.
     for number in (signal.SIGTERM, signal.SIGINT):

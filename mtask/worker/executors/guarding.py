@@ -12,6 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from mtask.worker.executors.processes import wait_for_end
+
 _SCRIPT = Path(__file__).with_name("_guard.py")
 #: The longest wait for the end of the guard, in seconds. Without executors, it has nothing to do.
 _END = 3.0
@@ -52,8 +54,7 @@ class Guard:
             process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END)
+            wait_for_end(process, _END)
 
     def _tell(self, text: str) -> None:
         if self._process is not None and self._process.stdin is not None:

@@ -378,7 +378,7 @@ class Executors:
         try:
             job = asyncio.get_running_loop().run_in_executor(self._spawner, self._start_process)
             process, connected = await job
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self._could_not_start(str(error))
             return
         self._guard.add(process.pid)

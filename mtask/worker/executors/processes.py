@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -65,6 +66,28 @@ def kill_group(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process and to all processes that it has started, if they are in its session still."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for the end of a child process, but at most for this time; return whether it has ended.
+
+    `Popen.wait` with a timeout would look again and again, with a sleep of up to 50 ms in between.
+    """
+    if process.poll() is not None:
+        return True
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # another system than Linux, or a sandbox that does not allow it
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return process.poll() is not None
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)
+    return process.poll() is not None
 
 
 class DeathWatch:

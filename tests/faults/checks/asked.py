@@ -68,6 +68,11 @@ class Asked:
             if not operations or request.operation in operations:
                 yield request
 
+    @property
+    def changed(self) -> set[str]:
+        """The tasks that were asked for more than once: changed, canceled, or run again."""
+        return {task_id for task_id, requests in self.by_task.items() if len(requests) > 1}
+
     def may_write(self, task_id: str, at: float, *operations: str) -> bool:
         """Whether one of these calls can have written at that instant."""
         return any(request.spans(at) for request in self.of(task_id, *operations))

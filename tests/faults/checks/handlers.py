@@ -13,8 +13,9 @@ from tests.faults.checks.logs import Document, RunLog
 from tests.faults.checks.verdict import Distribution, Example, Timeline, Verdict
 from tests.faults.history import Clock, Fault, Note
 
-#: What holds a process up, or its clock back: whatever its target says, no handler can be ended meanwhile.
-_DISTURBING = re.compile(r"kill|freeze|stop|hog|clock|suspend|pause|restart", re.IGNORECASE)
+#: What holds a process up, or its clock back: whatever its target says, no handler can be ended meanwhile. The death of
+#: an executor holds nobody up.
+_DISTURBING = re.compile(r"kill(?! executor)|freeze|stop|hog|clock|suspend|pause|restart", re.IGNORECASE)
 
 _ENDS = frozenset({"end", "raised", "cancelled"})
 

@@ -29,6 +29,7 @@ class RunLog:
     status: RunStatus
     end_time: datetime | None = None
     is_gone: bool = False  #: dropped from the document
+    reason: str | None = None  #: of its end
 
     @classmethod
     def of(cls, task_id: str, run: Run) -> RunLog:
@@ -39,6 +40,7 @@ class RunLog:
     def follow(self, run: Run) -> None:
         """Take over what a later version shows."""
         self.ping_expire_time, self.status, self.end_time = run.ping_expire_time, run.status, run.end_time
+        self.reason = run.fail_reason
 
 
 @dataclass(slots=True)

@@ -28,6 +28,8 @@ Document = dict[str, Any]
 EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
 #: How long a write takes, in seconds.
 _TAKES = 0.002
+#: The process of a handler, unless a scene says otherwise.
+WORKER = 100
 _SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
 
 
@@ -232,6 +234,7 @@ class Story:
         final: bool = False,
         delay: float | None = None,
         following: OwedTask | None = None,
+        reason: str = "no",
     ) -> None:
         """End a run; its handler ends first."""
         ends = {RunStatus.SUCCESS: "end", RunStatus.FAIL: "raised", RunStatus.CANCELED: "cancelled"}
@@ -239,7 +242,7 @@ class Story:
             self.note(note or ends[status], task_id, run_id)
         delay_ms = None if delay is None else round(delay * 1000)
         outcome = Outcome(
-            task_id, run_id, status, reason="no", final=final, delay_ms=delay_ms, jitter=0.5, next=following
+            task_id, run_id, status, reason=reason, final=final, delay_ms=delay_ms, jitter=0.5, next=following
         )
         self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
 
@@ -337,11 +340,17 @@ class Story:
     # --- records ----------------------------------------------------------------------------------------------
 
     def note(
-        self, event: Any, task_id: str, run_id: str, worker_id: str | None = None, detail: Sequence[str] = ()
+        self,
+        event: Any,
+        task_id: str,
+        run_id: str,
+        worker_id: str | None = None,
+        detail: Sequence[str] = (),
+        pid: int = WORKER,
     ) -> Note:
         """Have a handler note something."""
         run = self.run(task_id, run_id) or {"worker_id": worker_id or "w1", "attempt": 1}
-        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], 100, self.now + 0.001, list(detail))
+        note = Note(event, task_id, run_id, run["worker_id"], run["attempt"], pid, self.now + 0.001, list(detail))
         self.notes.append(note)
         return note
 

@@ -22,6 +22,7 @@ Kind = Literal[
     "wrong_releases",
     "wrong_owed",
     "wrong_rounds",
+    "wrong_executors",
 ]
 
 #: Each must be zero.
@@ -41,6 +42,7 @@ KINDS: Mapping[Kind, str] = {
     "wrong_releases": "releases of steps of flows that are missing, doubled or early",
     "wrong_owed": "children and next tasks that are missing, doubled or stray",
     "wrong_rounds": "calls that gather that are lost, or that made two rounds",
+    "wrong_executors": "executors with two handlers, and deaths of executors that were not told at once",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -173,6 +175,8 @@ class Figures:
     failovers: list[dict[str, Any]] = field(default_factory=list)
     failover: Distribution = field(default_factory=Distribution)  #: from an election to the first claim
     overtime: Overtime = field(default_factory=Overtime)
+    executors: dict[str, int] = field(default_factory=dict)  #: handlers in them, and what came of killed ones
+    deaths: Distribution = field(default_factory=Distribution)  #: from the death of an executor to the FAIL of its run
     timeline: Timeline = field(default_factory=Timeline)
 
     @property
@@ -201,6 +205,7 @@ class Verdict:
     wrong_releases: Finding = field(default_factory=Finding)
     wrong_owed: Finding = field(default_factory=Finding)
     wrong_rounds: Finding = field(default_factory=Finding)
+    wrong_executors: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0
@@ -286,6 +291,8 @@ def _figures(figures: Figures) -> list[str]:
             f"{rescue.claims_meanwhile:,} claims meanwhile  {'; '.join(rescue.faults) or '-'}"
             for rescue in figures.worst_rescues
         ]
+    if figures.executors:
+        lines += ["", f"executors: {in_words(figures.executors)}", f"from a death to the FAIL: {figures.deaths}"]
     if figures.controls:
         lines += ["", "limits, pauses, schedules:"]
         lines += [f"  {name}: {in_words(counts)}" for name, counts in figures.controls.items()]

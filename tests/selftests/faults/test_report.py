@@ -30,6 +30,7 @@ FACTS = {
     "exit_codes": {"w1": 0, "w2": 0},
     "connections_after": {},
     "cursors_after": 0,
+    "processes_left": 0,
     "drain_s": 12.5,
 }
 RESCUES = [Rescue(f"slow:p1/{n}", 10.0 + n, 10.02 + n + n / 1000, False, False) for n in range(99)]
@@ -57,6 +58,8 @@ def verdict() -> Verdict:
             for n, after in enumerate([1.5, 2.5, 11.0, None])
         ],
         failover=Distribution.of([1.5, 2.5, 11.0]),
+        executors={"handlers": 1200, "killed": 3},
+        deaths=Distribution.of([0.03, 0.04, 2.0]),
         timeline=Timeline([100] * 60, [101] * 60, [101] * 60, [90] * 60, [10] * 60),
     )
     groups = groups_of(RESCUES)
@@ -173,6 +176,13 @@ def test_report_holds_the_figures_of_rescues_failovers_and_work() -> None:
     assert ["publish", "6,000", "", "40", "6,040"] in rows
 
 
+def test_report_tells_how_soon_the_deaths_of_executors_were_told() -> None:
+    rows = rows_of(markdown(OUTCOME))
+    assert ["handlers", "1,200"] in rows
+    assert ["killed", "3"] in rows
+    assert ["from the death of an executor to the FAIL of its run", "3", "40 ms", "2.00 s", "2.00 s", "2.00 s"] in rows
+
+
 def test_report_tells_of_each_kind_of_fault_and_how_soon_work_went_on() -> None:
     rows = rows_of(markdown(OUTCOME))
     assert ["kill worker", "1", "1.0 s", "", "1.25 s", "1.25 s"] in rows
@@ -185,10 +195,18 @@ def test_report_tells_what_was_left_over() -> None:
     assert ["backlog after the faults", "drained within 12.5 s"] in rows
     assert ["w1, exit code -9", "3"] in rows
     assert ["cursors still open that were used after the last fault", "none"] in rows
-    bad = {**FACTS, "cursors_after": 2, "connections_after": {"mtask-worker w1": 4}, "exit_codes": {"w1": -9, "w2": 0}}
+    assert ["processes that workers started and left behind", "none"] in rows
+    bad = {
+        **FACTS,
+        "processes_left": 5,
+        "cursors_after": 2,
+        "connections_after": {"mtask-worker w1": 4},
+        "exit_codes": {"w1": -9, "w2": 0},
+    }
     rows = rows_of(markdown(replace(OUTCOME, leftovers=leftovers(bad))))
     assert ["connections of workers still open on the servers", "**mtask-worker w1: 4**"] in rows
     assert ["cursors still open that were used after the last fault", "**2**"] in rows
+    assert ["processes that workers started and left behind", "**5**"] in rows
     assert ["workers that ended otherwise than in good order", "**w1 with -9**"] in rows
 
 
@@ -197,6 +215,7 @@ def test_report_of_an_empty_run_says_what_there_was_not() -> None:
     for words in ("No task had to be rescued.", "There were none.", "It was not measured.", "It was not looked at."):
         assert words in text
     assert "## Failovers" not in text
+    assert "## Executors" not in text
 
 
 # --- measures -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from mtask.app.middleware import FinishCall, RunCall
 
 #: If this variable is set, executors cannot start. If it holds a path, its file is written at their stop.
 BROKEN_VARIABLE, STOPPED_VARIABLE = "MTASK_TEST_BROKEN", "MTASK_TEST_STOPPED"
+#: If this variable is set, executors take for ever to start.
+SLOW_VARIABLE = "MTASK_TEST_SLOW"
 _LOOK = 0.01
 #: The signal disposition SIG_IGN, for `signal` of the C library: in threads, Python's own sets none.
 _IGNORE = 1
@@ -34,6 +37,10 @@ async def pool() -> AsyncIterator[dict[str, int]]:
     """Give a value to handlers."""
     if BROKEN_VARIABLE in os.environ:
         raise RuntimeError("no pool today")
+    if SLOW_VARIABLE in os.environ:
+        path = Path(os.environ[SLOW_VARIABLE])
+        note(str(path.parent), path.name, str(os.getpid()))
+        await asyncio.sleep(3600)
     yield {"made by": os.getpid()}
     if STOPPED_VARIABLE in os.environ:
         path = Path(os.environ[STOPPED_VARIABLE])
@@ -254,6 +261,48 @@ async def die_async(context: Context, folder: str, how: str) -> None:
 @app.task(isolation="process", on_exception="fail")
 def die_for_good() -> None:
     _die("exit")
+
+
+@app.task(isolation="process")
+def breaks(context: Context, folder: str, how: str) -> None:
+    """Spoil the connection to the worker, and go on."""
+    _told(folder, context)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and how == "closes all files":
+            with suppress(OSError):
+                os.close(descriptor)
+        elif how == "writes to the socket" and _is_socket(descriptor):
+            os.write(descriptor, b"\x05\0\0\0garbage")
+    while True:
+        time.sleep(_LOOK)
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+    except OSError:
+        return False
+
+
+@app.task(isolation="process")
+def walks(context: Context, folder: str) -> None:
+    """Start a process that forks and exits, and so does each that comes of it: it is never where it was seen."""
+    if os.fork() == 0:
+        while True:
+            if os.fork() != 0:
+                os._exit(0)
+    _told(folder, context)
+    while True:
+        time.sleep(_LOOK)
+
+
+@app.task(isolation="process")
+def inherited(context: Context) -> list[str]:
+    """Return the files that a command has which a handler runs without a thought of files."""
+    found = subprocess.run(
+        ["sh", "-c", "ls -l /proc/self/fd"], close_fds=False, capture_output=True, text=True, check=True
+    )
+    return [line.rpartition("-> ")[2] for line in found.stdout.splitlines() if "socket:" in line]
 
 
 # --- transactions -----------------------------------------------------------------------------------------

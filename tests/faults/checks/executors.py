@@ -1,0 +1,176 @@
+"""Judges executors: one handler at a time in each, and a dead one is a FAIL of its run at once, with the cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+
+from mtask.model.status import RunStatus
+from tests.faults.checks.handlers import Work
+from tests.faults.checks.logs import RunLog
+from tests.faults.checks.verdict import Distribution, Verdict
+from tests.faults.history import Clock, Fault
+
+#: The fault whose detail names the executors that it killed.
+KILLING = "kill executor"
+#: How soon the FAIL must be written if nothing but the executor is disturbed, in seconds. A slow machine needs a while.
+#: Nobody waits for leases: those of half the tasks are longer.
+AT_ONCE = 5.0
+#: How long a worker may be busy with what a fault has left, in seconds.
+_AFTERMATH = 5.0
+#: What the reason of a FAIL begins with, where an executor died, and where none could start.
+_DIED, _NO_START = "executor ", "executor could not start"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """An executor that a nemesis killed, in wall seconds."""
+
+    pid: int
+    signal: str
+    at: float
+
+
+class ExecutorJudge:
+    """Judges the handlers that run in executors, when all notes have been read."""
+
+    def __init__(
+        self,
+        verdict: Verdict,
+        clock: Clock,
+        runs: Mapping[str, RunLog],
+        work: Mapping[str, Work],
+        faults: Sequence[Fault],
+        isolated: Collection[str],
+    ) -> None:
+        """`isolated` names the handlers that run in executors."""
+        self._verdict = verdict
+        self._runs = runs
+        self._faults = faults
+        self._epoch = clock.epoch
+        self._work = {run_id: done for run_id, done in work.items() if done.task_id.partition(":")[0] in isolated}
+        self._ran_by: dict[str, set[str]] = defaultdict(set)
+        for done in work.values():
+            self._ran_by[done.task_id].add(done.worker_id)
+        self._kills = sorted(self._found(clock), key=attrgetter("at"))
+
+    def _found(self, clock: Clock) -> Iterator[Kill]:
+        for fault in self._faults:
+            if fault.nemesis == KILLING:
+                for killed in fault.detail.get("killed", ()):
+                    yield Kill(killed["pid"], killed["signal"], clock.epoch + killed["at"])
+
+    def judge(self, workers: Collection[int], asked: Collection[str], processes_left: int) -> None:
+        """Judge it all. `workers`: the pids of worker processes; `asked`: tasks that somebody changed or canceled."""
+        figures = self._verdict.figures.executors
+        figures["handlers"] = len(self._work)
+        figures["killed"] = len(self._kills)
+        for run_id, work in self._work.items():
+            if work.pid in workers:
+                self._report(work, "an isolated handler began in its worker's process", run_id)
+        self._one_at_a_time()
+        self._deaths(asked)
+        self._unexplained()
+        if processes_left:
+            what = "processes of workers were left when these had ended"
+            self._verdict.report("wrong_executors", "-", what, count=processes_left)
+
+    # --- one at a time ----------------------------------------------------------------------------------------
+
+    def _one_at_a_time(self) -> None:
+        by_pid: dict[int, list[tuple[float, str, Work]]] = defaultdict(list)
+        for run_id, work in self._work.items():
+            if work.start is not None:
+                by_pid[work.pid].append((work.start, run_id, work))
+        for entries in by_pid.values():
+            entries.sort(key=lambda entry: entry[0])
+            for (_, _, earlier), (start, run_id, work) in pairwise(entries):
+                # One that did not end has died with its process, whose number another process may have got since.
+                if earlier.is_ended and earlier.last > start:
+                    self._report(work, "a handler began in an executor amid another", run_id, other=earlier.task_id)
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def _deaths(self, asked: Collection[str]) -> None:
+        counts, told = self._verdict.figures.executors, []
+        counts |= {"runs in them": 0, "told as FAIL": 0, "committed before": 0, "excused": 0}
+        for kill, run_id, work in self._victims():
+            run = self._runs.get(run_id)
+            if run is None:
+                continue  # another rule tells of it
+            counts["runs in them"] += 1
+            end = (run.end_time or run.ping_expire_time).timestamp()
+            is_disturbed = self._is_disturbed(work.worker_id, kill.at, max(end, kill.at + AT_ONCE))
+            is_told = run.status is RunStatus.FAIL and (run.reason or "").startswith(_DIED)
+            if is_told:
+                counts["told as FAIL"] += 1
+                told.append(end - kill.at)
+            if run.status is RunStatus.SUCCESS:
+                counts["committed before"] += 1  # else another rule tells of a success whose handler had no end
+            elif is_told and kill.signal not in (run.reason or "") and not is_disturbed:
+                self._report(work, "the death of an executor has another cause", run_id, killed_by=kill.signal)
+            elif is_told and end - kill.at > AT_ONCE and not is_disturbed:
+                self._report(work, "the death of an executor was told late", run_id, after=end - kill.at)
+            elif not is_told and (is_disturbed or work.task_id in asked or run.is_gone):
+                counts["excused"] += 1
+            elif not is_told:
+                what = f"an executor was killed, and its run is {run.status}"
+                self._report(work, what, run_id, killed=kill.at, reason=run.reason)
+        self._verdict.figures.deaths = Distribution.of(told)
+
+    def _victims(self) -> Iterator[tuple[Kill, str, Work]]:
+        """Yield each kill with the run that was in the executor."""
+        for kill in self._kills:
+            amid = [
+                (work.start, run_id, work)
+                for run_id, work in self._work.items()
+                if work.pid == kill.pid and work.start is not None and work.start <= kill.at and not work.is_ended
+            ]
+            if amid:
+                _, run_id, work = max(amid, key=lambda entry: entry[0])
+                yield kill, run_id, work
+
+    def _unexplained(self) -> None:
+        """Judge the other way round: no executor dies unless somebody killed it."""
+        for run_id, run in self._runs.items():
+            reason = run.reason or ""
+            if run.status is not RunStatus.FAIL or not reason.startswith(_DIED) or run.end_time is None:
+                continue
+            end, work = run.end_time.timestamp(), self._work.get(run_id)
+            if self._is_disturbed(run.worker_id, run.claim_time.timestamp(), end):
+                continue
+            if reason.startswith(_NO_START):
+                is_explained = self._is_killing(run.worker_id, end)
+            else:
+                is_explained = any(work is not None and work.pid == kill.pid and kill.at <= end for kill in self._kills)
+            if not is_explained:
+                told = {"run": run_id, "worker": run.worker_id, "reason": reason}
+                self._verdict.report("wrong_executors", run.task_id, "an executor ended, and nobody killed it", **told)
+
+    def _is_killing(self, worker_id: str, at: float) -> bool:
+        """Whether a nemesis killed executors of this worker about then."""
+        return any(
+            fault.nemesis == KILLING
+            and worker_id in fault.target.split()
+            and self._epoch + fault.start <= at <= self._epoch + fault.end + _AFTERMATH
+            for fault in self._faults
+        )
+
+    def _is_disturbed(self, worker_id: str, since: float, until: float) -> bool:
+        """Whether anything but the death of an executor kept this worker from its work, or from the database."""
+        names = {worker_id, f"mtask-worker:{worker_id}"}
+        for fault in self._faults:
+            if self._epoch + fault.start > until or self._epoch + fault.end + _AFTERMATH < since:
+                continue
+            is_hit = not names.isdisjoint(fault.target.split()) and fault.nemesis != KILLING
+            is_with_database = fault.is_database_away or fault.nemesis.startswith("one member")
+            if is_hit or is_with_database or worker_id in self._ran_by.get(str(fault.detail.get("task_id")), ()):
+                return True
+        return False
+
+    def _report(self, work: Work, what: str, run_id: str, **evidence: object) -> None:
+        told = {"run": run_id, "worker": work.worker_id, "pid": work.pid, **evidence}
+        self._verdict.report("wrong_executors", work.task_id, what, **told)

@@ -1,0 +1,81 @@
+"""Mutations of executors: each forgets a step between the death of a process, or the stop, and what must follow."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_CHILD = "mtask/worker/executors/child.py"
+_EXECUTOR = "mtask/worker/executors/executor.py"
+_POOL = "mtask/worker/executors/pool.py"
+_PROCESSES = "mtask/worker/executors/processes.py"
+_WORKER = "mtask/worker/worker.py"
+
+_ENDS = "tests/integration/worker/executors/test_ends.py"
+_DIES = f"{_ENDS}::test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on"
+_HOSTILE = "tests/integration/worker/executors/test_hostile.py"
+_PROCESS = "tests/unit/worker/executors/test_processes.py"
+_STOPS = "tests/integration/worker/executors/test_stops.py"
+
+EXECUTOR_MUTATIONS = (
+    Mutation(
+        "stop-that-fails-and-does-not-say-that-it-stopped",
+        "The executors cannot be ended, and the worker's document is left as that of a worker that works.",
+        (
+            Edit(_WORKER, "            ends.push_async_callback(self._leave, parts)\n", ""),
+            Edit(
+                _WORKER,
+                "            await self._end(parts)\n",
+                "            await self._end(parts)\n            await self._leave(parts)\n",
+            ),
+        ),
+        (f"{_STOPS}::test_a_stop_that_fails_in_part_ends_the_rest",),
+    ),
+    Mutation(
+        "death-with-a-guessed-cause",
+        "The worker says that it killed the executor itself, whatever the process died of.",
+        (Edit(_EXECUTOR, "cause = self._cause or cause_of_death(code)", 'cause = self._cause or "killed"'),),
+        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
+    ),
+    Mutation(
+        "death-that-leaves-processes",
+        "An executor has died, and what its handler had started goes on.",
+        (
+            Edit(
+                _EXECUTOR,
+                "        kill_group(self.pid, signal.SIGKILL)\n        code = self._process.wait()\n",
+                "        code = self._process.wait()\n",
+            ),
+        ),
+        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
+    ),
+    Mutation(
+        "silence-that-is-not-heard",
+        "An executor whose connection is closed is left alone: its run never ends.",
+        (Edit(_EXECUTOR, "self._take, self._fell_silent)", "self._take, lambda: None)"),),
+        (f"{_HOSTILE}::test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs[closes all files]",),
+    ),
+    Mutation(
+        "socket-that-commands-inherit",
+        "A command that a handler starts holds the connection to the worker.",
+        (Edit(_CHILD, "os.set_inheritable(descriptor, False)", "os.set_inheritable(descriptor, True)"),),
+        (f"{_HOSTILE}::test_what_a_handler_starts_does_not_get_the_connection",),
+    ),
+    Mutation(
+        "start-that-waits-for-threads-for-good",
+        "No thread can be started, and the runs that wait for an executor wait until the worker ends.",
+        (Edit(_POOL, "except (OSError, RuntimeError) as error:", "except OSError as error:"),),
+        (f"{_HOSTILE}::test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again",),
+    ),
+    Mutation(
+        "wait-that-looks-again-and-again",
+        "The wait for the end of a process sleeps in between.",
+        (
+            Edit(
+                _PROCESSES,
+                "        descriptor = os.pidfd_open(process.pid)\n    except",
+                "        raise OSError\n    except",
+            ),
+        ),
+        (f"{_PROCESS}::test_the_wait_does_not_look_again_and_again",),
+    ),
+)
