@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.model.documents import Instant, Text
+from mtask.model.encryption.sealed import SealedAny
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.publishing.identity import NAME_PATTERN
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
@@ -65,7 +66,9 @@ class Schedule(BaseModel):
     id: Annotated[Text, Field(alias="_id", min_length=1, max_length=MAX_ID_BYTES)]
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]
     queue: Annotated[Text, Field(min_length=1)]
-    params: Any = None
+    params: SealedAny = None
+    #: The name of the data key that encrypts the params, as in a task.
+    sealed: Text | None = None
     task_option: TaskOption
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     trigger: Trigger
