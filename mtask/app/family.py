@@ -17,6 +17,7 @@ from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
 from mtask.store.flows import children
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import Published
@@ -166,6 +167,7 @@ class Family:
     def _adding(self, key: str, owed_tasks: Sequence[OwedTask]) -> Operation[list[Published]]:
         run = self._run
         added: set[str] = set()
+        owed_tasks = yield from sealing.seal_owed(owed_tasks)
         if len(owed_tasks) > self._room:
             room = yield from children.room_in(key)
             children.check_room(key, len(owed_tasks), room)
@@ -211,6 +213,7 @@ class _Reading:
             rows = yield from children.result_of_run(chain.before, chain.run_id)
         else:
             rows = yield from children.results(now)
+        yield from sealing.open_rows(rows, "returns")
         if chain is not None:
             return [(row["_id"].partition(":")[0], row.get("returns")) for row in rows]
         return [(row["step"], row.get("returns")) for row in rows]

@@ -286,7 +286,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
-        x.literal({name: common[name] for name in ("queue", "params", "task_option", "lookup") if name in common}),
+        x.literal({name: common[name] for name in ("queue", "params", "task_option", "lookup", "sealed") if name in common}),
         requests.task_document({}, "$firing.start_time", x.NOW),
     ]
     return [

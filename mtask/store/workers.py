@@ -10,7 +10,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
-from mtask.model.documents import CALLBACKS_REVISION, FLOWS_REVISION, SCHEMA_REVISION
+from mtask.model.documents import CALLBACKS_REVISION, ENCRYPTION_REVISION, FLOWS_REVISION, SCHEMA_REVISION
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.operation import Operation, workers
 from mtask.store.statements import expressions as x
@@ -123,6 +123,12 @@ def without_flows(limit: int) -> Operation[list[str]]:
 def without_callbacks(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know callbacks."""
     found = yield workers("find", too_old(CALLBACKS_REVISION), {"_id": 1}, limit=limit)
+    return [str(document["_id"]) for document in found]
+
+
+def without_encryption(limit: int) -> Operation[list[str]]:
+    """Return live workers of a version that does not know encrypted tasks."""
+    found = yield workers("find", too_old(ENCRYPTION_REVISION), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
 
 

@@ -15,11 +15,12 @@ from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.model.documents import SCHEMA_VERSION, describe_validation
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_text
-from mtask.model.publishing.lookup import Lookup
+from mtask.model.publishing.lookup import Lookup, LookupEntry
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
 from mtask.model.scheduling.triggers import Cron, Every, Once
 from mtask.store import schedules
+from mtask.store.driver.encoding import stored_value
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks.publishing import IfExists, NewTask
 
@@ -332,8 +333,13 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         schedule.name,
         key,
         schedule.queue,
-        schedule.params,
+        stored_value(schedule.params),
         schedule.task_option.stored(),
         start,
-        None if schedule.lookup is None else [entry.model_dump() for entry in schedule.lookup],
+        None if schedule.lookup is None else [_stored(entry) for entry in schedule.lookup],
+        sealed=schedule.sealed,
     )
+
+
+def _stored(entry: LookupEntry) -> dict[str, Any]:
+    return {"k": entry.k, "v": stored_value(entry.v)}

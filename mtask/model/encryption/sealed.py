@@ -53,7 +53,12 @@ def is_sealed(value: Any) -> bool:
 
 def _any(value: Any) -> Any:
     # Nearly all values are of these types. So nearly no value costs more than this look.
-    if type(value) is dict or value is None or type(value) is str:
+    if type(value) is dict:
+        calls = value.get("calls")  # the params of a task that collects calls
+        if type(calls) is list and any(map(is_sealed, calls)):
+            return {**value, "calls": [Sealed(call) if is_sealed(call) else call for call in calls]}
+        return value
+    if value is None or type(value) is str:
         return value
     return Sealed(value) if is_sealed(value) else value
 

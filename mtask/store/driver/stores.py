@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import bson
 import pymongo
@@ -37,6 +37,9 @@ from pymongo.write_concern import WriteConcern
 from mtask.store.driver import rights
 from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
+
+if TYPE_CHECKING:
+    from mtask.store.encryption.sealer import Sealer
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -126,6 +129,12 @@ def _as_written(value: Any) -> Any:
     return value
 
 
+def _of_vault(sealer: Sealer | None, call: Call) -> Any:
+    """Ask the key vault. This blocks."""
+    assert sealer is not None  # an operation asks only if the store has a sealer
+    return sealer.vault.names() if call.method == "names" else sealer.vault.load(*call.args)
+
+
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
@@ -172,6 +181,8 @@ class SyncStore:
     def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
         self.client = client
         self.timeout = timeout
+        #: Encrypts and decrypts the values of tasks. None: this store has no keys.
+        self.sealer: Sealer | None = None
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
@@ -196,8 +207,11 @@ class SyncStore:
             call = next(operation)
             while True:
                 try:
-                    with bounded(call.timeout or self.timeout, session is not None):
-                        answer = self._answer(call, session)
+                    if call.target == "keys":
+                        answer = self.sealer if call.method == "get" else _of_vault(self.sealer, call)
+                    else:
+                        with bounded(call.timeout or self.timeout, session is not None):
+                            answer = self._answer(call, session)
                 except Exception as error:
                     call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
                 else:
@@ -250,6 +264,8 @@ class AsyncStore:
     ) -> None:
         self.client = client
         self.timeout = timeout
+        #: Encrypts and decrypts the values of tasks. None: this store has no keys.
+        self.sealer: Sealer | None = None
         self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
@@ -275,6 +291,15 @@ class AsyncStore:
             call = next(operation)
             while True:
                 try:
+                    if call.target == "keys":
+                        # Data keys are loaded in a thread, as this may ask another server.
+                        answer = (
+                            self.sealer
+                            if call.method == "get"
+                            else await asyncio.to_thread(_of_vault, self.sealer, call)
+                        )
+                        call = operation.send(answer)
+                        continue
                     with bounded(call.timeout or self.timeout, session is not None):
                         if session is None:
                             answer = await self.while_primary(self._answer(call, None))

@@ -22,6 +22,8 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
+    #: Whether the run met a conflict with another transaction.
+    conflict: bool = False
     #: The delay before the next attempt, in ms. If it is None, a FAIL gets the delay from the task's options, and any
     #: other outcome gets no delay.
     delay_ms: int | None = None
@@ -38,6 +40,8 @@ class Outcome:
         merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
         if self.final:
             merged["final"] = True
+        if self.conflict:
+            merged["conflict"] = True
         return merged
 
 

@@ -21,7 +21,7 @@ from mtask.store.statements import filters, requests
 IfExists = Literal["keep", "update", "reject"]
 IfRunning = Literal["keep", "again"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option", "lookup", "callback")
+_REPLACED = ("queue", "params", "task_option", "lookup", "callback", "sealed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,12 @@ class NewTask:
     lookup: Sequence[Mapping[str, Any]] | None = None
     #: Whom the ends of the task are told to, in its stored form. None: nobody, and its document has no such field.
     callback: Mapping[str, Any] | None = None
+    #: The name of the data key that encrypts the params. None: they are readable, and the document has no such field.
+    sealed: str | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
-        optional = {"lookup": self.lookup, "callback": self.callback}
+        optional = {"sealed": self.sealed, "lookup": self.lookup, "callback": self.callback}
         return {
             "_id": self.task_id,
             "name": self.name,
