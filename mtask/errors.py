@@ -438,6 +438,7 @@ class DataKeyNotFound(EncryptionError):
         kind, _, of = name.partition(":")
         command = f"mtask keys create --{kind} {of}" if kind in ("queue", "tenant") else "mtask keys create"
         super().__init__(f"{what}. Make one with `{command}`; what another key encrypted stays unreadable.")
+        self.what = what
         self.name = name
         self.is_removed = is_removed
 
@@ -458,8 +459,8 @@ class WrongMasterKey(EncryptionError):
     def __init__(self, name: str, reason: str = "") -> None:
         said = f" ({reason})" if reason else ""
         super().__init__(
-            f"the data key {shown(name)} was encrypted with another master key{said}: give the master key with which it "
-            "was made."
+            f"the data key {shown(name)} was encrypted with another master key{said}: give the master key "
+            "with which it was made."
         )
         self.name = name
         self.reason = reason

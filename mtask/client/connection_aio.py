@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
+from mtask.client.reading import decrypting
 from mtask.errors import InvalidInput
+from mtask.model.encryption.encryption import Encryption
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
 from mtask.store.driver import connect
@@ -24,6 +26,13 @@ from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncMongoClient
+    from mtask.store.encryption.sealer import Sealer
+
+
+def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
+    from mtask.store.encryption.opening import sealer_for  # only a client with encryption needs it
+
+    return sealer_for(encryption, source)
 
 
 class AsyncConnection:
@@ -45,6 +54,7 @@ class AsyncConnection:
         middleware: PublishMiddleware = (),
         actor: str | None = None,
         log_actions: bool = True,
+        encryption: Encryption | None = None,
     ) -> None:
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
@@ -61,6 +71,7 @@ class AsyncConnection:
                 raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
         self._source: Any = source
         self._store = store
+        self._sealer = store.sealer = None if encryption is None else _sealer_for(encryption, source)
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -77,6 +88,8 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
+        if self._sealer is not None:
+            await asyncio.to_thread(self._sealer.vault.close)
         if self._owns_client and isinstance(self._store, AsyncStore):
             await self._store.close()
 
@@ -134,7 +147,10 @@ class AsyncConnection:
 
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
         await self._make_ready()
-        return await self._execute(operation, session)
+        result = await self._execute(operation, session)
+        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
+            await self._execute(opening)
+        return result
 
     async def _transact(self, make: Callable[[], Operation[T]], session: Any = None) -> T:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
+from mtask.client.reading import decrypting
 from mtask.errors import InvalidInput
+from mtask.model.encryption.encryption import Encryption
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
 from mtask.store.driver import connect
@@ -25,6 +27,13 @@ from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import SyncCollection, SyncMongoClient, SyncSession
+    from mtask.store.encryption.sealer import Sealer
+
+
+def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
+    from mtask.store.encryption.opening import sealer_for  # only a client with encryption needs it
+
+    return sealer_for(encryption, source)
 
 
 class SyncConnection:
@@ -46,6 +55,7 @@ class SyncConnection:
         middleware: PublishMiddleware = (),
         actor: str | None = None,
         log_actions: bool = True,
+        encryption: Encryption | None = None,
     ) -> None:
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
@@ -60,6 +70,7 @@ class SyncConnection:
         if not isinstance(store, SyncStore) or connect.is_motor(source):
             raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
         self._store = store
+        self._sealer = store.sealer = None if encryption is None else _sealer_for(encryption, source)
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -76,6 +87,8 @@ class SyncConnection:
 
     def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
+        if self._sealer is not None:
+            self._sealer.vault.close()
         if self._owns_client:
             self._store.close()
 
@@ -128,7 +141,10 @@ class SyncConnection:
 
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()
-        return self._store.run(operation, session)
+        result = self._store.run(operation, session)
+        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
+            self._store.run(opening)
+        return result
 
     def _transact(self, make: Callable[[], Operation[T]], session: SyncSession | None = None) -> T:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""

@@ -43,7 +43,7 @@ from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.types import SyncSession
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import counting, queries
+from mtask.store.tasks import counting
 from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
@@ -350,7 +350,7 @@ class Client(SyncConnection):
     ) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
         criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, lookup=lookup)
-        return self._run(queries.count(criteria))
+        return self._run(requests.count(criteria))
 
     def count_up_to(
         self,

@@ -38,7 +38,7 @@ SCHEMA_REVISION = 7
 FLOWS_REVISION = 5
 #: The first revision whose workers know callbacks. An older worker ends a task without telling anybody.
 CALLBACKS_REVISION = 6
-#: The first revision whose workers know encrypted tasks. An older worker marks one FAIL, since its params fit no handler.
+#: The first revision whose workers know encrypted tasks. An older worker marks one FAIL: its params fit no handler.
 ENCRYPTION_REVISION = 7
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.

@@ -272,6 +272,10 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
         yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)
 
 
+#: The fields that a schedule passes on to its tasks as they are.
+_SHARED = ("queue", "params", "task_option", "lookup", "sealed")
+
+
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
     """Return the pipeline that inserts the tasks of those firings that the schedule lists as pending."""
     times = [firing.pending.fire_time for firing in firings]
@@ -286,7 +290,9 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"_id": "$firing._id"},
         {"name": x.literal(common["name"])},
         {"key": "$firing.key"},
-        x.literal({name: common[name] for name in ("queue", "params", "task_option", "lookup", "sealed") if name in common}),
+        x.literal(
+            {name: common[name] for name in ("queue", "params", "task_option", "lookup", "sealed") if name in common}
+        ),
         requests.task_document({}, "$firing.start_time", x.NOW),
     ]
     return [

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mtask.errors import InvalidInput, shown
 from mtask.model.publishing.identity import check_key, check_text
 
-#: The usual collection of the data keys. It lies in a database of its own, because workers may read their whole database.
+#: The usual collection of the data keys. It has a database of its own, as workers may read their whole database.
 KEY_VAULT = "mtask_keys.keys"
 #: The length of a local master key, in bytes.
 MASTER_KEY_BYTES = 96
@@ -113,7 +113,7 @@ class Encryption:
 
 
 def read_key_file(path: Path) -> bytes:
-    """Return the local master key in a file: 96 bytes, or their base64; raise InvalidInput. No message shows the key."""
+    """Return the local master key in a file: 96 bytes, or their base64. Raise InvalidInput, without showing the key."""
     import base64
     import binascii
 
@@ -130,8 +130,8 @@ def read_key_file(path: Path) -> bytes:
         key = b""
     if len(key) != MASTER_KEY_BYTES:
         raise InvalidInput(
-            f"encryption key file {path}: it holds {len(content)} bytes, and a master key has {MASTER_KEY_BYTES}, or 128 "
-            f"characters of base64. Make one with: openssl rand -base64 {MASTER_KEY_BYTES} | tr -d '\\n'",
+            f"encryption key file {path}: it holds {len(content)} bytes, and a master key has {MASTER_KEY_BYTES}, or "
+            f"128 characters of base64. Make one with: openssl rand -base64 {MASTER_KEY_BYTES} | tr -d '\\n'",
             field="encryption_key_file",
         )
     return key

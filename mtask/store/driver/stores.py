@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import bson
 import pymongo
@@ -37,9 +37,6 @@ from pymongo.write_concern import WriteConcern
 from mtask.store.driver import rights
 from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
-
-if TYPE_CHECKING:
-    from mtask.store.encryption.sealer import Sealer
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -129,9 +126,8 @@ def _as_written(value: Any) -> Any:
     return value
 
 
-def _of_vault(sealer: Sealer | None, call: Call) -> Any:
+def _of_vault(sealer: Any, call: Call) -> Any:
     """Ask the key vault. This blocks."""
-    assert sealer is not None  # an operation asks only if the store has a sealer
     return sealer.vault.names() if call.method == "names" else sealer.vault.load(*call.args)
 
 
@@ -181,8 +177,8 @@ class SyncStore:
     def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
         self.client = client
         self.timeout = timeout
-        #: Encrypts and decrypts the values of tasks. None: this store has no keys.
-        self.sealer: Sealer | None = None
+        #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
+        self.sealer: Any = None
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
@@ -264,8 +260,8 @@ class AsyncStore:
     ) -> None:
         self.client = client
         self.timeout = timeout
-        #: Encrypts and decrypts the values of tasks. None: this store has no keys.
-        self.sealer: Sealer | None = None
+        #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
+        self.sealer: Any = None
         self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mtask.errors import InvalidInput, WorkersTooOld
+from mtask.errors import WorkersTooOld
 from mtask.model.documents import Task
 from mtask.model.encryption.sealed import Sealed, is_sealed
 from mtask.model.scheduling.schedules import Schedule
@@ -182,23 +182,22 @@ def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Docu
     return {**fields, "params": params, "lookup": lookup, "sealed": name}
 
 
-def seal_criteria(criteria: Mapping[str, Any]) -> Operation[Document]:
+def seal_criteria(criteria: Mapping[str, Any], *, sealed_only: bool = False) -> Operation[Document]:
     """Add to looked-up values their encrypted forms, under each data key that a task found may have.
 
-    Raises InvalidLookup, InvalidInput and subclasses of DatabaseError.
+    With `sealed_only`, the encrypted forms stand for the values, if there are any.
+
+    Raises InvalidInput and subclasses of DatabaseError.
     """
     using = yield from sealer()
     given = dict(criteria)
     if using is None or not given.get("lookup"):
         return given
-    if given.get("params"):
-        raise InvalidInput("encrypted params cannot be searched: use a lookup alone.", field="params")
     names = yield from _names_to_look_under(using, given)
     found: dict[str, list[Any]] = {}
     for name, values in given["lookup"].items():
-        found[name] = list(values)
-        for key_name in names:
-            found[name] += [using.seal_value(key_name, name, value) for value in values if _may_be_sealed(value)]
+        sealed = [using.seal_value(key, name, value) for key in names for value in values if _may_be_sealed(value)]
+        found[name] = sealed if sealed and sealed_only else [*values, *sealed]
     return {**given, "lookup": found}
 
 
@@ -259,7 +258,8 @@ def owner_of(task: Task) -> Owner:
 
 def places_in(task: Task) -> list[Place]:
     """Return the encrypted values of a task."""
-    owner, found = owner_of(task), []
+    owner = owner_of(task)
+    found: list[Place] = []
     parts: list[Any] = [task, *task.former_params]
     if task.again is not None:
         parts.append(task.again)
@@ -313,6 +313,20 @@ def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
             if isinstance(entry.v, Sealed)
         ]
     yield from open_places(using, places)
+
+
+def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
+    """Return the stored document of a schedule with its params and lookups, decrypted with keys that are loaded."""
+    owner = Owner(schedule.name, f"{schedule.id}/", [schedule.queue])
+    params, lookup = schedule.params, document.get("lookup")
+    if isinstance(params, Sealed):
+        params = using.open(owner, PARAMS, params)
+    if schedule.lookup is not None:
+        lookup = [
+            {"k": e.k, "v": using.open_lookup(owner, e.k, e.v) if isinstance(e.v, Sealed) else e.v}
+            for e in schedule.lookup
+        ]
+    return {**document, "params": params, "lookup": lookup}
 
 
 def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from bson import ObjectId
 
-from mtask.errors import EncryptionError, InvalidLookup, MtaskError
+from mtask.errors import DataKeyNotFound, EncryptionError, InvalidLookup, MtaskError
 from mtask.model.encryption.encryption import key_names
 from mtask.model.encryption.sealed import Sealed
 from mtask.store.encryption.vault import Vault
@@ -93,7 +93,7 @@ class Sealer:
         try:
             return self._opened(owner, field, sealed.content)
         except MtaskError as error:
-            return Sealed(sealed.content, str(error).removesuffix("."), owner.task_id, field)
+            return Sealed(sealed.content, _why(error), owner.task_id, field)
 
     def _opened(self, owner: Owner, field: str, content: bytes) -> Any:
         self._check_key(owner, content)
@@ -123,7 +123,12 @@ class Sealer:
             self._check_key(owner, sealed.content)
             return parsed(name, self.vault.decrypt(sealed.content))
         except MtaskError as error:
-            return Sealed(sealed.content, str(error).removesuffix("."), owner.task_id, f"lookup {name}")
+            return Sealed(sealed.content, _why(error), owner.task_id, f"lookup {name}")
+
+
+def _why(error: MtaskError) -> str:
+    """Return the reason in an error, as a part of a sentence."""
+    return error.what if isinstance(error, DataKeyNotFound) else str(error).removesuffix(".")
 
 
 class Transplanted(EncryptionError):
@@ -151,7 +156,8 @@ def canonical(name: str, value: Any) -> str:
         tagged = {"$oid": str(value)}
     elif isinstance(value, bool | float):
         raise InvalidLookup(
-            name, f"is {type(value).__name__}, which cannot be looked up encrypted: give it as text, or as a whole number"
+            name,
+            f"is {type(value).__name__}, which cannot be looked up encrypted: give text or a whole number",
         )
     elif isinstance(value, int):
         tagged = int(value)
@@ -174,4 +180,3 @@ def parsed(name: str, text: Any) -> Any:
     except (TypeError, ValueError, KeyError):
         raise EncryptionError("what was encrypted is no lookup of mtask") from None
     return value
-

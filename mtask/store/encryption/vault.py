@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -65,7 +66,7 @@ class _Key:
     key_id: bytes | None
     known_until: float
     #: The driver's object that has loaded the key. None: there is no usable key, for this reason.
-    engine: ClientEncryption | None
+    engine: ClientEncryption[Document] | None
     problem: MtaskError | None = None
 
 
@@ -79,7 +80,6 @@ class Vault:
         self._connect = connect
         self._owns = owns
         self._client: MongoClient[Document] | None = None
-        self._engines: list[ClientEncryption] = []
         self._lock = threading.RLock()
         self._by_name: dict[str, _Key] = {}
         self._by_id: dict[bytes, _Key] = {}
@@ -117,9 +117,10 @@ class Vault:
     def _find(self, names: Collection[str], key_ids: Collection[bytes]) -> list[Document]:
         by_name = {"keyAltNames": {"$in": [ALT_NAME + name for name in names]}}
         by_id = {"_id": {"$in": [Binary(key_id, UUID_SUBTYPE) for key_id in key_ids]}}
-        return self._ask(lambda: self._collection().find({"$or": [by_name, by_id]}).to_list())
+        found: list[Document] = self._ask(lambda: self._collection().find({"$or": [by_name, by_id]}).to_list())
+        return found
 
-    def _loaded(self, document: Mapping[str, Any], engine: ClientEncryption | None) -> _Key:
+    def _loaded(self, document: Mapping[str, Any], engine: ClientEncryption[Document] | None) -> _Key:
         name, key_id = _name_in(document), document["_id"].bytes
         until = monotonic() + LASTS
         if engine is None or _MATERIAL not in document:
@@ -146,7 +147,9 @@ class Vault:
         required, may = self.encryption.wanted(queue, key)
         for name in may:
             known = self._by_name.get(name)
-            if known is not None and (known.engine is not None or known.key_id is not None):
+            if known is None:  # to store the value readable would be the wrong answer
+                raise EncryptionError(f"the data key {name!r} was not looked for")
+            if known.key_id is not None:
                 if known.problem is not None:
                     raise known.problem
                 return name
@@ -229,12 +232,12 @@ class Vault:
         return sorted((_row(document) for document in found), key=lambda row: (row.name, row.remove_time is not None))
 
     def names(self) -> list[str]:
-        """Return the names of the data keys that a search without a queue looks under; raise InvalidInput if too many."""
+        """Return the names of the data keys that a search looks under; raise InvalidInput if there are too many."""
         found = [row.name for row in self.every() if row.remove_time is None]
         if len(found) > MAX_LISTED:
             raise InvalidInput(
-                f"there are {len(found)} data keys, and a search looks under {MAX_LISTED} at most: name the queue, or begin "
-                "the key with the tenant.",
+                f"there are {len(found)} data keys, and a search looks under {MAX_LISTED} at most: name the queue "
+                "and the key.",
                 field="lookup",
             )
         return found
@@ -256,13 +259,13 @@ class Vault:
 
     # --- connections ----------------------------------------------------------------------------------------
 
-    def _engine(self) -> ClientEncryption:
+    def _engine(self) -> ClientEncryption[Document]:
         from pymongo.synchronous.encryption import ClientEncryption
 
         encryption = self.encryption
         try:
             # 0: the object never forgets a key that it has loaded. This vault forgets the object instead.
-            engine: ClientEncryption = ClientEncryption(
+            engine: ClientEncryption[Document] = ClientEncryption(
                 encryption.kms_providers,
                 encryption.key_vault,
                 self._connected(),
@@ -312,12 +315,8 @@ class Vault:
 
 def check_installed() -> None:
     """Raise InvalidInput if the packages of the extra `encryption` are missing."""
-    try:
-        import pymongocrypt  # noqa: F401
-    except ImportError:
-        raise InvalidInput(
-            "encryption needs more packages: pip install 'mtask[encryption]'", field="encryption"
-        ) from None
+    if find_spec("pymongocrypt") is None:
+        raise InvalidInput("encryption needs more packages: pip install 'mtask[encryption]'", field="encryption")
 
 
 def _is_old(key: _Key | None, now: float) -> bool:
