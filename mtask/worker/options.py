@@ -9,6 +9,7 @@ from datetime import timedelta
 from mtask.app.app import App
 from mtask.errors import InvalidInput
 from mtask.model.callbacks.callback import DELIVERY_QUEUE
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
 from mtask.worker.callbacks.allowed import CallbackOptions
@@ -40,6 +41,8 @@ class WorkerOptions:
     callbacks: CallbackOptions | None = None
     #: Which handlers run in child processes, and in how many.
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
+    #: The keys of encrypted tasks. None: those of the app, if it has any.
+    encryption: Encryption | None = field(default=None, repr=False)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

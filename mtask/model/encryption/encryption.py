@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,6 +93,11 @@ class Encryption:
     def provider(self) -> str:
         """The service that keeps the master key of new data keys."""
         return next(iter(self.kms_providers))
+
+    def document(self) -> dict[str, Any]:
+        """Return the arguments of this object, for another process of the same worker."""
+        made = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, frozenset) else value for name, value in made.items()}
 
     def wanted(self, queue: str, key: str) -> tuple[str | None, list[str]]:
         """Return the data key that a task must have, if one is prescribed, and else those that it may have."""

@@ -18,17 +18,22 @@ NO_KEYS = "this reader has no keys: give it encryption=Encryption(...), or --enc
 class Sealed(str):
     """An encrypted value that was not decrypted. As a text, it says so; each use as another value says why."""
 
-    __slots__ = ("content", "field", "task_id", "why")
+    __slots__ = ("content", "field", "is_final", "task_id", "why")
 
     content: bytes
     field: str
+    #: Whether no key makes it readable: it is not what was encrypted, or does not belong here.
+    is_final: bool
     task_id: str
     why: str
 
-    def __new__(cls, content: bytes, why: str = NO_KEYS, task_id: str = "", field: str = "") -> Sealed:
+    def __new__(
+        cls, content: bytes, why: str = NO_KEYS, task_id: str = "", field: str = "", *, is_final: bool = False
+    ) -> Sealed:
         """Keep the encrypted bytes, and the reason why they were not decrypted."""
         made = super().__new__(cls, "(encrypted)")
         made.content, made.why, made.task_id, made.field = bytes(content), why, task_id, field
+        made.is_final = is_final
         return made
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.encryption.sealer import MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
+from mtask.store.streams.events import TaskEvent
 from mtask.store.tasks.publishing import NewTask
 
 T = TypeVar("T")
@@ -349,6 +350,20 @@ def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
     for row in sealed:
         if isinstance(row[field], Sealed):
             raise row[field].error
+
+
+def open_event(event: TaskEvent) -> Operation[TaskEvent]:
+    """Return the event with its texts decrypted, if its queue or its tenant is certain."""
+    using = yield from sealer()
+    if using is None:
+        return event
+    owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
+    texts: Document = {}
+    for name, field in (("reason", REASON), ("message", MESSAGE)):
+        text = getattr(event, name)
+        if isinstance(text, Sealed):
+            yield from open_places(using, [(owner, field, text, _item_setter(texts, name))])
+    return replace(event, **texts)
 
 
 def places_in_values(owner: Owner, values: Any, field: str = PARAMS) -> Iterator[Place]:

@@ -14,10 +14,10 @@ from uuid import UUID
 
 from bson import ObjectId
 
-from mtask.errors import DataKeyNotFound, EncryptionError, InvalidLookup, MtaskError
+from mtask.errors import DataKeyNotFound, InvalidLookup, MtaskError
 from mtask.model.encryption.encryption import key_names
 from mtask.model.encryption.sealed import Sealed
-from mtask.store.encryption.vault import Vault
+from mtask.store.encryption.vault import Damaged, Vault
 
 #: The fields of a task, by the name that is encrypted with the value.
 PARAMS, RETURNS, REASON, MESSAGE = "params", "returns", "reason", "message"
@@ -93,13 +93,13 @@ class Sealer:
         try:
             return self._opened(owner, field, sealed.content)
         except MtaskError as error:
-            return Sealed(sealed.content, _why(error), owner.task_id, field)
+            return Sealed(sealed.content, _why(error), owner.task_id, field, is_final=isinstance(error, Damaged))
 
     def _opened(self, owner: Owner, field: str, content: bytes) -> Any:
         self._check_key(owner, content)
         found = self.vault.decrypt(content)
         if not isinstance(found, dict) or "v" not in found:
-            raise EncryptionError("what was encrypted is no value of mtask")
+            raise Damaged("what was encrypted is no value of mtask")
         schedule_id = found.get("schedule")
         is_here = (
             owner.key == found.get("key")
@@ -107,7 +107,7 @@ class Sealer:
             else isinstance(schedule_id, str) and owner.key.startswith(f"{schedule_id}/")
         )
         if not is_here or owner.name != found.get("name") or field != found.get("field"):
-            raise Transplanted("it was encrypted for another task or field, and copied here")
+            raise Damaged("it was encrypted for another task or field, and copied here")
         return found["v"]
 
     def _check_key(self, owner: Owner, content: bytes) -> None:
@@ -115,7 +115,7 @@ class Sealer:
         if problem is not None:
             raise problem
         if name not in owner.names():
-            raise Transplanted(f"its data key is {name!r}, and not that of the task's queue or tenant")
+            raise Damaged(f"its data key is {name!r}, and not that of the task's queue or tenant")
 
     def open_lookup(self, owner: Owner, name: str, sealed: Sealed) -> Any:
         """Return the value of a lookup, or the same Sealed with the reason why it cannot be decrypted."""
@@ -129,10 +129,6 @@ class Sealer:
 def _why(error: MtaskError) -> str:
     """Return the reason in an error, as a part of a sentence."""
     return error.what if isinstance(error, DataKeyNotFound) else str(error).removesuffix(".")
-
-
-class Transplanted(EncryptionError):
-    """An encrypted value lies where it does not belong."""
 
 
 _TAGS: Mapping[str, Callable[[str], Any]] = {
@@ -173,10 +169,10 @@ def parsed(name: str, text: Any) -> Any:
     try:
         of, value = json.loads(text)
         if of != name:
-            raise Transplanted("it was encrypted for another lookup, and copied here")
+            raise Damaged("it was encrypted for another lookup, and copied here")
         if isinstance(value, dict):
             ((tag, inner),) = value.items()
             return _TAGS[tag](inner)
     except (TypeError, ValueError, KeyError):
-        raise EncryptionError("what was encrypted is no lookup of mtask") from None
+        raise Damaged("what was encrypted is no lookup of mtask") from None
     return value

@@ -38,6 +38,8 @@ _RANDOM, _DETERMINISTIC = (
     "AEAD_AES_256_CBC_HMAC_SHA_512-Random",
     "AEAD_AES_256_CBC_HMAC_SHA_512-Deterministic",
 )
+#: The most data keys whose names a process knows all. If there are more, it asks for each name.
+_MAX_KNOWN = 10_000
 #: The field of a removed data key. What is left of it keeps its name taken, so that nothing is stored readable instead.
 REMOVED = "mtask_removed"
 #: The field that holds the key itself.
@@ -45,6 +47,10 @@ _MATERIAL = "keyMaterial"
 #: The most data keys under which a search looks a value up.
 MAX_LISTED = 200
 _TIMEOUT = timedelta(seconds=10)
+
+
+class Damaged(EncryptionError):
+    """An encrypted value is not what was encrypted, or does not belong where it lies: no key makes it readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +89,16 @@ class Vault:
         self._lock = threading.RLock()
         self._by_name: dict[str, _Key] = {}
         self._by_id: dict[bytes, _Key] = {}
+        #: The names of all data keys, as they were read a moment ago. So most names without a key need no query.
+        self._all: frozenset[str] = frozenset()
+        self._all_until = 0.0
 
     # --- what is loaded -------------------------------------------------------------------------------------
 
     def lacks(self, names: Iterable[str], key_ids: Iterable[bytes] = ()) -> bool:
         """Whether one of these keys must be loaded, because it is not known, or was for a minute."""
         now = monotonic()
-        return any(_is_old(self._by_name.get(name), now) for name in names) or any(
+        return any(_is_old(self._known(name, now), now) for name in names) or any(
             _is_old(self._by_id.get(key_id), now) for key_id in key_ids
         )
 
@@ -97,7 +106,9 @@ class Vault:
         """Read these keys from the key vault. This blocks. Raises subclasses of DatabaseError."""
         with self._lock:
             now = monotonic()
-            wanted = [name for name in names if _is_old(self._by_name.get(name), now)]
+            if any(_is_old(self._known(name, now), now) for name in names):
+                self._read_names(now)
+            wanted = [name for name in names if _is_old(self._known(name, now), now)]
             ids = [key_id for key_id in key_ids if _is_old(self._by_id.get(key_id), now)]
             if not wanted and not ids:
                 return
@@ -109,10 +120,34 @@ class Vault:
             there, their_ids = {key.name for key in loaded}, {key.key_id for key in loaded}
             for name in wanted:
                 if name not in there:
-                    self._by_name[name] = _Key(name, None, now + LASTS_WITHOUT, None, DataKeyNotFound(name))
+                    self._by_name[name] = self._without(name, now)
             for key_id in ids:
                 if key_id not in their_ids:
                     self._by_id[key_id] = _Key("", key_id, now + LASTS_WITHOUT, None)
+
+    def _known(self, name: str, now: float) -> _Key | None:
+        """Return what is known of a name; None: nothing."""
+        key = self._by_name.get(name)
+        if _is_old(key, now) and now < self._all_until and name not in self._all:
+            return _Key(name, None, self._all_until, None, DataKeyNotFound(name))
+        return key
+
+    def _without(self, name: str, now: float) -> _Key:
+        """Return the knowledge that the key vault has no such data key. One that was there a moment ago was removed."""
+        former = self._by_name.get(name)
+        key_id = None if former is None else former.key_id
+        return _Key(name, key_id, now + LASTS_WITHOUT, None, DataKeyNotFound(name, is_removed=key_id is not None))
+
+    def _read_names(self, now: float) -> None:
+        if now < self._all_until:
+            return
+        ours = {"keyAltNames": {"$regex": f"^{ALT_NAME}"}}
+        found = self._ask(lambda: self._collection().find(ours, {"keyAltNames": 1}, limit=_MAX_KNOWN + 1).to_list())
+        if len(found) <= _MAX_KNOWN:
+            self._all = frozenset(_name_in(document) for document in found)
+            self._all_until = now + LASTS_WITHOUT
+            for name in self._by_name.keys() - self._all:
+                self._by_name[name] = self._without(name, now)
 
     def _find(self, names: Collection[str], key_ids: Collection[bytes]) -> list[Document]:
         by_name = {"keyAltNames": {"$in": [ALT_NAME + name for name in names]}}
@@ -142,14 +177,12 @@ class Vault:
     def name_of(self, queue: str, key: str) -> str | None:
         """Return the name of the loaded data key that values of a task get; None: they stay readable.
 
-        Raises DataKeyNotFound or WrongMasterKey.
+        The keys of such a task must have been loaded before. Raises DataKeyNotFound or WrongMasterKey.
         """
         required, may = self.encryption.wanted(queue, key)
         for name in may:
             known = self._by_name.get(name)
-            if known is None:  # to store the value readable would be the wrong answer
-                raise EncryptionError(f"the data key {name!r} was not looked for")
-            if known.key_id is not None:
+            if known is not None and known.key_id is not None:
                 if known.problem is not None:
                     raise known.problem
                 return name
@@ -178,14 +211,14 @@ class Vault:
             raise EncryptionError(f"the value cannot be encrypted: {first_line(error)}.") from error
 
     def decrypt(self, content: bytes) -> Any:
-        """Decrypt a value with its loaded data key. Raises EncryptionError if its bytes were changed."""
+        """Decrypt a value with its loaded data key. Raises Damaged if its bytes were changed."""
         key = self._by_id[content[1:17]]
         if key.engine is None:
             raise key.problem or DataKeyNotFound(key.name)
         try:
             return key.engine.decrypt(Binary(content, 6))
         except DriverEncryptionError as error:
-            raise EncryptionError(f"its bytes are not what was encrypted: {first_line(error)}") from error
+            raise Damaged(f"its bytes are not what was encrypted: {first_line(error)}") from error
 
     # --- looking after data keys ----------------------------------------------------------------------------
 
@@ -222,6 +255,7 @@ class Vault:
                     raise translated(cause) from error
                 raise EncryptionError(f"the data key cannot be made: {first_line(error)}.") from error
             self._by_name.pop(checked, None)
+            self._all_until = 0.0
             return next(row for row in self.every() if row.name == checked and row.remove_time is None)
 
     def every(self) -> list[KeyRow]:

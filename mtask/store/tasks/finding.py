@@ -32,6 +32,7 @@ RULE_VIEW: Mapping[str, Any] = {
     "name": 1,
     "key": 1,
     "queue": 1,
+    "sealed": 1,
     "task_option": 1,
     "task_state.status": 1,
     "task_state.create_time": 1,

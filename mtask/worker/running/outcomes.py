@@ -79,6 +79,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
         EndReason.CANCELED: "canceled on request",
         EndReason.WORKER_STOP: "handed back: the worker stopped",
         EndReason.NO_SLOT: "handed back: the worker had no slot free for it in time",
+        EndReason.UNREADABLE: "handed back: this worker cannot decrypt it",
     }
     return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))
 
