@@ -59,7 +59,7 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: Name, queue, data key, priority, status and next_preempt_time of an inserted task. A malformed task may lack some of them.
+    #: Name, queue, data key, priority, status and next_preempt_time of an inserted task. A malformed task may lack one.
     document: Document | None = None
     #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False

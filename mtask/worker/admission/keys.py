@@ -21,7 +21,7 @@ from mtask.worker.log import fields, logger
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
 LEFT_ALONE = 30.0
-#: The most data keys that a claim excludes by name. If there are more, the worker claims no encrypted tasks for a while.
+#: The most data keys that a claim excludes by name. If there are more, it claims no encrypted tasks for a while.
 _MAX_EXCLUDED = 200
 
 

@@ -99,7 +99,7 @@ class Adoption:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
-        """Return the task of each document, decrypted, and whether this worker can decrypt it; or why it is malformed."""
+        """Return the task of each document, decrypted, and whether this worker can decrypt it. Or return an error."""
         found: list[tuple[StoredTask, bool] | Exception] = []
         for document in documents:
             try:

@@ -1,0 +1,58 @@
+"""Data keys for tests of encryption: each database of a test has a key vault of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pymongo import MongoClient
+
+from mtask import Encryption
+from mtask.store.encryption.opening import sealer_for
+from mtask.store.encryption.vault import Vault
+
+MASTER_KEY = secrets.token_bytes(96)
+#: A text that is nowhere to be found where it is encrypted.
+MARKER = "PLAINTEXT-MARKER"
+
+
+def encryption_of(database: str, **given: Any) -> Encryption:
+    """Return the keys for a database of a test."""
+    master_key = given.pop("key", MASTER_KEY)
+    return Encryption({"local": {"key": master_key}}, key_vault=f"{database}.vault", **given)
+
+
+@contextmanager
+def vault_of(uri: str, database: str, **given: Any) -> Iterator[Vault]:
+    """Open the key vault of a database of a test."""
+    vault = sealer_for(encryption_of(database, **given), uri).vault
+    try:
+        yield vault
+    finally:
+        vault.close()
+
+
+def make_keys(uri: str, database: str, *names: str) -> None:
+    """Make data keys, such as queue:mail."""
+    with vault_of(uri, database) as vault:
+        for name in names:
+            vault.create(name)
+
+
+def everything_in(mongo: MongoClient[dict[str, Any]], database: str) -> bytes:
+    """Return all documents of a database, and all that the oplog says of them, as the bytes that are stored."""
+    import bson
+    from bson.raw_bson import RawBSONDocument
+    from bson.codec_options import CodecOptions
+
+    raw = CodecOptions(document_class=RawBSONDocument)
+    found = b""
+    for name in mongo[database].list_collection_names():
+        found += b"".join(each.raw for each in mongo[database].get_collection(name, raw).find())
+    oplog = mongo["local"].get_collection("oplog.rs", raw)
+    entries = oplog.find({"$or": [{"ns": {"$regex": f"^{database}\\."}}, {"o.applyOps.ns": {"$regex": f"^{database}\\."}}]})
+    found += b"".join(each.raw for each in entries)
+    assert bson.decode_all(b"") == []
+    return found
