@@ -50,6 +50,10 @@ class Settings(BaseSettings):
     callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
     callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
     callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
+    encryption_key_file: Path | None = Field(default=None, description="file with the local master key of data keys")
+    encryption_key_vault: str | None = Field(default=None, description="collection of the data keys")
+    encryption_queues: str | None = Field(default=None, description="queues whose tasks must be encrypted")
+    encryption_tenants: str | None = Field(default=None, description="tenants whose tasks must be encrypted")
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     @classmethod

@@ -25,6 +25,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
     "mtask.cli.queues.controls": ("pause", "resume", "limit", "keep", "controls"),
     "mtask.cli.database.log": ("log",),
+    "mtask.cli.database.keys": ("keys",),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.cli.database.doctor": ("doctor",),
     "mtask.cli.database.web": ("web",),

@@ -17,6 +17,7 @@ from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
 from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
+from mtask.model.encryption.encryption import Encryption, read_encryption
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
 from mtask.store.driver import connect
 
@@ -98,9 +99,18 @@ class Cli:
             check=not reads_only,
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
+            encryption=self.encryption(),
         )
         self._clients.append(client)
         return client
+
+    def encryption(self) -> Encryption | None:
+        """Return the keys of encrypted tasks; None: no key file is given."""
+        settings, flag = self.settings, self.flags.encryption_key_file
+        given = settings.encryption_key_file if flag is None else flag
+        return read_encryption(
+            given, settings.encryption_key_vault, settings.encryption_queues, settings.encryption_tenants
+        )
 
     def _actor(self) -> str:
         given = self.flags.actor if self.flags.actor is not None else self.settings.actor

@@ -17,6 +17,7 @@ import typer
 from mtask.app.app import App
 from mtask.app.loader import load_app
 from mtask.errors import InvalidInput, MtaskError
+from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
 from mtask.store.driver import connect
@@ -109,6 +110,19 @@ def main(
             "MTASK_CALLBACK_SECRETS holds them."
         ),
     ] = None,
+    encryption_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the master key of encrypted tasks: 96 bytes, or base64. [no encryption]"),
+    ] = None,
+    encryption_key_vault: Annotated[
+        str | None, typer.Option(help="Collection of the data keys: DATABASE.COLLECTION. [mtask_keys.keys]")
+    ] = None,
+    encryption_queues: Annotated[
+        str | None, typer.Option(help="Queues whose tasks must be encrypted, comma-separated. [all with a data key]")
+    ] = None,
+    encryption_tenants: Annotated[
+        str | None, typer.Option(help="Tenants whose tasks must be encrypted. [all with a data key]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
     version: Annotated[
@@ -133,6 +147,10 @@ def main(
         "callbacks": callbacks,
         "callback_networks": callback_networks,
         "callback_secret_file": callback_secret_file,
+        "encryption_key_file": encryption_key_file,
+        "encryption_key_vault": encryption_key_vault,
+        "encryption_queues": encryption_queues,
+        "encryption_tenants": encryption_tenants,
         "log_level": log_level,
     }
     settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -175,6 +193,12 @@ def _options(settings: Settings) -> WorkerOptions:
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=_exit_now,
         callbacks=_callbacks(settings),
+        encryption=read_encryption(
+            settings.encryption_key_file,
+            settings.encryption_key_vault,
+            settings.encryption_queues,
+            settings.encryption_tenants,
+        ),
         executors=ExecutorOptions(
             settings.app,
             settings.isolation,  # type: ignore[arg-type]  # checked there
@@ -219,6 +243,10 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         "executors": settings.executors,
         "max-runs-per-executor": settings.max_runs_per_executor,
         "max-executor-memory": settings.max_executor_memory,
+        "encryption-key-file": settings.encryption_key_file,
+        "encryption-key-vault": settings.encryption_key_vault,
+        "encryption-queues": settings.encryption_queues,
+        "encryption-tenants": settings.encryption_tenants,
     }
     shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     if options.queues is not None:

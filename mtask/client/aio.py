@@ -34,11 +34,14 @@ from mtask.model.actions import DONE, Intent
 from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.encryption.encryption import name_of_key
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation, T
+from mtask.store.encryption import operations as sealing
+from mtask.store.encryption.vault import KeyRow
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
 from mtask.store.tasks import counting
@@ -57,6 +60,7 @@ class AsyncClient(AsyncConnection):
     limits the search for a server at the first call. `middleware` runs around each publish: give `app.around.publish`,
     see `mtask.app.middleware`. `actor` names this client in the action log (default: the user of the operating system).
     A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
+    `encryption` holds the keys of encrypted tasks: see `Encryption`.
     """
 
     async def publish(
@@ -883,6 +887,31 @@ class AsyncClient(AsyncConnection):
         scheduling.check_count(count)
         schedule = await self._run(scheduling.get(schedule_id))
         return await self._compute(scheduling.firings_of, schedule, count)
+
+    # --- data keys ------------------------------------------------------------------------------------------
+
+    async def create_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Make the data key of a queue or of a tenant, in the key vault. Tasks are encrypted with it from now on.
+
+        Clients and workers that run already notice the new key within a few seconds. Raises DataKeyExists,
+        InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        return await self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+
+    async def data_keys(self) -> list[KeyRow]:
+        """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
+        found: list[KeyRow] = await self._run(sealing.ask_vault("every"))
+        return found
+
+    async def remove_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Remove the data key of a queue or of a tenant: nobody can read again what it has encrypted.
+
+        Running processes still use the key for up to a minute. Backups of the key vault still hold it. Raises
+        DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        return await self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
 
     # --- the action log -------------------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ def web(
             check=not read_only,
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
+            encryption=cli.encryption(),
         )
         await server.serve(client, settings, tokens, listening, ready)
 

@@ -42,6 +42,13 @@ def check_key_name(name: object) -> str:
     raise InvalidInput(f"{shown(name)} names no data key: use queue:NAME or tenant:NAME.", field="name")
 
 
+def name_of_key(queue: str | None, tenant: str | None) -> str:
+    """Return the name of the data key of a queue or of a tenant; raise InvalidInput unless one of the two is given."""
+    if (queue is None) == (tenant is None):
+        raise InvalidInput("name the queue or the tenant whose data key it is.", field="queue")
+    return check_key_name(f"{TENANT}{tenant}" if queue is None else f"{QUEUE}{queue}")
+
+
 @dataclass(frozen=True, slots=True)
 class Encryption:
     """The keys with which a client or a worker encrypts and decrypts: give it as `encryption=` to `Client` or `App`.
@@ -140,3 +147,25 @@ def read_key_file(path: Path) -> bytes:
             field="encryption_key_file",
         )
     return key
+
+
+def read_encryption(
+    key_file: Path | None, key_vault: str | None, queues: str | None, tenants: str | None
+) -> Encryption | None:
+    """Return the encryption that settings and flags name; None: no key file is given. Raises InvalidInput."""
+    if key_file is None:
+        if key_vault or queues or tenants:
+            raise InvalidInput(
+                "--encryption-key-file is missing, and other settings of encryption are given.", field="key"
+            )
+        return None
+    return Encryption(
+        {"local": {"key": read_key_file(key_file)}},
+        key_vault=KEY_VAULT if key_vault is None else key_vault,
+        queues=_named(queues),
+        tenants=_named(tenants),
+    )
+
+
+def _named(text: str | None) -> Collection[str] | All:
+    return "*" if text is None or text.strip() == "*" else [part.strip() for part in text.split(",") if part.strip()]

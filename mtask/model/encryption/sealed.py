@@ -12,7 +12,7 @@ from mtask.errors import DecryptionFailed
 SUBTYPE = 6
 #: The fewest bytes of an encrypted value: the kind of encryption, the id of the data key, the type of the value.
 MIN_BYTES = 18
-NO_KEYS = "this reader has no keys: give it encryption=Encryption(...), or --encryption-key-file"
+NO_KEYS = "no keys are given: use encryption=Encryption(...), or --encryption-key-file"
 
 
 class Sealed(str):
@@ -48,7 +48,7 @@ class Sealed(str):
         raise self.error
 
     # These stand for the use of params or of a result. The texts of `str` stay usable: a reason is shown as it is.
-    __getitem__ = get = keys = values = items = _refuse
+    __getitem__ = get = _refuse
 
 
 def is_sealed(value: Any) -> bool:

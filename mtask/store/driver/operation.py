@@ -27,7 +27,7 @@ class Call:
     - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
     - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.
 
-    The target "keys" asks the store itself for its sealer (`get`), or lets it load data keys (`load`, `names`).
+    The target "keys" asks the store itself for its sealer (`get`), or its key vault (any other method).
     """
 
     target: Target

@@ -128,7 +128,7 @@ def _as_written(value: Any) -> Any:
 
 def _of_vault(sealer: Any, call: Call) -> Any:
     """Ask the key vault. This blocks."""
-    return sealer.vault.names() if call.method == "names" else sealer.vault.load(*call.args)
+    return getattr(sealer.vault, call.method)(*call.args)
 
 
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mtask.errors import WorkersTooOld
+from mtask.errors import InvalidInput, WorkersTooOld
 from mtask.model.documents import Task
-from mtask.model.encryption.sealed import Sealed, is_sealed
+from mtask.model.encryption.sealed import NO_KEYS, Sealed, is_sealed
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import workers
 from mtask.store.driver.operation import Call, Operation
@@ -220,6 +220,17 @@ def _names_to_look_under(using: Sealer, criteria: Mapping[str, Any]) -> Operatio
         names = yield Call("keys", "names")
     yield from load(using, names)
     return [name for name in dict.fromkeys(names) if using.vault.problem_of(name) is None]
+
+
+# --- data keys ---------------------------------------------------------------------------------------------------
+
+
+def ask_vault(method: str, *args: Any) -> Operation[Any]:
+    """Call a method of the key vault; raise InvalidInput if the store has no keys."""
+    using = yield from sealer()
+    if using is None:
+        raise InvalidInput(NO_KEYS, field="encryption")
+    return (yield Call("keys", method, args))
 
 
 # --- decrypting -------------------------------------------------------------------------------------------------
