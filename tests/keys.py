@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from mtask import Encryption
@@ -43,18 +45,10 @@ def make_keys(uri: str, database: str, *names: str) -> None:
 
 def everything_in(mongo: MongoClient[dict[str, Any]], database: str) -> bytes:
     """Return all documents of a database, and all that the oplog says of them, as the bytes that are stored."""
-    import bson
-    from bson.codec_options import CodecOptions
-    from bson.raw_bson import RawBSONDocument
-
-    raw = CodecOptions(document_class=RawBSONDocument)
-    found = b""
-    for name in mongo[database].list_collection_names():
-        found += b"".join(each.raw for each in mongo[database].get_collection(name, raw).find())
-    oplog = mongo["local"].get_collection("oplog.rs", raw)
-    entries = oplog.find(
-        {"$or": [{"ns": {"$regex": f"^{database}\\."}}, {"o.applyOps.ns": {"$regex": f"^{database}\\."}}]}
-    )
-    found += b"".join(each.raw for each in entries)
-    assert bson.decode_all(b"") == []
-    return found
+    raw: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
+    names = mongo[database].list_collection_names()
+    found = b"".join(each.raw for name in names for each in mongo[database].get_collection(name, raw).find())
+    of_database = {"$regex": f"^{database}\\."}
+    entries = mongo["local"].get_collection("oplog.rs", raw)
+    written = entries.find({"$or": [{"ns": of_database}, {"o.applyOps.ns": of_database}]})
+    return found + b"".join(each.raw for each in written)

@@ -897,7 +897,8 @@ class AsyncClient(AsyncConnection):
         InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        return await self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        made: KeyRow = await self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        return made
 
     async def data_keys(self) -> list[KeyRow]:
         """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
@@ -911,7 +912,8 @@ class AsyncClient(AsyncConnection):
         DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        return await self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        removed: KeyRow = await self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        return removed
 
     # --- the action log -------------------------------------------------------------------------------------
 

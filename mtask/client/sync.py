@@ -898,7 +898,8 @@ class Client(SyncConnection):
         InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        return self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        made: KeyRow = self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        return made
 
     def data_keys(self) -> list[KeyRow]:
         """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
@@ -912,7 +913,8 @@ class Client(SyncConnection):
         DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        return self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        removed: KeyRow = self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        return removed
 
     # --- the action log -------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ PANEL = "Database"
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
 _Tenant = Annotated[
     str | None,
-    typer.Option("--tenant", metavar="TENANT", help="The tenant: the text before the colon of a task's key."),
+    typer.Option("--tenant", metavar="TENANT", help="The tenant: what stands before the colon of a key."),
 ]
 
 app = typer.Typer(name="keys", invoke_without_command=True)
@@ -83,8 +83,8 @@ def remove(
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidInput(
-                f"all that the data key of {clean(which)} has encrypted would be lost: without a terminal, confirm with "
-                "--yes.",
+                f"all that the data key of {clean(which)} has encrypted would be lost: without a terminal, "
+                "confirm with --yes.",
                 field="yes",
             )
         if not typer.confirm(f"Remove the data key of {clean(which)}, and lose what it encrypted?", err=True):

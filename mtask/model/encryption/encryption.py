@@ -155,9 +155,7 @@ def read_encryption(
     """Return the encryption that settings and flags name; None: no key file is given. Raises InvalidInput."""
     if key_file is None:
         if key_vault or queues or tenants:
-            raise InvalidInput(
-                "--encryption-key-file is missing, and other settings of encryption are given.", field="key"
-            )
+            raise InvalidInput("settings of encryption are given, but not --encryption-key-file.", field="key")
         return None
     return Encryption(
         {"local": {"key": read_key_file(key_file)}},

@@ -114,7 +114,7 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         told.append(repr(call.returns))
         yield
 
-    async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
+    async with secret_bench(mongo_uri, database_name, mongo, app) as (_, client):
         events = client.events()
         await events.open()
         for name in ("echo", "echo_in_thread", "boom", "give_up", "later", "exactly_once", "goes_on"):
