@@ -45,7 +45,7 @@ def make_keys(uri: str, database: str, *names: str) -> None:
 
 def everything_in(mongo: MongoClient[dict[str, Any]], database: str) -> bytes:
     """Return all documents of a database, and all that the oplog says of them, as the bytes that are stored."""
-    raw: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
+    raw: Any = CodecOptions(document_class=RawBSONDocument)
     names = mongo[database].list_collection_names()
     found = b"".join(each.raw for name in names for each in mongo[database].get_collection(name, raw).find())
     of_database = {"$regex": f"^{database}\\."}

@@ -419,6 +419,8 @@ class WorkerDocument(BaseModel):
     names: list[str]
     #: The names of tasks in the worker's queues for which the worker has no handler.
     unserved_names: list[str] = Field(default_factory=list)
+    #: The names of the data keys that the worker cannot use, and ["*"] for a worker without keys.
+    unusable_keys: list[str] = Field(default_factory=list)
     concurrency: Count
     running_cnt: Count
     version: str
@@ -433,6 +435,10 @@ class WorkerDocument(BaseModel):
     def worker_id(self) -> str:
         """The worker's id."""
         return self.id
+
+    def can_decrypt(self, sealed: str | None) -> bool:
+        """Whether the worker can decrypt tasks of this data key, as far as it knows. None: the task is readable."""
+        return sealed is None or not {"*", sealed} & set(self.unusable_keys)
 
     def is_live(self, now: datetime) -> bool:
         """Whether the worker is live: it has not stopped, and its last heartbeat has not expired."""

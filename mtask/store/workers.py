@@ -59,6 +59,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "queues": x.literal(list(me.queues)),
         "names": x.literal(list(me.names)),
         "unserved_names": [],
+        "unusable_keys": [],
         "controls_seen": [],
         "was_silent": False,
         "concurrency": me.concurrency,
@@ -141,6 +142,7 @@ class Heartbeat:
     concurrency: int
     unserved_names: Sequence[str]
     controls_seen: Sequence[Mapping[str, Any]] = ()
+    unusable_keys: Sequence[str] = ()
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
@@ -156,6 +158,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "running_cnt": beat.running_cnt,
         "concurrency": beat.concurrency,
         "unserved_names": x.literal(list(beat.unserved_names)),
+        "unusable_keys": x.literal(list(beat.unusable_keys)),
         "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
         "was_silent": {"$not": [{"$gt": ["$heartbeat_expire_time", x.NOW]}]},
     }

@@ -150,7 +150,7 @@ class Assembly:
         controls = Controls(scope)
         limits = Limits(scope, controls)
         quarantine = Quarantine(scope.store, scope.worker_id)
-        keys = Keys(scope.store)
+        keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
         settler = Settler(scope.store)
         teller = Settler(scope.store, callbacks.settle_all)

@@ -13,11 +13,11 @@ from typing import Any
 from mtask.errors import DatabaseError, MtaskError
 from mtask.model.documents import StoredTask
 from mtask.model.encryption.sealed import Sealed, is_sealed
-from mtask.store.driver.stores import AsyncStore
 from mtask.store.encryption import operations as sealing
 from mtask.store.encryption.sealer import Sealer
 from mtask.store.statements.filters import Filter
 from mtask.worker.log import fields, logger
+from mtask.worker.state.scope import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
 LEFT_ALONE = 30.0
@@ -32,9 +32,12 @@ class Unreadable(Exception):
 class Keys:
     """Decrypts the tasks that this worker has claimed, and knows which data keys it cannot use."""
 
-    def __init__(self, store: AsyncStore) -> None:
-        self._store = store
-        self.sealer: Sealer | None = store.sealer
+    def __init__(self, scope: Scope) -> None:
+        self._store = scope.store
+        self._ledger = scope.ledger
+        self.sealer: Sealer | None = scope.store.sealer
+        if self.sealer is None:
+            self._ledger.unusable_keys.add("*")
         #: The time until which tasks of a data key are not claimed (monotonic seconds), by the name of the data key.
         self._left_alone: dict[str, float] = {}
         self._logged: set[str] = set()
@@ -56,7 +59,9 @@ class Keys:
         if not self._left_alone:
             return []
         now = monotonic()
-        self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
+        for name in [name for name, until in self._left_alone.items() if until <= now]:
+            del self._left_alone[name]
+            self._ledger.unusable_keys.discard(name)  # it is tried again
         names = list(self._left_alone)
         if len(names) > _MAX_EXCLUDED:
             return [{"sealed": None}]
@@ -105,6 +110,8 @@ class Keys:
         name = task.sealed or ""
         if name:
             self._left_alone[name] = monotonic() + LEFT_ALONE
+            if len(self._ledger.unusable_keys) < _MAX_EXCLUDED:
+                self._ledger.unusable_keys.add(name)
         self._log_once(name or task.id, reason)
         raise Unreadable(reason)
 

@@ -14,9 +14,9 @@ import pytest
 
 from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed
 from mtask.app.middleware import FinishCall
+from mtask.client.diagnosis.findings import Level
 from mtask.errors import DecryptionFailed
 from mtask.model.encryption.sealed import Sealed
-from mtask.worker.admission import keys as own_keys
 from tests.integration.worker_harness import Bench, working
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client, until
@@ -183,7 +183,13 @@ async def test_worker_without_keys_claims_nothing_encrypted(
             seen = await plain.get("echo", "3")
             assert (str(seen.params), seen.sealed) == ("(encrypted)", f"queue:{QUEUE}")
             assert isinstance(seen.params, Sealed)
-            with pytest.raises(DecryptionFailed, match="has no keys"):
+            bench.worker.parts.pinger.beat_now()
+            await until(lambda: bench.registry.find_one({"unusable_keys": ["*"]}) is not None, message="a heartbeat")
+            (reason,) = (await plain.inspect("echo:3")).reasons
+            assert (reason.code, "queue:mail" in reason.message) == ("keys_needed", True)
+            causes = [finding.message for finding in await plain.diagnose() if finding.level is not Level.OK]
+            assert any("encrypted with the data key 'queue:mail', which w1 cannot use" in cause for cause in causes)
+            with pytest.raises(DecryptionFailed, match="no keys are given"):
                 seen.params["text"]
             await plain.close()
         said = [
@@ -197,9 +203,8 @@ async def test_worker_without_keys_claims_nothing_encrypted(
 
 @in_loop
 async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_lost(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
-    monkeypatch.setattr(own_keys, "LEFT_ALONE", 0.2)
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     wrong = encryption_of(database_name, key=b"w" * 96)
