@@ -47,8 +47,9 @@ def everything_in(mongo: MongoClient[dict[str, Any]], database: str) -> bytes:
     """Return all documents of a database, and all that the oplog says of them, as the bytes that are stored."""
     raw: Any = CodecOptions(document_class=RawBSONDocument)
     names = mongo[database].list_collection_names()
-    found = b"".join(each.raw for name in names for each in mongo[database].get_collection(name, raw).find())
+    collections: list[Any] = [mongo[database].get_collection(name, raw) for name in names]
+    found = b"".join(each.raw for collection in collections for each in collection.find())
     of_database = {"$regex": f"^{database}\\."}
-    entries = mongo["local"].get_collection("oplog.rs", raw)
+    entries: Any = mongo["local"].get_collection("oplog.rs", raw)
     written = entries.find({"$or": [{"ns": of_database}, {"o.applyOps.ns": of_database}]})
     return found + b"".join(each.raw for each in written)
