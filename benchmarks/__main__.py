@@ -15,7 +15,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.cases import backlog, drain, flows, idle, isolation, latency, payload, publish, purge, scale, web
+from benchmarks.cases import (
+    backlog,
+    drain,
+    encryption,
+    flows,
+    idle,
+    isolation,
+    latency,
+    payload,
+    publish,
+    purge,
+    scale,
+    web,
+)
 from benchmarks.measuring.server import Server, open_server
 from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
@@ -40,6 +53,7 @@ BENCHMARKS: dict[str, Measure] = {
     "backlog": backlog.measure,
     "purge": purge.measure,
     "isolation": isolation.measure,
+    "encryption": encryption.measure,
     "web": web.measure,
 }
 _USUAL_TASKS = {
@@ -53,6 +67,7 @@ _USUAL_TASKS = {
     "backlog": backlog.TASKS,
     "purge": purge.TASKS,
     "isolation": isolation.TASKS,
+    "encryption": encryption.TASKS,
     "web": web.TASKS,
 }
 _CACHE_MB = 1024
@@ -295,6 +310,19 @@ def _payload(
 ) -> None:
     """A thousand leases at once: CPU of the pings. And large params and returns, against the same by bare calls."""
     _run({"payload": Options(runs, tasks, held=held, window=window, size=size)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("encryption")
+def _encryption(
+    tasks: Annotated[int | None, _tasks(f"Tasks that wait. [{encryption.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain a backlog whose params and returns are encrypted, against the same backlog, readable."""
+    _run({"encryption": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("all")

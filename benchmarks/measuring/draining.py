@@ -90,9 +90,15 @@ def drain_raw(
     return asyncio.run(go())
 
 
-def drain_with(server: Server, scratch: Scratch, backlog: Backlog, beside: Beside = nullcontext) -> Drained:
+def drain_with(
+    server: Server,
+    scratch: Scratch,
+    backlog: Backlog,
+    beside: Beside = nullcontext,
+    flags: Sequence[str] = (),
+) -> Drained:
     """Drain it by a worker process that is ready, and starts to claim within the context that `beside` opens."""
-    with Fleet(server, scratch, is_held_back=True) as fleet:
+    with Fleet(server, scratch, is_held_back=True, more_flags=flags) as fleet:
         before = fleet.claims()
         with beside(), server.metered(fleet.pids) as meter:
             fleet.release()

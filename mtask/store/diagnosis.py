@@ -223,7 +223,7 @@ def is_newer(misfit: Misfit) -> bool:
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:
-    """Count the due tasks in status INIT by queue, name, specific_worker_ids and data key, the longest due group first."""
+    """Count the due INIT tasks by queue, name, specific_worker_ids and data key. The longest due group comes first."""
     due = {
         "task_state.status": "INIT",
         filters.NEXT: {"$exists": True},
