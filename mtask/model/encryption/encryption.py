@@ -154,8 +154,8 @@ def read_encryption(
 ) -> Encryption | None:
     """Return the encryption that settings and flags name; None: no key file is given. Raises InvalidInput."""
     if key_file is None:
-        if key_vault or queues or tenants:
-            raise InvalidInput("settings of encryption are given, but not --encryption-key-file.", field="key")
+        if queues or tenants:  # what must be encrypted must not be stored readable
+            raise InvalidInput("some tasks must be encrypted: give --encryption-key-file.", field="encryption_key_file")
         return None
     return Encryption(
         {"local": {"key": read_key_file(key_file)}},

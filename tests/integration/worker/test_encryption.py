@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ import pytest
 from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed
 from mtask.app.middleware import FinishCall
 from mtask.client.diagnosis.findings import Level
-from mtask.errors import DecryptionFailed
+from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
 from mtask.model.encryption.sealed import Sealed
+from mtask.store.encryption.vault import Vault
+from mtask.worker.executors.options import ExecutorOptions
+from tests.integration.worker.executors import isolated
 from tests.integration.worker_harness import Bench, working
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client, until
@@ -234,3 +239,112 @@ async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: s
             with pytest.raises(TaskFailed, match="encrypted for another task or field"):
                 await client.result("echo", "a", timeout=20)
             assert await client.result("echo", "b", timeout=20) == {"text": f"{MARKER} other"}
+
+
+@in_loop
+async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_readable(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
+    app = App()
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    @app.task(queue=QUEUE)
+    async def wait() -> str:
+        begun.set()
+        await go.wait()
+        return MARKER
+
+    async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
+        await client.publish("wait", key="k", queue=QUEUE)
+        await begun.wait()
+        await client.remove_data_key(queue=QUEUE)
+        sealer = bench.worker.parts.adoption._keys.sealer
+        assert sealer is not None
+        forget(sealer.vault)
+        go.set()
+        task = await client.wait("wait", "k", timeout=20)
+        assert task.status.value == "FAIL"
+        assert "cannot be encrypted, and is not stored: the data key 'queue:mail' was removed" in (
+            task.fail_reason or ""
+        )
+        with pytest.raises(DataKeyNotFound, match="was removed"):
+            await client.publish("wait", key="later", queue=QUEUE)
+    assert MARKER.encode() not in everything_in(mongo, database_name)
+
+
+def forget(vault: Vault) -> None:
+    """Let the vault look at the database at the next use, as after a minute."""
+    vault._all_until = 0.0
+    vault._by_name = {name: replace(key, known_until=0.0) for name, key in vault._by_name.items()}
+    vault._by_id = {key_id: replace(key, known_until=0.0) for key_id, key in vault._by_id.items()}
+
+
+@in_loop
+async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
+    app = app_of_secrets([])
+    async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
+        sealer = bench.worker.parts.adoption._keys.sealer
+        assert sealer is not None
+        vault, failed = sealer.vault, 0
+        find = vault._find
+
+        def failing(names: Any, key_ids: Any) -> Any:
+            nonlocal failed
+            if failed < 2:
+                failed += 1
+                raise DatabaseUnavailable("the key vault is away")
+            return find(names, key_ids)
+
+        original = bench.worker.parts.runner._judged
+
+        def judged(run: Any, called: Any) -> Any:
+            forget(vault)
+            monkeypatch.setattr(vault, "_find", failing)
+            return original(run, called)
+
+        monkeypatch.setattr(bench.worker.parts.runner, "_judged", judged)
+        await client.publish("echo", {"text": "x"}, key="k", queue=QUEUE)
+        assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
+        assert failed == 2
+
+
+@in_loop
+async def test_task_published_before_the_key_was_known_is_readable_and_its_result_is_not(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app = app_of_secrets([])
+    async with AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client:
+        await client.publish("echo", {"text": "early"}, key="k", queue=QUEUE)
+        make_keys(mongo_uri, database_name, f"queue:{QUEUE}", "tenant:acme")
+        async with working(mongo_uri, database_name, mongo, app, encryption=encryption_of(database_name)) as bench:
+            assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} early"}
+            document = bench.document("echo:k")
+            assert (document["params"], "sealed" in document) == ({"text": "early"}, False)
+            assert document["task_state"]["worker_states"][0]["returns"].subtype == 6
+            async with AsyncClient(
+                mongo_uri, database=database_name, encryption=encryption_of(database_name)
+            ) as informed:
+                await informed.publish("echo", {"text": "t"}, key="acme:1", queue=QUEUE)
+                assert await informed.result("echo", "acme:1", timeout=20) == {"text": f"{MARKER} t"}
+            assert bench.document("echo:acme:1")["sealed"] == "tenant:acme", "before that of the queue"
+
+
+@in_loop
+async def test_executors_get_decrypted_params_and_encrypt_in_transactions(
+    mongo_uri: str, database_name: str, mongo: Client, tmp_path: Path
+) -> None:
+    make_keys(mongo_uri, database_name, "queue:default")
+    options = ExecutorOptions("tests.integration.worker.executors.isolated:app", count=1)
+    async with secret_bench(mongo_uri, database_name, mongo, isolated.app, executors=options) as (bench, client):
+        await client.publish("echo", {"value": MARKER}, key="k")
+        assert (await client.result("echo", "k", timeout=40))["value"] == MARKER
+        await client.publish("commit", {"folder": str(tmp_path), "effects": database_name}, key="k")
+        await client.wait("commit", "k", timeout=40)
+        await until(lambda: "returns" in bench.state("commit:k")["worker_states"][0], message="what came after it")
+        assert await client.result("commit", "k") == "committed"
+        assert bench.state("commit:k")["worker_states"][0]["returns"].subtype == 6
+    assert MARKER.encode() not in everything_in(mongo, database_name)
