@@ -30,6 +30,7 @@ from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
+from tests.faults.mutants_of_encryption import ENCRYPTION_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
 from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
@@ -49,6 +50,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *FLOW_REQUEST_MUTATIONS,
     *GATHERING_MUTATIONS,
     *CALLBACK_MUTATIONS,
+    *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,
