@@ -60,6 +60,8 @@ class AsyncConnection:
         if source is None:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
+        # Before the client is made: an error leaves nothing to close.
+        self._sealer = None if encryption is None else _sealer_for(encryption, source)
         self._owns_client = isinstance(source, str)
         store: AsyncStore | SyncStore
         if isinstance(source, str):
@@ -71,7 +73,7 @@ class AsyncConnection:
                 raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
         self._source: Any = source
         self._store = store
-        self._sealer = store.sealer = None if encryption is None else _sealer_for(encryption, source)
+        store.sealer = self._sealer
         if timeout is not None:
             store.timeout = timeout
         self._check = check

@@ -61,6 +61,8 @@ class SyncConnection:
         if source is None:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
+        # Before the client is made: an error leaves nothing to close.
+        self._sealer = None if encryption is None else _sealer_for(encryption, source)
         self._owns_client = isinstance(source, str)
         store = (
             connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
@@ -70,7 +72,7 @@ class SyncConnection:
         if not isinstance(store, SyncStore) or connect.is_motor(source):
             raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
         self._store = store
-        self._sealer = store.sealer = None if encryption is None else _sealer_for(encryption, source)
+        store.sealer = self._sealer
         if timeout is not None:
             store.timeout = timeout
         self._check = check

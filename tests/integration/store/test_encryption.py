@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from bson.binary import Binary
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.monitoring import CommandListener
 
-from mtask import Client, TaskSpec
+from mtask import AsyncClient, Client, TaskSpec
 from mtask.errors import DataKeyNotFound, DecryptionFailed, InvalidInput, WorkersTooOld, WrongMasterKey
 from mtask.model.encryption.sealed import Sealed
 from mtask.store.encryption.sealer import PARAMS, Sealer
@@ -159,11 +160,11 @@ def test_worker_that_knows_no_encryption_holds_up_publishing(client: Client, mon
 
 
 def test_client_without_access_to_the_key_vault_says_what_to_give(database_name: str) -> None:
-    from pymongo import AsyncMongoClient
+    async def scenario() -> None:
+        async with AsyncMongoClient[Any](connect=False) as source:
+            with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
+                AsyncClient(source, database=database_name, encryption=encryption_of(database_name))
 
-    from mtask import AsyncClient
-
-    with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
-        AsyncClient(AsyncMongoClient(connect=False), database=database_name, encryption=encryption_of(database_name))
+    asyncio.run(scenario())
     with pytest.raises(InvalidInput, match="Encryption"):
         Client("mongodb://127.0.0.1:1", encryption={"local": {}})  # type: ignore[arg-type]
