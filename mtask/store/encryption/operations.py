@@ -414,7 +414,7 @@ def open_fields(task_id: str, values: Document, fields: Sequence[str]) -> Operat
     name, _, key = task_id.partition(":")
     former = values.get("task_state.former_queues")
     queues = [queue for queue in (values.get("queue"), *(former or ())) if isinstance(queue, str)]
-    is_hidden = is_sealed(values.get("params"))
+    is_hidden = isinstance(values.get("params"), Sealed)
     yield from open_places(using, list(places_in_values(Owner(name, key, queues), values)))
     if is_hidden:
         for field in fields:

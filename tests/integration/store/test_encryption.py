@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from bson.binary import Binary
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.encryption import ClientEncryption
 from pymongo.monitoring import CommandListener
 
-from mtask import AsyncClient, Client, TaskSpec
+from mtask import AsyncClient, Client, Encryption, TaskSpec
 from mtask.errors import DataKeyNotFound, DecryptionFailed, InvalidInput, WorkersTooOld, WrongMasterKey
 from mtask.model.encryption.sealed import Sealed
 from mtask.store.encryption.sealer import PARAMS, Sealer
 from tests.clients import KINDS, AnyClient, Kind, open_client
-from tests.keys import MARKER, encryption_of, make_keys
+from tests.keys import MARKER, MASTER_KEY, encryption_of, make_keys
 from tests.mongo import Client as Mongo
 
 NAMES = ("queue:mail", "tenant:acme", "tenant:other")
@@ -112,6 +113,25 @@ def test_each_kind_of_client_encrypts_and_decrypts(kind: Kind, mongo_uri: str, d
         opened.retry("a", "1", params={"x": "again"}, if_match=opened.etag(task))
         assert opened.get("a", "1").params == {"x": "again"}
         opened.client._sealer.vault.close()
+
+
+def test_new_master_key_reads_what_was_encrypted_before_the_rotation(
+    client: Client, mongo_uri: str, database_name: str
+) -> None:
+    client.publish("a", {"x": MARKER}, key="1", queue="mail")
+    new_key = b"n" * 96
+    providers: Any = {"local": {"key": MASTER_KEY}, "local:new": {"key": new_key}}
+    with MongoClient[Any](mongo_uri) as driver:
+        rotation: ClientEncryption[Any] = ClientEncryption(
+            providers, f"{database_name}.vault", driver, driver.codec_options
+        )
+        rotation.rewrap_many_data_key({}, provider="local:new")
+    rotated = Encryption({"local:new": {"key": new_key}}, key_vault=f"{database_name}.vault")
+    with Client(mongo_uri, database=database_name, encryption=rotated) as after:
+        assert after.get("a", "1").params == {"x": MARKER}
+        assert {row.provider for row in after.data_keys()} == {"local:new"}
+    with Client(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as before:
+        assert "another master key" in before.get("a", "1").params.why
 
 
 def test_what_must_be_encrypted_is_never_stored_readable(mongo_uri: str, database_name: str) -> None:
