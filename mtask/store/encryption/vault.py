@@ -91,7 +91,7 @@ class Vault:
         self._by_id: dict[bytes, _Key] = {}
         #: The names of all data keys, as they were read a moment ago. So most names without a key need no query.
         self._all: frozenset[str] = frozenset()
-        self._all_until = 0.0
+        self._all_until = self._too_many_until = 0.0
 
     # --- what is loaded -------------------------------------------------------------------------------------
 
@@ -115,9 +115,14 @@ class Vault:
             found = self._find(wanted, ids)
             engine = self._engine() if any(_MATERIAL in document for document in found) else None
             loaded = [self._loaded(document, engine) for document in found]
-            for key in loaded:
-                self._by_name[key.name] = self._by_id[key.key_id or b""] = key
-            there, their_ids = {key.name for key in loaded}, {key.key_id for key in loaded}
+            there = set()
+            for document, key in zip(found, loaded, strict=True):
+                self._by_id[key.key_id or b""] = key
+                # The remains of a removed key have lost their name once another key has it.
+                if document.get("keyAltNames"):
+                    self._by_name[key.name] = key
+                    there.add(key.name)
+            their_ids = {key.key_id for key in loaded}
             for name in wanted:
                 if name not in there:
                     self._by_name[name] = self._without(name, now)
@@ -139,11 +144,13 @@ class Vault:
         return _Key(name, key_id, now + LASTS_WITHOUT, None, DataKeyNotFound(name, is_removed=key_id is not None))
 
     def _read_names(self, now: float) -> None:
-        if now < self._all_until:
+        if now < max(self._all_until, self._too_many_until):
             return
         ours = {"keyAltNames": {"$regex": f"^{ALT_NAME}"}}
         found = self._ask(lambda: self._collection().find(ours, {"keyAltNames": 1}, limit=_MAX_KNOWN + 1).to_list())
-        if len(found) <= _MAX_KNOWN:
+        if len(found) > _MAX_KNOWN:
+            self._too_many_until = now + LASTS
+        else:
             self._all = frozenset(_name_in(document) for document in found)
             self._all_until = now + LASTS_WITHOUT
             for name in self._by_name.keys() - self._all:

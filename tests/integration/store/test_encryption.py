@@ -134,6 +134,20 @@ def test_new_master_key_reads_what_was_encrypted_before_the_rotation(
         assert "another master key" in before.get("a", "1").params.why
 
 
+def test_key_that_is_made_again_encrypts_although_old_tasks_are_read(client: Client) -> None:
+    client.publish("a", {"x": 1}, key="old", queue="mail")
+    client.remove_data_key(queue="mail")
+    with pytest.raises(DataKeyNotFound):
+        client.publish("a", {"x": 2}, key="new", queue="mail")
+    client.create_data_key(queue="mail")
+    client.publish("a", {"x": 2}, key="new", queue="mail")
+    assert "was removed" in client.get("a", "old").params.why
+    client.publish("a", {"x": 3}, key="newest", queue="mail")
+    assert [client.get("a", key).params["x"] for key in ("new", "newest")] == [2, 3]
+    states = [(row.name, row.remove_time is None) for row in client.data_keys() if row.name == "queue:mail"]
+    assert states == [("queue:mail", True), ("queue:mail", False)]
+
+
 def test_what_must_be_encrypted_is_never_stored_readable(mongo_uri: str, database_name: str) -> None:
     make_keys(mongo_uri, database_name, "queue:mail")
     must = encryption_of(database_name, queues=["mail", "bank"])
