@@ -51,5 +51,10 @@ def everything_in(mongo: MongoClient[dict[str, Any]], database: str) -> bytes:
     found = b"".join(each.raw for collection in collections for each in collection.find())
     of_database = {"$regex": f"^{database}\\."}
     entries: Any = mongo["local"].get_collection("oplog.rs", raw)
-    written = entries.find({"$or": [{"ns": of_database}, {"o.applyOps.ns": of_database}]})
+    # The database may have been lent to another test before. This test begins by making its data keys.
+    first_key = mongo[database]["vault"].find_one(sort=[("creationDate", 1)], projection={"_id": 1})
+    assert first_key is not None
+    made = mongo["local"]["oplog.rs"].find_one({"ns": f"{database}.vault", "op": "i", "o._id": first_key["_id"]})
+    assert made is not None
+    written = entries.find({"ts": {"$gte": made["ts"]}, "$or": [{"ns": of_database}, {"o.applyOps.ns": of_database}]})
     return found + b"".join(each.raw for each in written)
