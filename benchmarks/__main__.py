@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.cases import (
     backlog,
     drain,
+    encryption,
     flows,
     idle,
     isolation,
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Measure] = {
     "purge": purge.measure,
     "isolation": isolation.measure,
     "tracing": tracing.measure,
+    "encryption": encryption.measure,
     "web": web.measure,
 }
 _USUAL_TASKS = {
@@ -68,6 +70,7 @@ _USUAL_TASKS = {
     "purge": purge.TASKS,
     "isolation": isolation.TASKS,
     "tracing": tracing.TASKS,
+    "encryption": encryption.TASKS,
     "web": web.TASKS,
 }
 _CACHE_MB = 1024
@@ -323,6 +326,19 @@ def _payload(
 ) -> None:
     """A thousand leases at once: CPU of the pings. And large params and returns, against the same by bare calls."""
     _run({"payload": Options(runs, tasks, held=held, window=window, size=size)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("encryption")
+def _encryption(
+    tasks: Annotated[int | None, _tasks(f"Tasks that wait. [{encryption.TASKS:,}]")] = None,
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Drain a backlog whose params and returns are encrypted, against the same backlog, readable."""
+    _run({"encryption": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("all")

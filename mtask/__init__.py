@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from mtask.model.documents import Task
+    from mtask.model.encryption.encryption import Encryption
     from mtask.model.options import TaskOption
     from mtask.model.scheduling.schedules import Schedule
     from mtask.model.scheduling.triggers import Cron
@@ -54,6 +55,7 @@ __all__ = [
     "Context",
     "Count",
     "Cron",
+    "Encryption",
     "Fail",
     "Flow",
     "FlowRow",
@@ -114,6 +116,7 @@ _MODULES = {
         "WaitTimeout",
     ),
     "mtask.model.documents": ("Task",),
+    "mtask.model.encryption.encryption": ("Encryption",),
     "mtask.model.options": ("TaskOption",),
     "mtask.model.scheduling.schedules": ("Schedule",),
     "mtask.model.status": ("RunStatus", "TaskStatus"),

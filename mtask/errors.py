@@ -47,6 +47,11 @@ MtaskError
 │   ├── ScheduleExists           a schedule with this id exists
 │   └── ScheduleNotFound         no schedule has this id
 ├── BulkNotFound                 no bulk change has this id
+├── EncryptionError              about encrypted values
+│   ├── DataKeyNotFound          there is no data key of this name: it was never made, or it was removed
+│   ├── DataKeyExists            a data key of this name exists
+│   ├── WrongMasterKey           the data key was encrypted with another master key
+│   └── DecryptionFailed         a value of a task cannot be decrypted
 ├── WorkerError                  about a worker process
 │   ├── WorkerIdInUse            a live process has this worker_id
 │   ├── WorkerNotFound           no worker has this worker_id
@@ -419,6 +424,57 @@ class ScheduleNotFound(ScheduleError):
 
     def __init__(self, schedule_id: str) -> None:
         super().__init__(schedule_id, f"there is no schedule {schedule_id!r}. `mtask schedule list` shows all.")
+
+
+class EncryptionError(MtaskError):
+    """An error about encrypted values."""
+
+
+class DataKeyNotFound(EncryptionError):
+    """There is no data key of this name: it was never made, or it was removed."""
+
+    def __init__(self, name: str, *, is_removed: bool = False) -> None:
+        what = f"the data key {shown(name)} was removed" if is_removed else f"there is no data key {shown(name)}"
+        kind, _, of = name.partition(":")
+        command = f"mtask keys create --{kind} {of}" if kind in ("queue", "tenant") else "mtask keys create"
+        super().__init__(f"{what}. Make one with `{command}`; what another key encrypted stays unreadable.")
+        self.what = what
+        self.name = name
+        self.is_removed = is_removed
+
+
+class DataKeyExists(EncryptionError):
+    """A data key of this name exists."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the data key {shown(name)} exists: it is used as it is.")
+        self.name = name
+
+
+class WrongMasterKey(EncryptionError):
+    """The data key was encrypted with another master key."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, reason: str = "") -> None:
+        said = f" ({reason})" if reason else ""
+        super().__init__(
+            f"the data key {shown(name)} was encrypted with another master key{said}: give the master key "
+            "with which it was made."
+        )
+        self.name = name
+        self.reason = reason
+
+
+class DecryptionFailed(EncryptionError):
+    """A value of a task cannot be decrypted."""
+
+    def __init__(self, task_id: str, field: str, reason: str) -> None:
+        what = f"{field or 'a value'} of task {shown(task_id)}" if task_id else field or "the value"
+        super().__init__(f"{what} cannot be decrypted: {reason}.")
+        self.task_id = task_id
+        self.field = field
+        self.reason = reason
 
 
 class BulkNotFound(MtaskError):

@@ -91,10 +91,15 @@ def drain_raw(
 
 
 def drain_with(
-    server: Server, scratch: Scratch, backlog: Backlog, beside: Beside = nullcontext, app: str = APP
+    server: Server,
+    scratch: Scratch,
+    backlog: Backlog,
+    beside: Beside = nullcontext,
+    app: str = APP,
+    flags: Sequence[str] = (),
 ) -> Drained:
     """Drain it by a worker process that is ready, and starts to claim within the context that `beside` opens."""
-    with Fleet(server, scratch, is_held_back=True, app=app) as fleet:
+    with Fleet(server, scratch, is_held_back=True, app=app, more_flags=flags) as fleet:
         before = fleet.claims()
         with beside(), server.metered(fleet.pids) as meter:
             fleet.release()

@@ -12,6 +12,7 @@ from mtask.app.middleware import Kind, Middleware
 from mtask.app.tracing import Tracer
 from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.handling.handlers import (
     HANDLER_ATTRIBUTE,
     Handler,
@@ -30,7 +31,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class App:
     """A set of handlers. A worker process serves one app: `mtask-worker package.module:app`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, encryption: Encryption | None = None) -> None:
+        """`encryption` holds the keys with which the workers of this app decrypt its tasks: see `Encryption`."""
+        self.encryption = encryption
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
         #: The middleware of this app, for the steps publish, run and finish.

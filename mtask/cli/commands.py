@@ -27,6 +27,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.workers.top": ("top",),
     "mtask.cli.queues.controls": ("pause", "resume", "limit", "fair", "keep", "controls"),
     "mtask.cli.database.log": ("log",),
+    "mtask.cli.database.keys": ("keys",),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.cli.database.doctor": ("doctor",),
     "mtask.cli.database.web": ("web",),

@@ -17,6 +17,7 @@ from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
 from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
+from mtask.model.encryption.encryption import Encryption, read_encryption
 from mtask.model.publishing.identity import task_id_of
 from mtask.model.publishing.tenants import check_tenant, stored_key
 from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
@@ -101,6 +102,7 @@ class Cli:
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
             tenant=self.flags.tenant,
+            encryption=self.encryption(),
         )
         self._clients.append(client)
         return client
@@ -109,6 +111,14 @@ class Cli:
         """Return the id of the task that a name and a key mean here."""
         tenant = self.flags.tenant
         return task_id_of(name, stored_key(None if tenant is None else check_tenant(tenant), key))
+
+    def encryption(self) -> Encryption | None:
+        """Return the keys of encrypted tasks; None: no key file is given."""
+        settings, flag = self.settings, self.flags.encryption_key_file
+        given = settings.encryption_key_file if flag is None else flag
+        return read_encryption(
+            given, settings.encryption_key_vault, settings.encryption_queues, settings.encryption_tenants
+        )
 
     def _actor(self) -> str:
         given = self.flags.actor if self.flags.actor is not None else self.settings.actor

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ class Flags:
     database: str | None = None
     actor: str | None = None
     tenant: str | None = None
+    encryption_key_file: Path | None = None
     json: bool | None = None
     no_color: bool | None = None
     quiet: bool | None = None
@@ -76,6 +78,15 @@ _Tenant = Annotated[
         rich_help_panel=GLOBAL,
     ),
 ]
+_KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--encryption-key-file",
+        metavar="FILE",
+        help="Master key of encrypted tasks, 96 bytes. Else MTASK_ENCRYPTION_KEY_FILE.",
+        rich_help_panel=GLOBAL,
+    ),
+]
 
 
 def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
@@ -87,6 +98,7 @@ _SHARED: Mapping[str, Any] = {
     "database": _Database,
     "actor": _Actor,
     "tenant": _Tenant,
+    "encryption_key_file": _KeyFile,
     "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
     "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
     "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),

@@ -18,6 +18,7 @@ import typer
 
 from mtask.app.loader import load_app
 from mtask.errors import InvalidInput, MtaskError
+from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
 from mtask.store.driver import connect
@@ -126,6 +127,19 @@ def main(
         ),
     ] = None,
     metrics_host: Annotated[str | None, typer.Option(help="Address of the metrics' port. [127.0.0.1]")] = None,
+    encryption_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the master key of encrypted tasks: 96 bytes, or base64. [no encryption]"),
+    ] = None,
+    encryption_key_vault: Annotated[
+        str | None, typer.Option(help="Collection of the data keys: DATABASE.COLLECTION. [mtask_keys.keys]")
+    ] = None,
+    encryption_queues: Annotated[
+        str | None, typer.Option(help="Queues whose tasks must be encrypted, comma-separated. [all with a data key]")
+    ] = None,
+    encryption_tenants: Annotated[
+        str | None, typer.Option(help="Tenants whose tasks must be encrypted. [all with a data key]")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR. [INFO]")] = None,
     log_format: Annotated[
         str | None, typer.Option(help="Lines of the log as text, or as JSON objects: text or json. [text]")
@@ -161,6 +175,10 @@ def main(
         "health_file": health_file,
         "metrics_port": metrics_port,
         "metrics_host": metrics_host,
+        "encryption_key_file": encryption_key_file,
+        "encryption_key_vault": encryption_key_vault,
+        "encryption_queues": encryption_queues,
+        "encryption_tenants": encryption_tenants,
         "log_level": log_level,
         "log_format": log_format,
         "keep_logs": keep_logs,
@@ -242,6 +260,12 @@ def _options(settings: Settings) -> WorkerOptions:
         hard_exit=_exit_now,
         callbacks=_callbacks(settings),
         health_file=settings.health_file,
+        encryption=read_encryption(
+            settings.encryption_key_file,
+            settings.encryption_key_vault,
+            settings.encryption_queues,
+            settings.encryption_tenants,
+        ),
         executors=ExecutorOptions(
             settings.app,
             settings.isolation,  # type: ignore[arg-type]  # checked there
@@ -280,6 +304,10 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         "executors": settings.executors,
         "max-runs-per-executor": settings.max_runs_per_executor,
         "max-executor-memory": settings.max_executor_memory,
+        "encryption-key-file": settings.encryption_key_file,
+        "encryption-key-vault": settings.encryption_key_vault,
+        "encryption-queues": settings.encryption_queues,
+        "encryption-tenants": settings.encryption_tenants,
     }
     shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
     if options.queues is not None:

@@ -37,6 +37,7 @@ from mtask.model.actions import DONE, Intent
 from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.encryption.encryption import name_of_key
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.model.publishing.tenants import stored_key
@@ -44,9 +45,11 @@ from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation, T
+from mtask.store.encryption import operations as sealing
+from mtask.store.encryption.vault import KeyRow
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import counting, queries
+from mtask.store.tasks import counting
 from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
@@ -63,6 +66,7 @@ class AsyncClient(AsyncConnection):
     see `mtask.app.middleware`. `actor` names this client in the action log (default: the user of the operating system).
     A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
     `tenant` is whose tasks this client publishes and finds: see `for_tenant` and docs/tenants.md.
+    `encryption` holds the keys of encrypted tasks: see `Encryption`.
     """
 
     async def publish(
@@ -378,7 +382,7 @@ class AsyncClient(AsyncConnection):
             lookup=lookup,
             tenant=self._tenant,
         )
-        return await self._run(queries.count(criteria))
+        return await self._run(requests.count(criteria))
 
     async def count_up_to(
         self,
@@ -968,6 +972,33 @@ class AsyncClient(AsyncConnection):
         TaskNotFound if there is neither a log nor a task.
         """
         return await self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id))
+
+    # --- data keys ------------------------------------------------------------------------------------------
+
+    async def create_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Make the data key of a queue or of a tenant, in the key vault. Tasks are encrypted with it from now on.
+
+        Clients and workers that run already notice the new key within a few seconds. Raises DataKeyExists,
+        InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        made: KeyRow = await self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        return made
+
+    async def data_keys(self) -> list[KeyRow]:
+        """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
+        found: list[KeyRow] = await self._run(sealing.ask_vault("every"))
+        return found
+
+    async def remove_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Remove the data key of a queue or of a tenant: nobody can read again what it has encrypted.
+
+        Running processes still use the key for up to a minute. Backups of the key vault still hold it. Raises
+        DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        removed: KeyRow = await self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        return removed
 
     # --- the action log -------------------------------------------------------------------------------------
 

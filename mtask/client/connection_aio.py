@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
+from mtask.client.reading import decrypting
 from mtask.errors import InvalidInput
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
@@ -26,6 +28,13 @@ from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import AsyncMongoClient
+    from mtask.store.encryption.sealer import Sealer
+
+
+def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
+    from mtask.store.encryption.opening import sealer_for  # only a client with encryption needs it
+
+    return sealer_for(encryption, source)
 
 
 class AsyncConnection:
@@ -48,12 +57,15 @@ class AsyncConnection:
         actor: str | None = None,
         log_actions: bool = True,
         tenant: str | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         self._tenant = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
+        # Before the client is made: an error leaves nothing to close.
+        self._sealer = None if encryption is None else _sealer_for(encryption, source)
         self._owns_client = isinstance(source, str)
         store: AsyncStore | SyncStore
         if isinstance(source, str):
@@ -65,6 +77,7 @@ class AsyncConnection:
                 raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
         self._source: Any = source
         self._store = store
+        store.sealer = self._sealer
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -98,6 +111,8 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
+        if self._sealer is not None:
+            await asyncio.to_thread(self._sealer.vault.close)
         if self._owns_client and isinstance(self._store, AsyncStore):
             await self._store.close()
 
@@ -155,7 +170,10 @@ class AsyncConnection:
 
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
         await self._make_ready()
-        return await self._execute(operation, session)
+        result = await self._execute(operation, session)
+        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
+            await self._execute(opening)
+        return result
 
     async def _transact(self, make: Callable[[], Operation[T]], session: Any = None) -> T:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
+from mtask.client.reading import decrypting
 from mtask.errors import InvalidInput
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
 from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
@@ -27,6 +29,13 @@ from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
     from mtask.store.driver.types import SyncCollection, SyncMongoClient, SyncSession
+    from mtask.store.encryption.sealer import Sealer
+
+
+def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
+    from mtask.store.encryption.opening import sealer_for  # only a client with encryption needs it
+
+    return sealer_for(encryption, source)
 
 
 class SyncConnection:
@@ -49,12 +58,15 @@ class SyncConnection:
         actor: str | None = None,
         log_actions: bool = True,
         tenant: str | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         self._tenant = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
+        # Before the client is made: an error leaves nothing to close.
+        self._sealer = None if encryption is None else _sealer_for(encryption, source)
         self._owns_client = isinstance(source, str)
         store = (
             connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
@@ -64,6 +76,7 @@ class SyncConnection:
         if not isinstance(store, SyncStore) or connect.is_motor(source):
             raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
         self._store = store
+        store.sealer = self._sealer
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -97,6 +110,8 @@ class SyncConnection:
 
     def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
+        if self._sealer is not None:
+            self._sealer.vault.close()
         if self._owns_client:
             self._store.close()
 
@@ -149,7 +164,10 @@ class SyncConnection:
 
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()
-        return self._store.run(operation, session)
+        result = self._store.run(operation, session)
+        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
+            self._store.run(opening)
+        return result
 
     def _transact(self, make: Callable[[], Operation[T]], session: SyncSession | None = None) -> T:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""

@@ -38,6 +38,7 @@ from mtask.model.actions import DONE, Intent
 from mtask.model.callbacks.callback import CallbackRef
 from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.encryption.encryption import name_of_key
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.lookup import Lookup
 from mtask.model.publishing.tenants import stored_key
@@ -46,9 +47,11 @@ from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.types import SyncSession
+from mtask.store.encryption import operations as sealing
+from mtask.store.encryption.vault import KeyRow
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import counting, queries
+from mtask.store.tasks import counting
 from mtask.store.tasks.counting import Count, QueueCounts
 from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 
@@ -65,6 +68,7 @@ class Client(SyncConnection):
     see `mtask.app.middleware`. `actor` names this client in the action log (default: the user of the operating system).
     A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
     `tenant` is whose tasks this client publishes and finds: see `for_tenant` and docs/tenants.md.
+    `encryption` holds the keys of encrypted tasks: see `Encryption`.
     """
 
     def publish(
@@ -379,7 +383,7 @@ class Client(SyncConnection):
             lookup=lookup,
             tenant=self._tenant,
         )
-        return self._run(queries.count(criteria))
+        return self._run(requests.count(criteria))
 
     def count_up_to(
         self,
@@ -969,6 +973,33 @@ class Client(SyncConnection):
         TaskNotFound if there is neither a log nor a task.
         """
         return self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id))
+
+    # --- data keys ------------------------------------------------------------------------------------------
+
+    def create_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Make the data key of a queue or of a tenant, in the key vault. Tasks are encrypted with it from now on.
+
+        Clients and workers that run already notice the new key within a few seconds. Raises DataKeyExists,
+        InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        made: KeyRow = self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        return made
+
+    def data_keys(self) -> list[KeyRow]:
+        """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
+        found: list[KeyRow] = self._run(sealing.ask_vault("every"))
+        return found
+
+    def remove_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
+        """Remove the data key of a queue or of a tenant: nobody can read again what it has encrypted.
+
+        Running processes still use the key for up to a minute. Backups of the key vault still hold it. Raises
+        DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
+        """
+        name = name_of_key(queue, tenant)
+        removed: KeyRow = self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        return removed
 
     # --- the action log -------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ Intent = Literal[
     "pause schedule",
     "resume schedule",
     "remove schedule",
+    "create data key",
+    "remove data key",
 ]
 Stamp: TypeAlias = Any  #: a BSON timestamp, which only the store can name
 

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from mtask.model.callbacks.callback import MAX_OWED, Callback, OwedCallback
+from mtask.model.encryption.sealed import SealedAny, SealedText
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
@@ -41,6 +42,8 @@ FLOWS_REVISION = 5
 CALLBACKS_REVISION = 6
 #: The first revision whose workers know the limits and fair turns of tenants.
 TENANTS_REVISION = 7
+#: The first revision whose workers know encrypted tasks. An older worker marks one FAIL: its params fit no handler.
+ENCRYPTION_REVISION = 7
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
@@ -73,7 +76,7 @@ class Progress(BaseModel):
     model_config = _document
 
     fraction: Annotated[float, Field(ge=0, le=1)] | None = None
-    message: Text | None = None
+    message: Annotated[Text | None, SealedText] = None
     time: Instant  #: the time at which a ping or the finish wrote the progress
 
 
@@ -90,8 +93,10 @@ class Run(BaseModel):
     ping_expire_time: Instant  #: the end of the lease; this time stays after the run is closed
     success_time: Instant | None = None
     fail_time: Instant | None = None
-    fail_reason: str | None = None
-    returns: Any = None
+    fail_reason: Annotated[str | None, SealedText] = None
+    #: Whether the run met a conflict with another transaction, and so goes back without being counted.
+    conflict: StrictBool = False
+    returns: SealedAny = None
     progress: Progress | None = None
     #: The session of the run's latest transaction. The worker that rescues the task ends that session.
     session_id: Text | None = None
@@ -203,7 +208,8 @@ class NextRound(BaseModel):
 
     model_config = _document
 
-    params: Any = None
+    params: SealedAny = None
+    sealed: Text | None = None
     queue: Annotated[Text, Field(min_length=1)]
     task_option: TaskOption
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
@@ -216,7 +222,7 @@ class FormerParams(BaseModel):
 
     model_config = _document
 
-    params: Any = None
+    params: SealedAny = None
     until: Instant  #: the time of that retry
 
 
@@ -241,7 +247,7 @@ class TaskState(BaseModel):
     #: The former queues of the task, the newest first.
     former_queues: Annotated[list[Text], Field(max_length=MAX_FORMER_QUEUES)] = Field(default_factory=list)
     #: The reason why the task ended, if no run gives it: another task of the flow failed.
-    reason: Text | None = None
+    reason: Annotated[Text | None, SealedText] = None
     #: The id of the task as which this round of the task went on. A rerun does not go on a second time.
     next_id: Text | None = None
     #: The number of rounds in which this task went on. A round that begins with a new publish goes on by itself.
@@ -262,8 +268,10 @@ class Task(BaseModel):
     #: Whose task it is. The key then begins with the tenant and a colon. A task of no tenant has no such field.
     tenant: Annotated[Text, Field(pattern=TENANT_PATTERN)] | None = None
     queue: Annotated[Text, Field(min_length=1)]
-    params: Any = None
+    params: SealedAny = None
     task_option: TaskOption
+    #: The name of the data key that encrypts the params: queue:NAME or tenant:NAME. A readable task has no such field.
+    sealed: Text | None = None
     #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
@@ -428,6 +436,8 @@ class WorkerDocument(BaseModel):
     names: list[str]
     #: The names of tasks in the worker's queues for which the worker has no handler.
     unserved_names: list[str] = Field(default_factory=list)
+    #: The names of the data keys that the worker cannot use, and ["*"] for a worker without keys.
+    unusable_keys: list[str] = Field(default_factory=list)
     concurrency: Count
     running_cnt: Count
     version: str
@@ -442,6 +452,10 @@ class WorkerDocument(BaseModel):
     def worker_id(self) -> str:
         """The worker's id."""
         return self.id
+
+    def can_decrypt(self, sealed: str | None) -> bool:
+        """Whether the worker can decrypt tasks of this data key, as far as it knows. None: the task is readable."""
+        return sealed is None or not {"*", sealed} & set(self.unusable_keys)
 
     def is_live(self, now: datetime) -> bool:
         """Whether the worker is live: it has not stopped, and its last heartbeat has not expired."""

@@ -225,14 +225,19 @@ def is_newer(misfit: Misfit) -> bool:
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:
-    """Count the due tasks in status INIT, by queue, name and specific_worker_ids. The longest due group comes first."""
+    """Count the due INIT tasks by queue, name, specific_worker_ids and data key. The longest due group comes first."""
     due = {
         "task_state.status": "INIT",
         filters.NEXT: {"$exists": True},
         "$expr": {"$lte": [f"${filters.NEXT}", x.NOW]},
     }
     group = {
-        "_id": {"queue": "$queue", "name": "$name", "worker_ids": "$task_option.specific_worker_ids"},
+        "_id": {
+            "queue": "$queue",
+            "name": "$name",
+            "worker_ids": "$task_option.specific_worker_ids",
+            "sealed": "$sealed",
+        },
         "count": {"$sum": 1},
         "oldest": {"$min": f"${filters.NEXT}"},
         "task_id": {"$first": "$_id"},

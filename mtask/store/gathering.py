@@ -117,7 +117,7 @@ def _publish(
 
 
 def _sent(task: NewTask, policy: GatherPolicy, call_id: str, time: x.Expression) -> SentCall:
-    names = ("params", "queue", "task_option", "lookup")
+    names = ("params", "queue", "task_option", "lookup", "sealed")
     content = {name: value for name, value in task.fixed().items() if name in names}
     debounce, most = (None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait))
     is_own = policy.call_id is not None

@@ -33,7 +33,7 @@ _PENDING = f"{_STATE}.pending"
 #: has changed the schedule in between.
 _RACES = 20
 #: The fields that a schedule passes on to its tasks.
-_PASSED_ON = ("tenant", "queue", "params", "task_option", "lookup")
+_PASSED_ON = ("tenant", "queue", "params", "task_option", "sealed", "lookup")
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
 
@@ -272,6 +272,10 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
         times = [firing.pending.fire_time for firing in group]
         crossed_off = {"$pull": {_PENDING: {"fire_time": {"$in": times}}}, "$inc": {"revision": 1}}
         yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)
+
+
+#: The fields that a schedule passes on to its tasks as they are.
+_SHARED = ("queue", "params", "task_option", "lookup", "sealed")
 
 
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:

@@ -10,7 +10,13 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
-from mtask.model.documents import CALLBACKS_REVISION, FLOWS_REVISION, SCHEMA_REVISION, TENANTS_REVISION
+from mtask.model.documents import (
+    CALLBACKS_REVISION,
+    ENCRYPTION_REVISION,
+    FLOWS_REVISION,
+    SCHEMA_REVISION,
+    TENANTS_REVISION,
+)
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.operation import Operation, workers
 from mtask.store.statements import expressions as x
@@ -59,6 +65,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "queues": x.literal(list(me.queues)),
         "names": x.literal(list(me.names)),
         "unserved_names": [],
+        "unusable_keys": [],
         "controls_seen": [],
         "was_silent": False,
         "concurrency": me.concurrency,
@@ -132,6 +139,12 @@ def without_tenants(limit: int) -> Operation[list[str]]:
     return [str(document["_id"]) for document in found]
 
 
+def without_encryption(limit: int) -> Operation[list[str]]:
+    """Return live workers of a version that does not know encrypted tasks."""
+    found = yield workers("find", too_old(ENCRYPTION_REVISION), {"_id": 1}, limit=limit)
+    return [str(document["_id"]) for document in found]
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The part of a worker's document that each heartbeat updates."""
@@ -141,6 +154,7 @@ class Heartbeat:
     concurrency: int
     unserved_names: Sequence[str]
     controls_seen: Sequence[Mapping[str, Any]] = ()
+    unusable_keys: Sequence[str] = ()
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
@@ -156,6 +170,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "running_cnt": beat.running_cnt,
         "concurrency": beat.concurrency,
         "unserved_names": x.literal(list(beat.unserved_names)),
+        "unusable_keys": x.literal(list(beat.unusable_keys)),
         "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
         "was_silent": {"$not": [{"$gt": ["$heartbeat_expire_time", x.NOW]}]},
     }

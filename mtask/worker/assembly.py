@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from mtask.app.hooks import Hook
 from mtask.store import callbacks
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.encryption.sealer import Sealer
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.controls import Controls
+from mtask.worker.admission.keys import Keys
 from mtask.worker.admission.limits import Limits
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.claiming.adoption import Adoption
@@ -73,13 +76,25 @@ async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Co
     uri, database = options.uri, options.database
     store = connect.async_store(uri, database, app_name)
     stream = connect.async_store(uri, database, app_name, **connect.QUIET)
-    handlers = HandlerStores(uri, database, app_name)
+    store.sealer = sealer = sealer_of(options)
+    handlers = HandlerStores(uri, database, app_name, sealer)
     try:
         yield Connections(store, stream, handlers)
     finally:
         await handlers.close()
+        if sealer is not None:
+            await asyncio.to_thread(sealer.vault.close)
         await stream.close()
         await store.close()
+
+
+def sealer_of(options: WorkerOptions) -> Sealer | None:
+    """Return what encrypts and decrypts the values of tasks; None: this worker has no keys. Raises InvalidInput."""
+    if options.encryption is None:
+        return None
+    from mtask.store.encryption.opening import sealer_for  # only a worker with encryption needs it
+
+    return sealer_for(options.encryption, options.uri)
 
 
 def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
@@ -139,7 +154,8 @@ class Assembly:
         controls = Controls(scope)
         limits = Limits(scope, controls)
         quarantine = Quarantine(scope.store, scope.worker_id)
-        admission = Admission(controls, limits, quarantine)
+        keys = Keys(scope)
+        admission = Admission(controls, limits, quarantine, keys)
         settler = Settler(scope.store)
         teller = Settler(scope.store, callbacks.settle_all)
         finisher = Finisher(scope, pinger, limits, settler, teller, around.finish)
@@ -219,7 +235,10 @@ class Assembly:
         if options is None:
             return None
         logs = self.options.logs
-        origin = Origin(self.options.uri, self.options.database, self.scope.worker_id, logs.log_format, logs.keep)
+        given = self.options
+        origin = Origin(
+            given.uri, given.database, self.scope.worker_id, logs.log_format, logs.keep, encryption=given.encryption
+        )
         return Executors(options, origin, self.scope, pinger, self.connections.store, keeper)
 
 

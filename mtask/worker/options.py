@@ -10,6 +10,7 @@ from pathlib import Path
 from mtask.app.app import App
 from mtask.errors import InvalidInput
 from mtask.model.callbacks.callback import DELIVERY_QUEUE
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
 from mtask.worker.callbacks.allowed import CallbackOptions
@@ -46,6 +47,8 @@ class WorkerOptions:
     health_file: Path | None = None
     #: Which lines of the log are kept in the database, and in which format executors log.
     logs: LogOptions = field(default_factory=LogOptions)
+    #: The keys of encrypted tasks. None: those of the app, if it has any.
+    encryption: Encryption | None = field(default=None, repr=False)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -12,6 +13,7 @@ from mtask.errors import HandlerError, MtaskError, WorkerIdInUse
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
+from mtask.store.encryption.vault import check_installed
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.assembly import Assembly, Parts, connections, ping_store
@@ -50,6 +52,10 @@ class Worker:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
         self._app = app
+        if options.encryption is None and app.encryption is not None:
+            options = replace(options, encryption=app.encryption)
+        if options.encryption is not None:
+            check_installed()
         self._options = options
         self._hooks = app.hooks.begin()
         self.queues = options.checked_queues(app)

@@ -31,6 +31,7 @@ from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_deploying import DEPLOYING_MUTATIONS
+from tests.faults.mutants_of_encryption import ENCRYPTION_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
 from tests.faults.mutants_of_executors import EXECUTOR_MUTATIONS
 from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
@@ -55,6 +56,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *GATHERING_MUTATIONS,
     *CALLBACK_MUTATIONS,
     *METRIC_MUTATIONS,
+    *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
     *SCHEDULE_MUTATIONS,

@@ -101,6 +101,7 @@ def web(
             timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
             middleware=middleware,
+            encryption=cli.encryption(),
         )
         await server.serve(client, settings, tokens, listening, ready)
 

@@ -21,8 +21,8 @@ from mtask.client.asking.publication import (
     prepare_many,
 )
 from mtask.client.asking.within import PublishMiddleware
-from mtask.client.reading import views
-from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields, fields_of
+from mtask.client.reading import decrypting, views
+from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields
 from mtask.client.reading.versions import is_etag_of
 from mtask.errors import (
     DatabaseError,
@@ -47,6 +47,7 @@ from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
 from mtask.store import callbacks, gathering, workers
 from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
 from mtask.store.flows import retention, settling
 from mtask.store.statements import filters
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -82,14 +83,15 @@ def publish(
         try:
             if prepared.callback is not None:
                 yield from callbacks.check_workers()
+            (new,) = yield from sealing.seal_tasks([prepared])
             if policy.gather is not None:
-                (result,) = yield from gathering.publish([prepared], policy.gather, in_session=in_session)
+                (result,) = yield from gathering.publish([new], policy.gather, in_session=in_session)
                 if isinstance(result, TaskError):
                     raise result
                 return result
             if policy.window is not None:
-                return (yield from gathering.publish_once_a_window(prepared, policy.window))
-            return (yield from publishing.publish(prepared, policy))
+                return (yield from gathering.publish_once_a_window(new, policy.window))
+            return (yield from publishing.publish(new, policy))
         except (NotStorable, DocumentTooLarge) as error:
             raise explain_unstorable(error, prepared.name) from error
 
@@ -118,11 +120,12 @@ def publish_many(
         try:
             if any(task.callback is not None for task in prepared):
                 yield from callbacks.check_workers()
+            new = yield from sealing.seal_tasks(prepared)
             if policy.gather is not None:
-                return (yield from gathering.publish(prepared, policy.gather, in_session=in_session))
+                return (yield from gathering.publish(new, policy.gather, in_session=in_session))
             if policy.window is not None:
-                return (yield from gathering.publish_each_once_a_window(prepared, policy.window))
-            return (yield from publishing.publish_many(prepared, policy, in_session=in_session))
+                return (yield from gathering.publish_each_once_a_window(new, policy.window))
+            return (yield from publishing.publish_many(new, policy, in_session=in_session))
         except (NotStorable, DocumentTooLarge) as error:
             reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
             raise InvalidParams(
@@ -164,7 +167,8 @@ def get_many_fields(
     task_ids, asked = list(dict.fromkeys(ids_of(pointers, tenant))), check_fields(fields)
 
     def operation() -> Operation[FoundTasks[TaskFields]]:
-        rows = {row.id: row for row in fields_of((yield from queries.get_many(task_ids, asked)), asked)}
+        found = yield from decrypting.read_fields(lambda wanted: queries.get_many(task_ids, wanted), asked)
+        rows = {row.id: row for row in found}
         there = {task_id: rows[task_id] for task_id in task_ids if task_id in rows}
         return FoundTasks(there, [task_id for task_id in task_ids if task_id not in rows])
 
@@ -178,9 +182,15 @@ def find(
     most, begin = views.check_limit(limit), _begin(after, tenant)
 
     def operation() -> Operation[list[Task]]:
-        return views.tasks_of((yield from queries.find(criteria, most, None, (yield from begin))))
+        wanted = yield from sealing.seal_criteria(criteria)
+        return views.tasks_of((yield from queries.find(wanted, most, None, (yield from begin))))
 
     return operation()
+
+
+def count(criteria: Mapping[str, Any]) -> Operation[int]:
+    """Count the tasks that match."""
+    return (yield from queries.count((yield from sealing.seal_criteria(criteria))))
 
 
 def find_fields(
@@ -190,7 +200,8 @@ def find_fields(
     most, begin, asked = views.check_limit(limit), _begin(after, tenant), check_fields(fields)
 
     def operation() -> Operation[list[TaskFields]]:
-        return fields_of((yield from queries.find(criteria, most, asked, (yield from begin))), asked)
+        wanted, after_task = (yield from sealing.seal_criteria(criteria)), (yield from begin)
+        return (yield from decrypting.read_fields(lambda names: queries.find(wanted, most, names, after_task), asked))
 
     return operation()
 
@@ -237,17 +248,23 @@ def matching(
     def operation() -> Operation[T]:
         for _ in range(_RACES):
             document = yield from queries.get(task_id)
-            if not is_etag_of(views.task_of(document), if_match):
+            if not is_etag_of((yield from _readable(document)), if_match):
                 break
             try:
                 return (yield from change(filters.unchanged(document)))
             except (TaskNotFound, TaskNotFinished) as error:
                 now = yield from queries.get(task_id)
-                if isinstance(error, TaskNotFinished) and is_etag_of(views.task_of(now), if_match):
+                if isinstance(error, TaskNotFinished) and is_etag_of((yield from _readable(now)), if_match):
                     raise  # this is the version that the caller means, and it has not finished
         raise PreconditionFailed(task_id)
 
     return operation()
+
+
+def _readable(document: queries.Document) -> Operation[Task]:
+    task = views.task_of(document)
+    yield from sealing.open_tasks([task])
+    return task
 
 
 def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:
@@ -273,9 +290,21 @@ def run_again(
     given = [] if params is UNCHANGED else [checked_params(task, params)]
 
     def change(also: filters.Filter | None) -> Operation[Task]:
-        return _opened(task_id, queries.run_again(task_id, everything=everything, params=given, also=also))
+        return _opened(task_id, _run_again(task_id, given, also, everything=everything))
 
     return matching(task_id, if_match, change)
+
+
+def _run_again(
+    task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
+) -> Operation[queries.Document]:
+    sealed, new = None, list(given)
+    if new and (yield from sealing.sealer()) is not None:
+        # The data key is that of the queue in which the task is now, or that of its tenant.
+        document = yield from queries.get(task_id)
+        new[0], sealed = yield from sealing.seal_params(task_id, document["queue"], new[0])
+        also = {**(also or {}), "queue": document["queue"]}
+    return (yield from queries.run_again(task_id, everything=everything, params=new, sealed=sealed, also=also))
 
 
 def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:

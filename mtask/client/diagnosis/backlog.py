@@ -22,6 +22,7 @@ from mtask.store.tasks import counting, finding, queries
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
 _GROUPS = 200
+KEYS_REMEDY = "Start a worker with --encryption-key-file and the right master key; its log says what it lacks."
 _EXAMPLES = 20
 Findings = Operation[list[Finding]]
 
@@ -86,7 +87,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """A group of due tasks that no worker holds. Their queue, name and specific_worker_ids are the same."""
+    """A group of due tasks that no worker holds. They have the same queue, name, specific_worker_ids and data key."""
 
     queue: str
     name: str
@@ -94,6 +95,7 @@ class DueGroup:
     count: int
     oldest: datetime
     task_id: str
+    sealed: str | None = None  #: the name of their data key
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> DueGroup:
@@ -107,6 +109,7 @@ class DueGroup:
             count=row["count"],
             oldest=row["oldest"],
             task_id=str(row["task_id"]),
+            sealed=None if key.get("sealed") is None else str(key["sealed"]),
         )
 
 
@@ -182,6 +185,11 @@ def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Cont
     if not serving:
         ids = listed([worker.worker_id for worker in of_queue])
         return f"no handler for it in {ids}", "Deploy an app that has the handler, and restart the workers."
+    able = [worker for worker in serving if worker.can_decrypt(group.sealed)]
+    if not able:
+        ids = listed([worker.worker_id for worker in serving])
+        return f"encrypted with the data key {group.sealed!r}, which {ids} cannot use", KEYS_REMEDY
+    serving = able
     awake = [worker for worker in serving if not is_paused(worker) and worker.status is not WorkerStatus.STOPPING]
     if not awake:
         ids = listed([worker.worker_id for worker in serving])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.client.diagnosis import backlog, callbacks, flows
+from mtask.client.diagnosis import backlog, callbacks, flows, keys
 from mtask.client.diagnosis.findings import Finding, Level, fail, ok, rough, warn
 from mtask.client.operating import scheduling
 from mtask.client.operating.controls import control_of
@@ -63,6 +63,7 @@ def examine(database: str, patience: timedelta) -> Findings:
         found += yield from _guarded("tasks", backlog.tasks_and_workers(patience))
         found += yield from _guarded("flows", flows.flows())
         found += yield from _guarded("callbacks", callbacks.callbacks())
+        found += yield from _guarded("data keys", keys.data_keys())
     return found
 
 

@@ -210,6 +210,12 @@ def _shortage(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iter
     if not serving:
         yield Reason("name_unserved", f"no live worker of the queue {task.queue!r} has a handler for {task.name!r}")
         return
+    keyed = [worker for worker in serving if worker.can_decrypt(task.sealed)]
+    if not keyed:
+        ids = listed([worker.worker_id for worker in serving])
+        yield Reason("keys_needed", f"it is encrypted with the data key {task.sealed!r}, which {ids} cannot use")
+        return
+    serving = keyed
     able = [worker for worker in serving if rules.is_candidate(task, worker.worker_id, now)]
     if not able:
         done = listed([worker.worker_id for worker in serving])

@@ -20,6 +20,7 @@ from mtask.model.publishing.tenants import prefix_of
 from mtask.store import bulk, diagnosis
 from mtask.store.driver.extended_json import extended_exactly, parse_extended
 from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
 from mtask.store.tasks import counting
 from mtask.store.tasks.counting import Count
 
@@ -80,8 +81,10 @@ def plan(action: str, criteria: Mapping[str, Any], within: str | None = None) ->
     def operation() -> Operation[BulkPlan]:
         secret = yield from bulk.secret()
         now = yield from diagnosis.server_time()
-        found = yield from counting.count(checked)
-        text = json.dumps(extended_exactly(checked), ensure_ascii=True)
+        # The criteria are stored, so they hold no lookup in a readable form if the tasks do not either.
+        wanted = yield from sealing.seal_criteria(checked, sealed_only=True)
+        found = yield from counting.count(wanted)
+        text = json.dumps(extended_exactly(wanted), ensure_ascii=True)
         made = Plan(secrets.token_hex(12), known, text, within, now, now + PLAN_LASTS)
         return BulkPlan(known, found, signed(made, secret), made.cutoff, made.expires)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
 
@@ -15,12 +15,14 @@ from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.model.documents import SCHEMA_VERSION, describe_validation
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_text
-from mtask.model.publishing.lookup import Lookup
+from mtask.model.publishing.lookup import Lookup, LookupEntry
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.schedules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
 from mtask.model.scheduling.triggers import Cron, Every, Once
 from mtask.store import schedules
+from mtask.store.driver.encoding import stored_value
 from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
 from mtask.store.tasks.publishing import IfExists, NewTask
 
 #: The times of a schedule: a crontab of five fields, the interval between firings, the time of the only firing, or an
@@ -262,22 +264,31 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
     if if_exists not in ("keep", "update", "reject"):
         raise InvalidInput(f'if_exists is "keep", "update" or "reject", not {shown(if_exists)}', field="if_exists")
 
+    return _put(definition, if_exists, source)
+
+
+def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operation[Schedule]:
+    sealed = replace(definition, fields=(yield from sealing.seal_schedule(definition.schedule_id, definition.fields)))
+    using = yield from sealing.sealer()
+
     def changed(now: datetime, former: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if former is not None and if_exists == "keep":
             return None
         if former is not None:
-            schedule_of(former)
-            is_same = all(former.get(name) == value for name, value in definition.fields.items())
+            stored = schedule_of(former)
+            readable = former
+            if using is not None and stored.sealed is not None:
+                # Encrypted values differ each time, so the values themselves are compared.
+                readable = sealing.readable_schedule(using, stored, former)
+            is_same = all(readable.get(name) == value for name, value in definition.fields.items())
             is_same &= definition.paused is None or definition.paused == former.get("paused")
+            is_same &= former.get("sealed") == sealed.fields.get("sealed")
             if is_same and former.get("source") == source:
                 return None
-        return definition.document(now, source, former)
+        return sealed.document(now, source, former)
 
-    return _put(definition.schedule_id, changed, if_exists == "reject")
-
-
-def _put(schedule_id: str, changed: schedules.Changed, is_new: bool) -> Operation[Schedule]:
-    return schedule_of((yield from schedules.put(schedule_id, changed, must_be_new=is_new)))
+    stored = yield from schedules.put(definition.schedule_id, changed, must_be_new=if_exists == "reject")
+    return schedule_of(stored)
 
 
 def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
@@ -346,9 +357,14 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         schedule.name,
         key,
         schedule.queue,
-        schedule.params,
+        stored_value(schedule.params),
         schedule.task_option.stored(),
         start,
-        None if schedule.lookup is None else [entry.model_dump() for entry in schedule.lookup],
+        None if schedule.lookup is None else [_stored(entry) for entry in schedule.lookup],
         tenant=schedule.tenant,
+        sealed=schedule.sealed,
     )
+
+
+def _stored(entry: LookupEntry) -> dict[str, Any]:
+    return {"k": entry.k, "v": stored_value(entry.v)}

@@ -106,7 +106,9 @@ class AsyncEvents(AsyncReader):
             return False
         if change is not None and self._following.is_in_doubt(change):
             change = await cursor.with_document_then(change)
-        return self._take(change, cursor.token, is_alive=cursor.is_alive)
+        is_whole = self._take(change, cursor.token, is_alive=cursor.is_alive)
+        await self._decrypt()
+        return is_whole
 
     async def _drop(self) -> None:
         cursor, self._cursor = self._cursor, None

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from mtask.client.reading import views
-from mtask.client.reading.partial import check_fields, fields_of
+from mtask.client.reading import decrypting, views
+from mtask.client.reading.partial import check_fields
 from mtask.errors import InvalidInput, shown
 from mtask.model.listing import Place, cursor_of, place_of
 from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
 from mtask.store.tasks import counting, listing
 from mtask.store.tasks.counting import Count
-from mtask.store.tasks.listing import Asked
+from mtask.store.tasks.listing import Asked, Found
 
 T = TypeVar("T")
 #: The most tasks of one page.
@@ -48,20 +49,36 @@ def page(
         if instant is not None and (not isinstance(instant, datetime) or instant.utcoffset() is None):
             raise InvalidInput(f"{name} {shown(instant)}: use a datetime with a time zone.", field=name)
     asked = Asked(criteria, since, until)
-    after: Place | None = None if cursor is None else place_of(cursor, asked.order)
+    order = asked.order
+    after: Place | None = None if cursor is None else place_of(cursor, order)
     wanted = None if fields is None else check_fields(fields)
 
     def operation() -> Operation[TaskPage[Any]]:
-        found = yield from listing.page(asked, limit, after, wanted)
-        tasks = views.tasks_of(found.documents) if wanted is None else fields_of(found.documents, wanted)
-        return TaskPage(tasks, None if found.next is None else cursor_of(asked.order, found.next), found.looked_to)
+        look_for = yield from sealing.seal_criteria(criteria)
+        pages: list[Found] = []
+
+        def read(names: list[str] | None) -> Operation[list[dict[str, Any]]]:
+            pages.append((yield from listing.page(Asked(look_for, since, until), limit, after, names)))
+            return pages[0].documents
+
+        tasks: list[Any]
+        if wanted is None:
+            tasks = list(views.tasks_of((yield from read(None))))
+        else:
+            tasks = list((yield from decrypting.read_fields(read, wanted)))
+        found = pages[0]
+        return TaskPage(tasks, None if found.next is None else cursor_of(order, found.next), found.looked_to)
 
     return operation()
 
 
 def count_up_to(criteria: Mapping[str, Any], most: int) -> Operation[Count]:
     """Check the arguments of a count, and return the operation that counts; raise InvalidInput."""
-    return counting.count(criteria, check_most(most))
+    return _counted(criteria, check_most(most))
+
+
+def _counted(criteria: Mapping[str, Any], most: int) -> Operation[Count]:
+    return (yield from counting.count((yield from sealing.seal_criteria(criteria)), most))
 
 
 def check_most(most: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from mtask.errors import InvalidInput, shown
 from mtask.model.documents import Task, TaskState
+from mtask.model.encryption.sealed import Sealed, is_sealed
 from mtask.model.options import OPTION_NAMES
 from mtask.model.publishing.identity import is_text
 from mtask.store.statements.views import ASKED, CREATED, DERIVED_FIELDS
@@ -133,6 +134,7 @@ def fields_of(documents: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
         if type(task_id) is not str:
             logger.warning("malformed task left out: its _id %s is no text", shown(task_id))
             continue
-        values = dict(zip(fields, document[ASKED], strict=True))
+        shown_values = (Sealed(value) if is_sealed(value) else value for value in document[ASKED])
+        values = dict(zip(fields, shown_values, strict=True))
         found.append(TaskFields(task_id, created if isinstance(created, datetime) else None, values))
     return found

@@ -6,11 +6,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from mtask.client.reading.following import Following
+from mtask.errors import DatabaseError
+from mtask.model.encryption.sealed import Sealed
+from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.encryption import operations as sealing
 from mtask.store.streams.cursors import CLOSE_TIMEOUT, AsyncCursor, SyncCursor
 from mtask.store.streams.events import TaskEvent
 
@@ -20,8 +25,9 @@ Document = dict[str, Any]
 class _Reader:
     """The state that the sync and the asyncio iterator have in common."""
 
-    def __init__(self, following: Following) -> None:
+    def __init__(self, following: Following, sealer: Any) -> None:
         self._following = following
+        self._sealer = sealer
         self._found: deque[TaskEvent] = deque()
         self._returned = following.token
         self._is_closed = False
@@ -37,6 +43,20 @@ class _Reader:
         event = self._found.popleft()
         self._returned = event.token
         return event
+
+    def _opening(self) -> Operation[None] | None:
+        """Return the operation that decrypts the texts of the events that wait; None: it is not needed."""
+        if self._sealer is None or not any(
+            isinstance(text, Sealed) for e in self._found for text in (e.reason, e.message)
+        ):
+            return None
+        return self._opened()
+
+    def _opened(self) -> Operation[None]:
+        opened: deque[TaskEvent] = deque()
+        for event in self._found:
+            opened.append((yield from sealing.open_event(event)))
+        self._found = opened
 
     def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:
         """Take a change that was read. Return whether the stream may stay open. If False, it must be opened again."""
@@ -56,13 +76,19 @@ class SyncReader(_Reader):
     _sleep = staticmethod(time.sleep)
 
     def __init__(self, store: SyncStore, following: Following, prepare: Callable[[], None]) -> None:
-        super().__init__(following)
+        super().__init__(following, store.sealer)
         self._store = store
         self._prepare = prepare
         self._cursor: SyncCursor | None = None
 
     def _read_on(self, read: Callable[[], None]) -> None:
         read()
+
+    def _decrypt(self) -> None:
+        """Decrypt the texts of the events that wait."""
+        if (opening := self._opening()) is not None:
+            with suppress(DatabaseError):  # the texts then say that they are encrypted
+                self._store.run(opening)
 
     def _end_reading(self) -> None:
         """Do nothing: the thread that closes the iterator is the thread that reads."""
@@ -76,7 +102,7 @@ class AsyncReader(_Reader):
     def __init__(
         self, store: AsyncStore | SyncStore, following: Following, prepare: Callable[[], Awaitable[None]]
     ) -> None:
-        super().__init__(following)
+        super().__init__(following, store.sealer)
         self._store = store
         self._prepare = prepare
         self._cursor: AsyncCursor | None = None
@@ -94,6 +120,16 @@ class AsyncReader(_Reader):
             self._reading = None
         if not reading.cancelled():
             reading.result()
+
+    async def _decrypt(self) -> None:
+        """Decrypt the texts of the events that wait."""
+        if (opening := self._opening()) is None:
+            return
+        with suppress(DatabaseError):  # the texts then say that they are encrypted
+            if isinstance(self._store, AsyncStore):
+                await self._store.run(opening)
+            else:
+                await asyncio.to_thread(self._store.run, opening)
 
     async def _end_reading(self) -> None:
         """End the read under way, even if no call waits for it."""

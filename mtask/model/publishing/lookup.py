@@ -16,6 +16,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
 from mtask.errors import InvalidLookup
+from mtask.model.encryption.sealed import SealedAny
 from mtask.model.publishing.identity import is_text
 from mtask.model.values import storable
 
@@ -47,7 +48,7 @@ class LookupEntry(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     k: Annotated[str, Field(pattern=LOOKUP_NAME_PATTERN), Strict()]
-    v: Annotated[Any, AfterValidator(_scalar)]
+    v: Annotated[SealedAny, AfterValidator(_scalar)]
 
 
 def check_lookup_name(name: object) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.model.documents import Instant, Text
+from mtask.model.encryption.sealed import SealedAny
 from mtask.model.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.model.publishing.identity import NAME_PATTERN
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
@@ -67,7 +68,9 @@ class Schedule(BaseModel):
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]
     tenant: Annotated[Text, Field(pattern=TENANT_PATTERN)] | None = None
     queue: Annotated[Text, Field(min_length=1)]
-    params: Any = None
+    params: SealedAny = None
+    #: The name of the data key that encrypts the params, as in a task.
+    sealed: Text | None = None
     task_option: TaskOption
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     trigger: Trigger

@@ -7,11 +7,13 @@ from typing import Any
 
 import bson
 from bson import ObjectId
+from bson.binary import Binary
 from bson.code import Code
 from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
+from mtask.model.encryption.sealed import SUBTYPE, Sealed
 from mtask.store.driver.stores import CODEC, READING
 from mtask.store.driver.translate import first_line
 
@@ -68,6 +70,11 @@ def is_readable(value: Any) -> bool:
     except InvalidBSON:
         return False
     return True
+
+
+def stored_value(value: Any) -> Any:
+    """Return an encrypted value as it is stored, and any other value unchanged."""
+    return Binary(value.content, SUBTYPE) if isinstance(value, Sealed) else value
 
 
 def is_code(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 T = TypeVar("T")
 Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
-Target = Literal[Collection, "database", "admin", "session"]
+Target = Literal[Collection, "database", "admin", "session", "keys"]
 Operation = Generator["Call", Any, T]
 
 
@@ -26,6 +26,8 @@ class Call:
     - `rows` runs an aggregation and returns a list;
     - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
     - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.
+
+    The target "keys" asks the store itself for its sealer (`get`), or its key vault (any other method).
     """
 
     target: Target

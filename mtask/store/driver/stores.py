@@ -126,6 +126,11 @@ def _as_written(value: Any) -> Any:
     return value
 
 
+def _of_vault(sealer: Any, call: Call) -> Any:
+    """Ask the key vault. This blocks."""
+    return getattr(sealer.vault, call.method)(*call.args)
+
+
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
@@ -172,6 +177,8 @@ class SyncStore:
     def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
         self.client = client
         self.timeout = timeout
+        #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
+        self.sealer: Any = None
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
@@ -196,8 +203,11 @@ class SyncStore:
             call = next(operation)
             while True:
                 try:
-                    with bounded(call.timeout or self.timeout, session is not None):
-                        answer = self._answer(call, session)
+                    if call.target == "keys":
+                        answer = self.sealer if call.method == "get" else _of_vault(self.sealer, call)
+                    else:
+                        with bounded(call.timeout or self.timeout, session is not None):
+                            answer = self._answer(call, session)
                 except Exception as error:
                     call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
                 else:
@@ -250,6 +260,8 @@ class AsyncStore:
     ) -> None:
         self.client = client
         self.timeout = timeout
+        #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
+        self.sealer: Any = None
         self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
@@ -275,6 +287,15 @@ class AsyncStore:
             call = next(operation)
             while True:
                 try:
+                    if call.target == "keys":
+                        # Data keys are loaded in a thread, as this may ask another server.
+                        answer = (
+                            self.sealer
+                            if call.method == "get"
+                            else await asyncio.to_thread(_of_vault, self.sealer, call)
+                        )
+                        call = operation.send(answer)
+                        continue
                     with bounded(call.timeout or self.timeout, session is not None):
                         if session is None:
                             answer = await self.while_primary(self._answer(call, None))

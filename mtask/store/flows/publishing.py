@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from mtask.model.documents import OnFailed
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
+from mtask.store.encryption import operations as sealing
 from mtask.store.layout.schema import FLOW_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
@@ -76,6 +77,9 @@ def publish(flow: NewFlow) -> Operation[PublishedFlow]:
     taken = yield tasks("find", {"_id": {"$in": task_ids}}, {"_id": 1}, limit=_EXAMPLES).within(_LONG)
     if taken:
         raise FlowConflict(flow.key, [document["_id"] for document in taken])
+    sealed = yield from sealing.seal_tasks([step.task for step in flow.steps])
+    steps = [replace(step, task=task) for step, task in zip(flow.steps, sealed, strict=True)]
+    flow = replace(flow, steps=steps)
     watches = _Watches.of(flow)
     now = yield from _insert_head(flow, watches)
     rest = [_document(flow, step, watches, now) for step in flow.steps if step is not flow.head]

@@ -139,6 +139,16 @@ def _model_schema(model: type[BaseModel], collection: str, required: dict[str, l
 
 def task_schema() -> dict[str, Any]:
     """Return the `$jsonSchema` of a task."""
+    made = _task_schema()
+    state = made["properties"]["task_state"]["properties"]
+    run = state["worker_states"]["items"]["properties"]
+    # These texts may be encrypted.
+    for text in (state["reason"], run["fail_reason"], run["progress"]["properties"]["message"]):
+        text["bsonType"] = [*text["bsonType"], "binData"]
+    return made
+
+
+def _task_schema() -> dict[str, Any]:
     return _model_schema(
         Task,
         "tasks",

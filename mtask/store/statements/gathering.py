@@ -32,6 +32,7 @@ _PRESENT = {
     "queue": "$queue",
     "task_option": "$task_option",
     "lookup": "$lookup",
+    "sealed": "$sealed",
     "start_time": f"{x.STATE}.start_time",
     "gather": {"$ifNull": [GATHER, {}]},
 }
@@ -170,8 +171,8 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
         ]
     }
     # Without quiet_time, the streams of workers report the change.
-    kept = x.without("$$ROOT", "again", "lookup", "expire_time", "quiet_time")
-    content = {name: f"{following}.{name}" for name in ("params", "queue", "task_option", "lookup")}
+    kept = x.without("$$ROOT", "again", "lookup", "sealed", "expire_time", "quiet_time")
+    content = {name: f"{following}.{name}" for name in ("params", "queue", "task_option", "lookup", "sealed")}
     return {"$mergeObjects": [kept, {**content, "task_state": state, "gather": gather}]}
 
 
@@ -301,8 +302,7 @@ def merged(call: SentCall, params: x.Expression, ids: x.Expression, now: x.Expre
     """Return the round with the call. `ids` are those of a round that collects."""
     is_newest = {"$gt": [call.mark(), {"$ifNull": ["$$base.gather.newest", None]}]}
     content = {name: x.literal(value) for name, value in call.content.items() if name != "params"}
-    if call.content.get("lookup") is None:
-        content["lookup"] = "$$REMOVE"
+    content |= {name: "$$REMOVE" for name in ("lookup", "sealed") if call.content.get(name) is None}
     common: dict[str, x.Expression] = {
         "kind": call.kind,
         # $min ignores null and missing values.
@@ -368,7 +368,7 @@ def outside_window(task_id: str, window_ms: int) -> dict[str, Any]:
 
 def renew(content: Mapping[str, Any], start: x.Expression, now: x.Expression = x.NOW) -> list[Stage]:
     """Begin a new round of a task that has ended, with this content."""
-    names = ("params", "queue", "task_option", "lookup")
+    names = ("params", "queue", "task_option", "lookup", "sealed")
     following = {name: x.literal(content[name]) for name in names if name in content}
     begun = begin("$$round", without_calls(), now)
     if "trace" in content:

@@ -22,6 +22,8 @@ class Outcome:
     returns: Any = None
     reason: str | None = None
     final: bool = False
+    #: Whether the run met a conflict with another transaction.
+    conflict: bool = False
     #: The delay before the next attempt, in ms. If it is None, a FAIL gets the delay from the task's options, and any
     #: other outcome gets no delay.
     delay_ms: int | None = None
@@ -42,6 +44,8 @@ class Outcome:
             merged["final"] = True
         if self.traceparent is not None:
             merged["traceparent"] = self.traceparent
+        if self.conflict:
+            merged["conflict"] = True
         return merged
 
 

@@ -65,7 +65,7 @@ def republish(
     runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
-    optional = ("lookup", "callback", "trace")
+    optional = ("sealed", "lookup", "callback", "trace")
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(
@@ -135,8 +135,11 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
-def change_params(params: Any, now: x.Expression = x.NOW) -> Pipeline:
-    """Replace the params, and keep the former ones: the newest few, up to a size."""
+def change_params(params: Any, sealed: str | None = None, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the params, and keep the former ones: the newest few, up to a size.
+
+    `sealed` is the name of the data key that encrypts the new params.
+    """
     former = {"$ifNull": ["$former_params", []]}
     pushed = {"$concatArrays": [[{"params": "$params", "until": now}], former]}
     newest = {"$slice": [pushed, MAX_FORMER_PARAMS]}
@@ -163,6 +166,7 @@ def change_params(params: Any, now: x.Expression = x.NOW) -> Pipeline:
             "$set": {
                 "former_params": {"$cond": [is_same, {"$ifNull": ["$former_params", "$$REMOVE"]}, kept]},
                 "params": x.literal(params),
+                "sealed": "$$REMOVE" if sealed is None else x.literal(sealed),
                 # The params no longer are what the task has gathered.
                 "gather": without_calls(),
             }

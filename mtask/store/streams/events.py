@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from mtask.model.documents import runs_in
+from mtask.model.encryption.sealed import Sealed, is_sealed
 from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.streams import lookup
 from mtask.store.streams.changes import END_TIMES, changed_runs, updated_fields
@@ -198,5 +199,7 @@ def _event(
 
 
 def _text(value: Any) -> str | None:
-    """Return the value if it is a string, else None. A document may hold a value of any type."""
-    return value if type(value) is str else None
+    """Return the value if it is a string, or an encrypted one. Else return None: a document may hold any type."""
+    if type(value) is str:
+        return value
+    return Sealed(value) if is_sealed(value) else None

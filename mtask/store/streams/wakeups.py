@@ -59,7 +59,7 @@ class Event:
 
     kind: EventKind
     task_id: Any = None
-    #: Name, queue, priority, status and next_preempt_time of an inserted task. A malformed task may lack some of them.
+    #: Name, queue, data key, priority, status and next_preempt_time of an inserted task. A malformed task may lack one.
     document: Document | None = None
     #: Whether an inserted task looks simple, so that the short statements may suffice.
     is_simple: bool = False
@@ -196,6 +196,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "fullDocument.name": 1,
                 "fullDocument.queue": 1,
                 "fullDocument.tenant": 1,
+                "fullDocument.sealed": 1,
                 "fullDocument.task_option.priority": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,

@@ -33,6 +33,7 @@ RULE_VIEW: Mapping[str, Any] = {
     "key": 1,
     "tenant": 1,
     "queue": 1,
+    "sealed": 1,
     "task_option": 1,
     "task_state.status": 1,
     "task_state.create_time": 1,

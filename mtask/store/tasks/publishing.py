@@ -21,7 +21,7 @@ from mtask.store.statements import filters, requests
 IfExists = Literal["keep", "update", "reject"]
 IfRunning = Literal["keep", "again"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option", "lookup", "callback", "trace")
+_REPLACED = ("queue", "params", "task_option", "sealed", "lookup", "callback", "trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class NewTask:
     trace: Mapping[str, str] | None = None
     #: Whose task it is. None: nobody's, and its document has no such field.
     tenant: str | None = None
+    #: The name of the data key that encrypts the params. None: they are readable, and the document has no such field.
+    sealed: str | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
-        optional = {"lookup": self.lookup, "callback": self.callback, "trace": self.trace}
+        optional = {"sealed": self.sealed, "lookup": self.lookup, "callback": self.callback, "trace": self.trace}
         return {
             "_id": self.task_id,
             "name": self.name,

@@ -130,18 +130,24 @@ def cancel(task_id: str, also: filters.Filter | None = None) -> Operation[Docume
 
 
 def run_again(
-    task_id: str, *, everything: bool, params: Sequence[Any] = (), also: filters.Filter | None = None
+    task_id: str,
+    *,
+    everything: bool,
+    params: Sequence[Any] = (),
+    sealed: str | None = None,
+    also: filters.Filter | None = None,
 ) -> Operation[Document]:
     """Open a finished task for a new round; return the task.
 
-    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing. `also` is a
+    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing, and
+    `sealed` the name of the data key that encrypts them. `also` is a
     further condition on the task. If it does not hold, raise TaskNotFinished.
     """
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = {**filters.final(task_id, allowed), **(also or {})}
     pipeline = requests.run_again(everything=everything)
     for given in params:
-        pipeline = [*requests.change_params(given), *pipeline]
+        pipeline = [*requests.change_params(given, sealed), *pipeline]
     document: Document | None = yield tasks(
         "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mtask.worker.admission.controls import Controls
+from mtask.worker.admission.keys import Keys
 from mtask.worker.admission.limits import Limits
 from mtask.worker.admission.losses import Losses
 from mtask.worker.admission.quarantine import Quarantine
@@ -13,11 +14,12 @@ from mtask.worker.admission.quarantine import Quarantine
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Holds the four parts of the admission: controls, limits, quarantine and losses."""
+    """Holds the five parts of the admission: controls, limits, quarantine, keys and losses."""
 
     controls: Controls
     limits: Limits
     quarantine: Quarantine
+    keys: Keys
     losses: Losses = field(default_factory=Losses)
 
     def lost(self, task_ids: Sequence[str], won: Iterable[str]) -> None:

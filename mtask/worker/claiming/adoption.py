@@ -13,11 +13,12 @@ from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.store.tasks.lapses import lapse_in
 from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.keys import Unreadable
 from mtask.worker.claiming.attempt import Attempt
 from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.running.runner import Runner
-from mtask.worker.state.held_run import HeldRun
+from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
 Document = dict[str, Any]
@@ -41,6 +42,7 @@ class Adoption:
         self._handlers = handlers
         self._limits = admission.limits
         self._quarantine = admission.quarantine
+        self._keys = admission.keys
         self._questions = questions
         self._runner = runner
         self._slots = slots
@@ -57,13 +59,17 @@ class Adoption:
         are_simple = True
         now = monotonic()
         self.won_cnt += len(documents)
-        for document in documents:
+        tasks = await self._readable(documents)
+        for document, read in zip(documents, tasks, strict=True):
             task_id = document["_id"]
             self._ledger.claimed(task_id, now)
             try:
-                task = StoredTask.model_validate(document)
+                if isinstance(read, Exception):
+                    raise read
+                task, is_readable = read
                 own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
+                run.sealer = self._keys.sealer
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -73,6 +79,11 @@ class Adoption:
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # a run that is read back late may be over
                 self._runner.hold(run)
+                if not is_readable:
+                    run.end(EndReason.UNREADABLE)
+                    self._quarantine.leave_alone(task_id)
+                    self._runner.hand_back(run)
+                    continue
                 if task.task_state.status.is_final:  # another worker has since marked the task FAIL as malformed
                     self._runner.hand_back(run)
                     continue
@@ -93,6 +104,30 @@ class Adoption:
                     self._meter.refused(document.get("queue"), document.get("name"))
             finally:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
+
+    async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
+        """Return the task of each document, decrypted, and whether this worker can decrypt it. Or return an error."""
+        found: list[tuple[StoredTask, bool] | Exception] = []
+        for document in documents:
+            try:
+                found.append((StoredTask.model_validate(document), True))
+            except Exception as error:
+                found.append(error)
+        if not self._keys.are_needed(documents):
+            return found
+        await self._keys.load([each[0] for each in found if isinstance(each, tuple)])
+        return [self._decrypted(each) for each in found]
+
+    def _decrypted(self, read: tuple[StoredTask, bool] | Exception) -> tuple[StoredTask, bool] | Exception:
+        if isinstance(read, Exception):
+            return read
+        try:
+            self._keys.open(read[0])
+        except Unreadable:
+            return read[0], False
+        except Exception as error:
+            return error
+        return read
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start runs that a claim has won. The claim's reply was lost, and a later read has found these runs."""

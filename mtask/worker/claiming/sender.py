@@ -200,6 +200,7 @@ class Sender:
         attempt = Attempt(task_ids, token, monotonic(), admitted)
         guard = [
             self._admission.controls.guard(),
+            *self._admission.keys.guard(),
             *(self._limits.guard_of_free() if admitted is None else admitted.guard),
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)

@@ -42,6 +42,7 @@ class Inbox:
         self._queue = queue
         self._controls = admission.controls
         self._quarantine = admission.quarantine
+        self._keys = admission.keys
         self._losses = admission.losses
         self._questions = questions
         self._ranks = ranks
@@ -68,6 +69,8 @@ class Inbox:
             return
         elif name not in self._names:
             self.note_unserved(str(name))
+        elif self._keys.is_left_alone(document.get("sealed")):
+            return
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:

@@ -42,6 +42,7 @@ class Lookups:
         self._ledger = scope.ledger
         self._controls = admission.controls
         self._quarantine = admission.quarantine
+        self._keys = admission.keys
         self._questions = questions
         self._inbox = inbox
         self._pinger = pinger
@@ -180,7 +181,7 @@ class Lookups:
         if not self._ledger.is_old_news(task.id, sent) and self._inbox.is_served(task.queue):
             if self._ledger.held_run(task.id) is not None:
                 self._questions.ask_holder(task.id)
-            elif self._controls.is_paused(task.queue, task.name, task.tenant):
+            elif self._controls.is_paused(task.queue, task.name, task.tenant) or self._keys.is_left_alone(task.sealed):
                 self._inbox.forget(task.id)
             elif self._inbox.is_handled(task.name):
                 self._inbox.schedule(task, document["now"])
@@ -199,7 +200,7 @@ class Lookups:
             except Exception:  # a lookup of this task alone handles the error
                 self._questions.suspect(document["_id"])
                 continue
-            if self._controls.is_paused(task.queue, task.name, task.tenant):
+            if self._controls.is_paused(task.queue, task.name, task.tenant) or self._keys.is_left_alone(task.sealed):
                 continue
             if rules.may_take(task, self._scope.worker_id, document["now"]):
                 found.append(task)

@@ -72,6 +72,7 @@ class Scans:
         self._controls = admission.controls
         self._limits = admission.limits
         self._quarantine = admission.quarantine
+        self._keys = admission.keys
         self._inbox = inbox
         self._lookups = lookups
         self._ranks = ranks
@@ -191,12 +192,12 @@ class Scans:
         self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     def _not_left_alone(self) -> list[Filter]:
-        """Return a filter that excludes the tasks that this worker must not try now.
+        """Return filters that exclude the tasks that this worker must not try now, or cannot decrypt.
 
-        Each of these tasks is looked up when its pause is over. If such tasks filled a batch, the scan would miss other
+        Each of the first is looked up when its pause is over. If such tasks filled a batch, the scan would miss other
         tasks.
         """
-        return other_than(self._quarantine.left_alone())
+        return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]
 
     @property
     def _enough(self) -> int:

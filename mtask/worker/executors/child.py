@@ -22,7 +22,9 @@ from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.errors import LeaseLost, RunCanceled
 from mtask.logs import RUN
+from mtask.model.encryption.encryption import Encryption
 from mtask.store.driver.translate import scrubbed
+from mtask.store.encryption.sealer import Sealer
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
 from mtask.worker.executors.lines import RunLines
@@ -111,7 +113,9 @@ class Child:
             _exit_now(1)
         worker_id = hello["worker_id"]
         self._leases = RemoteLeases(self._channel.send, worker_id)
-        self._stores = stores = HandlerStores(hello["uri"], hello["database"], f"mtask-worker:{worker_id}")
+        self._stores = stores = HandlerStores(
+            hello["uri"], hello["database"], f"mtask-worker:{worker_id}", _sealer_in(hello)
+        )
         self._successes = Successes(app.handlers)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes)
@@ -190,6 +194,14 @@ class Child:
         await self._stores.close()
         self._caller.close()
         self._over.set()
+
+
+def _sealer_in(hello: Message) -> Sealer | None:
+    if "encryption" not in hello:
+        return None
+    from mtask.store.encryption.opening import sealer_for  # only a worker with encryption needs it
+
+    return sealer_for(Encryption(**hello["encryption"]), hello["uri"])
 
 
 def _ended(run: HeldRun, reason: EndReason) -> None:

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import LeaseLost, MtaskError, RunCanceled
+from mtask.model.encryption.encryption import Encryption
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore
@@ -61,13 +62,16 @@ class Origin:
     worker_id: str
     log_format: str = "text"
     keep_logs: int = 0  #: the most lines of a run that are kept
+    encryption: Encryption | None = field(default=None, repr=False)
 
     def hello(self) -> dict[str, Any]:
         """Return the first message to an executor. It holds the URI, so it must not be on a command line."""
         root, own = logging.getLogger(), logging.getLogger("mtask")
         levels = {"log_level": root.getEffectiveLevel(), "own_log_level": own.getEffectiveLevel()}
         logs = {"log_format": self.log_format, "keep_logs": self.keep_logs}
-        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels, **logs}
+        # Handlers publish, and their transactions write results, from the executor: it needs the keys, too.
+        keys = {} if self.encryption is None else {"encryption": self.encryption.document()}
+        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels, **logs, **keys}
 
 
 class Executors:

@@ -104,5 +104,6 @@ def heartbeat(scope: Scope) -> workers.Heartbeat:
         running_cnt=len(scope.ledger.running),
         concurrency=scope.vitals.concurrency,
         unserved_names=sorted(scope.ledger.unserved_names),
+        unusable_keys=sorted(scope.ledger.unusable_keys),
         controls_seen=scope.vitals.controls_seen,
     )

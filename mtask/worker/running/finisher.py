@@ -144,19 +144,21 @@ class Finisher:
         """The number of outcomes that are not yet written."""
         return self._pending
 
-    def submit(self, run: HeldRun, outcome: Outcome, size: int = 0) -> None:
+    def submit(self, run: HeldRun, outcome: Outcome, size: int = 0, stored: Outcome | None = None) -> None:
         """Write this outcome soon, and keep the lease of its run until then.
 
-        `size`: the size of the stored value in bytes.
+        `size`: the size of the stored value in bytes. `stored`: the outcome as it is stored, if its values are
+        encrypted. Middleware sees the outcome itself.
         """
         run.is_finishing = True
+        stored = outcome if stored is None else stored
         if run.progress is not None:
-            outcome = replace(outcome, progress=run.progress)
+            stored = replace(stored, progress=run.progress)
         if run.stored_trace is not None and outcome.status is not RunStatus.SUCCESS:
-            outcome = replace(outcome, traceparent=run.stored_trace["traceparent"])
+            stored = replace(stored, traceparent=run.stored_trace["traceparent"])
         self._pending += 1
         self._idle.clear()
-        ending = Ending(run, outcome, size, self._watched(run, outcome) if self._middleware else [])
+        ending = Ending(run, stored, size, self._watched(run, outcome) if self._middleware else [])
         lane = self._others
         self._ledger.has_flows |= ending.goes_on
         if ending.is_success:

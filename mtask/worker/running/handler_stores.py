@@ -7,6 +7,7 @@ import threading
 
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
+from mtask.store.encryption.sealer import Sealer
 
 
 class HandlerStores:
@@ -16,10 +17,12 @@ class HandlerStores:
     connection away from claims, pings and finishes. The worker's time limits do not apply to these statements.
     """
 
-    def __init__(self, uri: str, database: str, app_name: str) -> None:
+    def __init__(self, uri: str, database: str, app_name: str, sealer: Sealer | None = None) -> None:
+        """`sealer` encrypts what handlers publish, and decrypts what they read."""
         self._uri = uri
         self._database = database
         self._app_name = app_name
+        self._sealer = sealer
         self._lock = threading.Lock()
         self._async: AsyncStore | None = None
         self._sync: SyncStore | None = None
@@ -29,6 +32,7 @@ class HandlerStores:
         """Return the store of async handlers; None after `close`. Call this in the event loop."""
         if self._async is None and not self._is_closed:
             self._async = connect.async_store(self._uri, self._database, self._app_name)
+            self._async.sealer = self._sealer
         return self._async
 
     def for_sync(self) -> SyncStore | None:
@@ -36,6 +40,7 @@ class HandlerStores:
         with self._lock:
             if self._sync is None and not self._is_closed:
                 self._sync = connect.sync_store(self._uri, self._database, self._app_name)
+                self._sync.sealer = self._sealer
             return self._sync
 
     async def close(self) -> None:

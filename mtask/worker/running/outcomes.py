@@ -80,6 +80,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
         EndReason.CANCELED: "canceled on request",
         EndReason.WORKER_STOP: "handed back: the worker stopped",
         EndReason.NO_SLOT: "handed back: the worker had no slot free for it in time",
+        EndReason.UNREADABLE: "handed back: this worker cannot decrypt it",
     }
     return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))
 
@@ -100,7 +101,7 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
         uncounted = sum(_is_conflict(before) for before in run.task.runs)
         if uncounted < _FREE_CONFLICTS:
             delay = int(_CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
-            return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay)
+            return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay, conflict=True)
     if isinstance(error, Fail):
         return _outcome(run, RunStatus.FAIL, error.reason, final=True)
     if isinstance(error, InvalidParams):
@@ -111,7 +112,8 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
 
 def _is_conflict(run: Run) -> bool:
     is_canceled = run.status is RunStatus.CANCELED and not run.past
-    return is_canceled and run.fail_reason is not None and run.fail_reason.startswith(_CONFLICT)
+    # Runs of before revision 7 have no field for it, but a reason that anybody can read.
+    return is_canceled and (run.conflict or (run.fail_reason or "").startswith(_CONFLICT))
 
 
 def describe(error: BaseException) -> str:
@@ -136,7 +138,17 @@ def _outcome(
     *,
     final: bool = False,
     delay_ms: int | None = None,
+    conflict: bool = False,
 ) -> Outcome:
     text = reason if isinstance(reason, str) else repr(reason)
     text = text.encode("utf-8", "replace").decode()[:MAX_REASON] or "no reason given"
-    return Outcome(run.task_id, run.run_id, status, reason=text, final=final, delay_ms=delay_ms, jitter=random.random())
+    return Outcome(
+        run.task_id,
+        run.run_id,
+        status,
+        reason=text,
+        final=final,
+        conflict=conflict,
+        delay_ms=delay_ms,
+        jitter=random.random(),
+    )

@@ -8,25 +8,31 @@ from time import monotonic
 from typing import Any
 
 from mtask.app.next import Next
-from mtask.errors import LeaseLost, MtaskError, RunCanceled
+from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
 from mtask.logs import RUN
 from mtask.model.status import RunStatus
+from mtask.store.encryption import operations as sealing
+from mtask.store.encryption.sealer import RETURNS
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called, Caller
-from mtask.worker.running.finisher import Finisher
+from mtask.worker.running.finisher import Finisher, refusal
 from mtask.worker.running.outcomes import checked, ended, failed
 from mtask.worker.running.settler import Settler
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import Backoff
 
 #: The time that a cancelled handler gets to end, in seconds. After this time the outcome of its run is written, even if
 #: the handler continues.
 _CANCEL_GRACE = 2.0
+#: The pauses between tries to load the keys with which an outcome is encrypted, in seconds.
+_PAUSE, _MAX_PAUSE = 0.1, 2.0
+UNENCRYPTED = "what the run returned or raised cannot be encrypted, and is not stored"
 
 
 class Runner:
@@ -95,7 +101,9 @@ class Runner:
             outcome, size = self._judged(run, called)
             RUN.set(None)  # what begins from here on is the worker's work, and not the run's
             if outcome is not None:
-                self._finisher.submit(run, outcome, size)  # keeps the lease until the outcome is written
+                stored = outcome if self._scope.store.sealer is None else await self._encrypted(run, outcome)
+                if not run.is_finishing:
+                    self._finisher.submit(run, outcome, size, stored)  # keeps the lease until the outcome is written
             elif run.is_finishing:
                 pass  # the run was handed back already
             elif run.succeeded_in_transaction:
@@ -109,6 +117,20 @@ class Runner:
             # The traceback of the exception refers to this frame. Only the cycle collector would free such a cycle.
             called.raised = None
             self._leave(run, called)
+
+    async def _encrypted(self, run: HeldRun, outcome: Outcome) -> Outcome:
+        """Encrypt what the outcome stores. If the key vault is not there, try again as long as the lease lasts."""
+        pauses = Backoff(_PAUSE, _MAX_PAUSE)
+        while True:
+            try:
+                return await self._scope.store.run(sealing.seal_outcome(run.task, outcome))
+            except DatabaseError as error:
+                logger.warning("outcome not encrypted yet", extra=fields(task=run.task_id, reason=str(error)))
+                if not run.is_lease_valid or run.is_finishing:
+                    return refusal(run, UNENCRYPTED)
+                await asyncio.sleep(pauses.next())
+            except MtaskError as error:
+                return refusal(run, f"{UNENCRYPTED}: {error}")
 
     @staticmethod
     def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:
@@ -158,7 +180,8 @@ class Runner:
 
     async def _store_returns(self, run: HeldRun, value: Any) -> None:
         try:
-            await self._scope.store.run(claims.set_returns(run.task_id, run.run_id, value))
+            stored = await self._scope.store.run(sealing.seal_value(run.task, RETURNS, value))
+            await self._scope.store.run(claims.set_returns(run.task_id, run.run_id, stored))
         except MtaskError as error:
             logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
 

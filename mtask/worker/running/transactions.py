@@ -21,6 +21,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, within
 from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.store.driver.types import AsyncSession, SyncSession
+from mtask.store.encryption import operations as sealing
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
 from mtask.worker.running.handler_stores import HandlerStores
@@ -94,7 +95,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                outcome = self._outcome(run)
+                outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)
@@ -133,7 +134,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                outcome = self._outcome(run)
+                outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)

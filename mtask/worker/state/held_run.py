@@ -12,11 +12,14 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from mtask.errors import EncryptionError
 from mtask.logs import RunMarks
 from mtask.model.documents import Run, StoredTask
 from mtask.model.handling.handlers import Handler
 from mtask.model.options import ping_seconds
 from mtask.model.tracing import Trace, is_sampled, trace_id_in
+from mtask.store.encryption.operations import sealed_progress
+from mtask.store.encryption.sealer import Sealer
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
@@ -33,6 +36,7 @@ class EndReason(Enum):
     RUN_TIMEOUT = "it ran longer than run_timeout_ms"
     WORKER_STOP = "the worker stops"
     NO_SLOT = "no slot became free for it"
+    UNREADABLE = "it cannot be decrypted here"
 
 
 #: If a run ends for one of these reasons, no outcome is written: the run belongs to another worker, or no longer
@@ -47,6 +51,13 @@ def trusted_until(sent: float, lease_ms: int) -> float:
     """
     lease = lease_ms / 1000
     return sent + lease - min(lease * _MARGIN, _MAX_MARGIN)
+
+
+def _sealed(sealer: Sealer, task: StoredTask, progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return sealed_progress(sealer, task, progress) or {}
+    except EncryptionError:  # the key was removed: the end of the run says so
+        return {**progress, "message": None}
 
 
 class HeldRun:
@@ -75,6 +86,7 @@ class HeldRun:
         "progress_at",
         "result",
         "run_id",
+        "sealer",
         "stored_trace",
         "succeeded_in_transaction",
         "suspended",
@@ -128,6 +140,8 @@ class HeldRun:
         #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
         #: refer to the run: such a reference cycle would keep the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
+        #: Encrypts the progress, if this process stores it and has keys.
+        self.sealer: Sealer | None = None
         self._end_lock = threading.Lock()
 
     @property
@@ -211,6 +225,8 @@ class HeldRun:
 
     def report(self, progress: Mapping[str, Any]) -> None:
         """Keep this progress until a ping or the finish has written it. Newer progress replaces it."""
+        if self.sealer is not None:
+            progress = _sealed(self.sealer, self.task, progress)
         with self._end_lock:
             self.progress = progress
 

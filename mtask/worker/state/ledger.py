@@ -30,6 +30,8 @@ class Ledger:
         self.running: dict[str, HeldRun] = {}
         #: The names of tasks that wait in this worker's queues and for which this worker has no handler.
         self.unserved_names: set[str] = set()
+        #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
+        self.unusable_keys: set[str] = set()
         #: Whether the database is known to hold flows, or tasks that go on as others.
         self.has_flows = False
         #: Whether the database holds tasks whose end is to be told, as far as this worker knows.

@@ -283,8 +283,8 @@ def test_results_are_those_of_dependencies_and_descendants_that_succeeded(store:
     after = ["task:f/e", "task:f/bad", "task:f/gone", "task:f/d"]
     rows = store.run(children.results(after))
     assert rows == [
-        {"_id": "task:f/e", "step": "e", "returns": None},
-        {"_id": "task:f/d", "step": "d", "returns": {"n": 1}},
+        {"_id": "task:f/e", "step": "e", "queues": ["default"], "returns": None},
+        {"_id": "task:f/d", "step": "d", "queues": ["default"], "returns": {"n": 1}},
     ]
     assert store.run(children.parents(after)) == ["task:f/d"]
     assert store.run(children.descendants(["task:f/d"])) == ["task:f/c"]

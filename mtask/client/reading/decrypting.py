@@ -1,0 +1,51 @@
+"""Decrypts what a client has read, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mtask.client.reading.partial import FoundTasks, TaskFields, fields_of
+from mtask.model.documents import Task
+from mtask.model.scheduling.schedules import Schedule
+from mtask.store.driver.operation import Operation
+from mtask.store.encryption import operations as sealing
+
+Document = dict[str, Any]
+
+
+def opening(result: Any) -> Operation[None] | None:
+    """Return the operation that decrypts the tasks or schedules in a result; None: it holds neither."""
+    several = _several(result)
+    tasks = [one for one in several if isinstance(one, Task)]
+    if tasks:
+        return sealing.open_tasks(tasks)
+    schedules = [one for one in several if isinstance(one, Schedule)]
+    return sealing.open_schedules(schedules) if schedules else None
+
+
+def _several(result: Any) -> Sequence[Any]:
+    if isinstance(result, Task | Schedule):
+        return [result]
+    if isinstance(result, list):
+        return result
+    if isinstance(result, FoundTasks):
+        return list(result.tasks.values())
+    inner = getattr(result, "tasks", None) or getattr(result, "task", None)
+    return inner if isinstance(inner, list | tuple) else [inner]
+
+
+def read_fields(
+    read: Callable[[list[str]], Operation[list[Document]]], asked: Sequence[str]
+) -> Operation[list[TaskFields]]:
+    """Read these fields of tasks with the query `read`, and decrypt them."""
+    extra = yield from sealing.extra_fields(asked)
+    wanted = [*asked, *extra]
+    rows = fields_of((yield from read(wanted)), wanted)
+    if not extra:
+        return rows
+    found = []
+    for row in rows:
+        values = yield from sealing.open_fields(row.id, dict(row), asked)
+        found.append(TaskFields(row.id, row.create_time, values))
+    return found

@@ -1,0 +1,431 @@
+"""Operations that encrypt what is about to be sent, and decrypt what was read.
+
+Without encryption they ask nothing of the database. With it, they load data keys, at most once a minute each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from mtask.errors import InvalidInput, WorkersTooOld
+from mtask.model.documents import Task
+from mtask.model.encryption.sealed import NO_KEYS, Sealed, is_sealed
+from mtask.model.scheduling.schedules import Schedule
+from mtask.store import workers
+from mtask.store.driver.operation import Call, Operation
+from mtask.store.encryption.sealer import MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
+from mtask.store.streams.events import TaskEvent
+from mtask.store.tasks.publishing import NewTask
+
+T = TypeVar("T")
+Document = dict[str, Any]
+_EXAMPLES = 5
+#: The sealer of the store that runs the operation, or None.
+SEALER = Call("keys", "get")
+#: One value to decrypt: where it belongs, its field, the value, and the function that puts the result in its place.
+Place = tuple[Owner, str, Sealed, Callable[[Any], None]]
+#: The names of fields in documents that hold encrypted values, and the names under which they are encrypted.
+_FIELDS: Mapping[str, str] = {
+    "params": PARAMS,
+    "calls": PARAMS,
+    "returns": RETURNS,
+    "fail_reason": REASON,
+    "reason": REASON,
+    "message": MESSAGE,
+}
+#: The fields without which values of a partial read cannot be checked.
+_OWNING = ("queue", "task_state.former_queues")
+
+
+def sealer() -> Operation[Sealer | None]:
+    """Return the sealer of the store that runs this operation; None: the store has no keys."""
+    found: Sealer | None = yield SEALER
+    return found
+
+
+def load(using: Sealer, names: Iterable[str], key_ids: Iterable[bytes] = ()) -> Operation[None]:
+    """Load data keys that are not loaded, or were loaded too long ago."""
+    wanted, ids = list(dict.fromkeys(names)), list(dict.fromkeys(key_ids))
+    if using.vault.lacks(wanted, ids):
+        yield Call("keys", "load", (wanted, ids))
+
+
+# --- encrypting -------------------------------------------------------------------------------------------------
+
+
+def seal_tasks(batch: Sequence[NewTask]) -> Operation[list[NewTask]]:
+    """Encrypt params and lookups of new tasks, as far as their queues or tenants have data keys.
+
+    Raises subclasses of EncryptionError, InvalidLookup, WorkersTooOld, and subclasses of DatabaseError.
+    """
+    using = yield from sealer()
+    if using is None:
+        return list(batch)
+    yield from _load_to_publish(using, {(task.queue, task.key) for task in batch})
+    return [_sealed_task(using, task) for task in batch]
+
+
+def _load_to_publish(using: Sealer, places: Iterable[tuple[str, str]]) -> Operation[None]:
+    names = {name for queue, key in places for name in using.names_for(queue, key)}
+    if not using.vault.lacks(names):
+        return
+    yield from load(using, sorted(names))
+    if any(using.vault.problem_of(name) is None for name in names):
+        # Workers come seldom, and keys are loaded again after a minute: this need not be asked for each task.
+        old = yield from workers.without_encryption(_EXAMPLES)
+        if old:
+            raise WorkersTooOld(old, what="encrypted tasks")
+
+
+def _sealed_task(using: Sealer, task: NewTask) -> NewTask:
+    name = using.vault.name_of(task.queue, task.key)
+    if name is None:
+        return task
+    lookup = None if task.lookup is None else using.seal_lookup(name, task.lookup)
+    return replace(task, params=using.seal(name, task.name, task.key, PARAMS, task.params), lookup=lookup, sealed=name)
+
+
+def seal_params(task_id: str, queue: str, params: Any) -> Operation[tuple[Any, str | None]]:
+    """Encrypt new params of a task that exists. Return them, and the name of their data key or None."""
+    using = yield from sealer()
+    if using is None:
+        return params, None
+    name, _, key = task_id.partition(":")
+    yield from _load_to_publish(using, [(queue, key)])
+    key_name = using.vault.name_of(queue, key)
+    return (params, None) if key_name is None else (using.seal(key_name, name, key, PARAMS, params), key_name)
+
+
+def seal_owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:
+    """Encrypt params and lookups of tasks that another task is to publish."""
+    using = yield from sealer()
+    if using is None:
+        return list(batch)
+    names = {name for one in batch for name in using.names_for(one.fixed["queue"], one.fixed["key"])}
+    yield from load(using, sorted(names))
+    return [_sealed_owed(using, one) for one in batch]
+
+
+def _sealed_owed(using: Sealer, one: OwedTask) -> OwedTask:
+    fixed = one.fixed
+    name = using.vault.name_of(fixed["queue"], fixed["key"])
+    if name is None:
+        return one
+    made = {**fixed, "params": using.seal(name, fixed["name"], fixed["key"], PARAMS, fixed["params"]), "sealed": name}
+    if fixed.get("lookup") is not None:
+        made["lookup"] = using.seal_lookup(name, fixed["lookup"])
+    return replace(one, fixed=made)
+
+
+def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
+    """Encrypt what the end of a run stores: returns, reason, progress and the next task."""
+    using = yield from sealer()
+    if using is None:
+        return outcome
+    names = using.names_for(task.queue, task.key)
+    if outcome.next is not None:
+        names += using.names_for(outcome.next.fixed["queue"], outcome.next.fixed["key"])
+    yield from load(using, names)
+    return sealed_outcome(using, task, outcome)
+
+
+def sealed_outcome(using: Sealer, task: Task, outcome: Outcome) -> Outcome:
+    """Encrypt an outcome with keys that are loaded."""
+    name = using.vault.name_of(task.queue, task.key)
+    following = None if outcome.next is None else _sealed_owed(using, outcome.next)
+    if name is None:
+        return outcome if following is None else replace(outcome, next=following)
+    returns, reason = outcome.returns, outcome.reason
+    return replace(
+        outcome,
+        # Nothing is to be hidden in None, and most handlers return it.
+        returns=None if returns is None else using.seal(name, task.name, task.key, RETURNS, returns),
+        reason=None if reason is None else using.seal(name, task.name, task.key, REASON, reason),
+        progress=sealed_progress(using, task, outcome.progress),
+        next=following,
+    )
+
+
+def sealed_progress(using: Sealer, task: Task, progress: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Encrypt the message of a progress. Its fraction stays readable."""
+    if progress is None or type(progress.get("message")) is not str:
+        return progress
+    message = using.seal_text(task.queue, task.name, task.key, MESSAGE, progress["message"])
+    return {**progress, "message": message}
+
+
+def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
+    """Encrypt one value of a task."""
+    using = yield from sealer()
+    if using is None or value is None:
+        return value
+    yield from load(using, using.names_for(task.queue, task.key))
+    name = using.vault.name_of(task.queue, task.key)
+    return value if name is None else using.seal(name, task.name, task.key, field, value)
+
+
+def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Document]:
+    """Encrypt params and lookups of a schedule, as its tasks get them."""
+    using = yield from sealer()
+    if using is None:
+        return dict(fields)
+    key = f"{schedule_id}/"
+    yield from _load_to_publish(using, [(fields["queue"], key)])
+    name = using.vault.name_of(fields["queue"], key)
+    if name is None:
+        return dict(fields)
+    lookup = None if fields["lookup"] is None else using.seal_lookup(name, fields["lookup"])
+    params = using.seal_of_schedule(name, fields["name"], schedule_id, fields["params"])
+    return {**fields, "params": params, "lookup": lookup, "sealed": name}
+
+
+def seal_criteria(criteria: Mapping[str, Any], *, sealed_only: bool = False) -> Operation[Document]:
+    """Add to looked-up values their encrypted forms, under each data key that a task found may have.
+
+    With `sealed_only`, the encrypted forms stand for the values, if there are any.
+
+    Raises InvalidInput and subclasses of DatabaseError.
+    """
+    using = yield from sealer()
+    given = dict(criteria)
+    if using is None or not given.get("lookup"):
+        return given
+    names = yield from _names_to_look_under(using, given)
+    found: dict[str, list[Any]] = {}
+    for name, values in given["lookup"].items():
+        sealed = [using.seal_value(key, name, value) for key in names for value in values if _may_be_sealed(value)]
+        found[name] = sealed if sealed and sealed_only else [*values, *sealed]
+    return {**given, "lookup": found}
+
+
+def _may_be_sealed(value: Any) -> bool:
+    # Such values cannot be encrypted, so only readable tasks have them.
+    return not isinstance(value, bool | float)
+
+
+def _names_to_look_under(using: Sealer, criteria: Mapping[str, Any]) -> Operation[list[str]]:
+    queues, keys = criteria.get("queue"), criteria.get("key")
+    tenants = [f"{keys}"] if isinstance(keys, str) else list(keys or ())
+    if (prefix := criteria.get("key_prefix")) and ":" in prefix:
+        tenants.append(prefix)
+    several = [queues] if isinstance(queues, str) else list(queues or ())
+    names: list[str]
+    if several and tenants:
+        names = [name for queue in several for key in tenants for name in using.names_for(queue, key)]
+    else:
+        names = yield Call("keys", "names")
+    yield from load(using, names)
+    return [name for name in dict.fromkeys(names) if using.vault.problem_of(name) is None]
+
+
+# --- data keys ---------------------------------------------------------------------------------------------------
+
+
+def ask_vault(method: str, *args: Any) -> Operation[Any]:
+    """Call a method of the key vault; raise InvalidInput if the store has no keys."""
+    using = yield from sealer()
+    if using is None:
+        raise InvalidInput(NO_KEYS, field="encryption")
+    return (yield Call("keys", method, args))
+
+
+# --- decrypting -------------------------------------------------------------------------------------------------
+
+
+def open_tasks(tasks: Sequence[Task]) -> Operation[None]:
+    """Decrypt the values of tasks in place, as far as the keys of this reader allow."""
+    using = yield from sealer()
+    if using is not None:
+        yield from open_places(using, [place for task in tasks for place in places_in(task)])
+
+
+def open_places(using: Sealer, places: Sequence[Place]) -> Operation[None]:
+    """Decrypt these values, and put each in its place."""
+    if not places:
+        return
+    yield from load(using, (), (sealed.content[1:17] for _, _, sealed, _ in places))
+    open_loaded(using, places)
+
+
+def open_loaded(using: Sealer, places: Iterable[Place]) -> None:
+    """Decrypt these values with keys that are loaded."""
+    for owner, field, sealed, put in places:
+        if field.startswith("lookup "):
+            put(using.open_lookup(owner, field.removeprefix("lookup "), sealed))
+        else:
+            put(using.open(owner, field, sealed))
+
+
+def owner_of(task: Task) -> Owner:
+    """Return the task as the owner of its values."""
+    queues = [task.queue, *task.task_state.former_queues]
+    if task.again is not None:
+        queues.append(task.again.queue)
+    return Owner(task.name, task.key, queues)
+
+
+def places_in(task: Task) -> list[Place]:
+    """Return the encrypted values of a task."""
+    owner = owner_of(task)
+    found: list[Place] = []
+    parts: list[Any] = [task, *task.former_params]
+    if task.again is not None:
+        parts.append(task.again)
+    for part in parts:
+        found += _params_in(owner, part)
+        for entry in getattr(part, "lookup", None) or ():
+            if isinstance(entry.v, Sealed):
+                found.append((owner, f"lookup {entry.k}", entry.v, _setter(entry, "v")))
+    if isinstance(task.task_state.reason, Sealed):
+        found.append((owner, REASON, task.task_state.reason, _setter(task.task_state, "reason")))
+    for run in task.runs:
+        if isinstance(run.returns, Sealed):
+            found.append((owner, RETURNS, run.returns, _setter(run, "returns")))
+        if isinstance(run.fail_reason, Sealed):
+            found.append((owner, REASON, run.fail_reason, _setter(run, "fail_reason")))
+        if run.progress is not None and isinstance(run.progress.message, Sealed):
+            found.append((owner, MESSAGE, run.progress.message, _setter(run.progress, "message")))
+    return found
+
+
+def _params_in(owner: Owner, part: Any) -> Iterator[Place]:
+    if isinstance(part.params, Sealed):
+        yield owner, PARAMS, part.params, _setter(part, "params")
+    elif type(part.params) is dict and type(calls := part.params.get("calls")) is list:
+        for index, call in enumerate(calls):
+            if isinstance(call, Sealed):
+                yield owner, PARAMS, call, _item_setter(calls, index)
+
+
+def _setter(part: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(part, name, value)
+
+
+def _item_setter(values: Any, index: Any) -> Callable[[Any], None]:
+    return lambda value: values.__setitem__(index, value)
+
+
+def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
+    """Decrypt the params and lookups of schedules in place."""
+    using = yield from sealer()
+    if using is None:
+        return
+    places: list[Place] = []
+    for schedule in schedules:
+        owner = Owner(schedule.name, f"{schedule.id}/", [schedule.queue])
+        if isinstance(schedule.params, Sealed):
+            places.append((owner, PARAMS, schedule.params, _setter(schedule, "params")))
+        places += [
+            (owner, f"lookup {entry.k}", entry.v, _setter(entry, "v"))
+            for entry in schedule.lookup or ()
+            if isinstance(entry.v, Sealed)
+        ]
+    yield from open_places(using, places)
+
+
+def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
+    """Return the stored document of a schedule with its params and lookups, decrypted with keys that are loaded."""
+    owner = Owner(schedule.name, f"{schedule.id}/", [schedule.queue])
+    params, lookup = schedule.params, document.get("lookup")
+    if isinstance(params, Sealed):
+        params = using.open(owner, PARAMS, params)
+    if schedule.lookup is not None:
+        lookup = [
+            {"k": e.k, "v": using.open_lookup(owner, e.k, e.v) if isinstance(e.v, Sealed) else e.v}
+            for e in schedule.lookup
+        ]
+    return {**document, "params": params, "lookup": lookup}
+
+
+def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
+    """Decrypt one field of rows in place. A row holds `_id`, `queues` and the field.
+
+    A value that cannot be decrypted raises DecryptionFailed.
+    """
+    using = yield from sealer()
+    sealed = [row for row in rows if is_sealed(row.get(field))]
+    if not sealed:
+        return
+    if using is None:
+        raise Sealed(sealed[0][field], task_id=sealed[0]["_id"], field=field).error
+    places: list[Place] = []
+    for row in sealed:
+        name, _, key = row["_id"].partition(":")
+        queues = [queue for queue in row.get("queues") or () if isinstance(queue, str)]
+        places.append((Owner(name, key, queues), field, Sealed(row[field]), _item_setter(row, field)))
+    yield from open_places(using, places)
+    for row in sealed:
+        if isinstance(row[field], Sealed):
+            raise row[field].error
+
+
+def open_event(event: TaskEvent) -> Operation[TaskEvent]:
+    """Return the event with its texts decrypted, if its queue or its tenant is certain."""
+    using = yield from sealer()
+    if using is None:
+        return event
+    owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
+    texts: Document = {}
+    for name, field in (("reason", REASON), ("message", MESSAGE)):
+        text = getattr(event, name)
+        if isinstance(text, Sealed):
+            yield from open_places(using, [(owner, field, text, _item_setter(texts, name))])
+    return replace(event, **texts)
+
+
+def places_in_values(owner: Owner, values: Any, field: str = PARAMS) -> Iterator[Place]:
+    """Return the encrypted values in a part of a document, at any depth."""
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(values, dict):
+        entries = values.items()
+    elif isinstance(values, list):
+        entries = enumerate(values)
+    for name, value in list(entries):
+        inner = _FIELDS.get(str(name).rpartition(".")[2], field)
+        if is_sealed(value) or isinstance(value, Sealed):
+            if name == "v" and isinstance(values, dict) and isinstance(values.get("k"), str):
+                inner = f"lookup {values['k']}"
+            sealed = value if isinstance(value, Sealed) else Sealed(value)
+            yield owner, inner, sealed, _item_setter(values, name)
+        elif isinstance(value, dict | list):
+            yield from places_in_values(owner, value, inner)
+
+
+def extra_fields(fields: Sequence[str]) -> Operation[list[str]]:
+    """Return the fields that a partial read needs besides, so that it can decrypt the fields that were asked for."""
+    using = yield from sealer()
+    if using is None:
+        return []
+    extra = [*_OWNING]
+    if any(name.startswith("params.") for name in fields):
+        extra.append("params")  # a path below encrypted params leads nowhere on the server
+    return [name for name in extra if name not in fields]
+
+
+def open_fields(task_id: str, values: Document, fields: Sequence[str]) -> Operation[Document]:
+    """Return the values of these fields, decrypted. `values` holds extra fields, too."""
+    using = yield from sealer()
+    if using is None:
+        return values
+    name, _, key = task_id.partition(":")
+    former = values.get("task_state.former_queues")
+    queues = [queue for queue in (values.get("queue"), *(former or ())) if isinstance(queue, str)]
+    is_hidden = isinstance(values.get("params"), Sealed)
+    yield from open_places(using, list(places_in_values(Owner(name, key, queues), values)))
+    if is_hidden:
+        for field in fields:
+            if field.startswith("params."):
+                values[field] = _at(values["params"], field.split(".")[1:])
+    return {field: values[field] for field in fields}
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    if isinstance(value, Sealed):
+        return value
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
