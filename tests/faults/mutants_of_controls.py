@@ -45,7 +45,8 @@ CONTROL_MUTATIONS = (
         "lapsed-run-not-closed",
         "The permit of a lapsed run is given back, and a ping that was under way revives the run.",
         (
-            Edit(_PERMITS, "        closed_cnt = yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
+            Edit(_PERMITS,
+                 "        closed_cnt = yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
                  "        runs = {key: run for key, run in runs.items() if run.task_id not in lapsed}"),
             Edit(_PERMITS, 'if entry["claim_by"] + _LATEST < now if run is None else run.is_over:',
                  'if run is None or run.is_over:'),
