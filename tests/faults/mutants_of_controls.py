@@ -37,15 +37,16 @@ CONTROL_MUTATIONS = (
     Mutation(
         "lapsed-run-keeps-its-permit",
         "The permits of a worker that died are never free again.",
-        (Edit(_PERMITS, "    if lapsed:\n        yield from _settle_each(lapsed)",
-              "    if False:\n        yield from _settle_each(lapsed)"),),
+        (Edit(_PERMITS, "    if lapsed:\n        closed_cnt = yield from _settle_each(lapsed)",
+              "    if False:\n        closed_cnt = yield from _settle_each(lapsed)"),),
         (f"{_PERMITS_TESTS}::test_a_permit_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
     ),
     Mutation(
         "lapsed-run-not-closed",
         "The permit of a lapsed run is given back, and a ping that was under way revives the run.",
         (
-            Edit(_PERMITS, "        yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
+            Edit(_PERMITS,
+                 "        closed_cnt = yield from _settle_each(lapsed)\n        runs |= yield from _runs_of(lapsed)",
                  "        runs = {key: run for key, run in runs.items() if run.task_id not in lapsed}"),
             Edit(_PERMITS, 'if entry["claim_by"] + _LATEST < now if run is None else run.is_over:',
                  'if run is None or run.is_over:'),

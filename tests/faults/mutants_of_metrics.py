@@ -69,7 +69,7 @@ METRIC_MUTATIONS = (
         "wait-from-the-creation",
         "The wait of a retried task begins when it was published.",
         (Edit(_METER, "        return max(since, *ends)\n", "        return since\n"),),
-        ("tests/unit/worker/state/test_meter.py",),
+        ("tests/unit/worker/state/test_meter.py::test_a_task_is_due_since",),
     ),
     Mutation(
         "metrics-written-though-nothing-changed",

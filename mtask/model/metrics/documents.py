@@ -10,6 +10,8 @@ from mtask.model.documents import Instant, Text
 from mtask.model.options import Count
 
 _document = ConfigDict(extra="ignore", populate_by_name=True)
+#: A sum of durations, in seconds. The bound is far above all sums.
+Seconds = Annotated[float, Field(ge=0, le=1e15)]
 #: The `_id` of the totals of dead workers, and of the counts of tasks.
 TOTALS_ID, COUNTS_ID = "totals", "counts"
 
@@ -20,7 +22,7 @@ class HistogramDocument(BaseModel):
     model_config = _document
 
     counts: list[Count]
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
 
 
 class PairDocument(BaseModel):
@@ -63,7 +65,7 @@ class MetricsDocument(BaseModel):
     lateness: HistogramDocument | None = None
     #: The runs that have ended between the last two writes, and the time between them.
     recent_runs: Count = 0
-    recent_seconds: Annotated[float, Field(ge=0)] = 0.0
+    recent_seconds: Seconds = 0.0
     #: The time since which a dead worker's tally does not change any more, because it is about to be folded.
     fold_time: Instant | None = None
     expire_time: Instant | None = None  #: the time at which the TTL index removes the tally, after it was folded

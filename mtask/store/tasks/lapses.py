@@ -15,7 +15,7 @@ from mtask.store.statements import filters
 _VIEW = {
     "name": 1,
     "queue": 1,
-    **{f"{filters.RUNS}.{field}": 1 for field in ("status", "fail_time", "claim_time")},
+    **{f"{filters.RUNS}.{field}": 1 for field in ("status", "fail_time")},
 }
 
 
@@ -29,14 +29,16 @@ class Lapse:
     time: datetime
 
 
-def closed(task_ids: Collection[Any], task_cnt: int) -> Operation[list[Lapse]]:
+def closed(task_ids: Collection[Any], task_cnt: int, since: datetime) -> Operation[list[Lapse]]:
     """Return what a statement has closed that changed this number of these tasks: the tasks whose runs lapsed last.
 
     The server tells how many tasks a statement has changed, and not which. If another worker closes lapsed runs of the
-    same tasks at the same time, a task may be told in place of another one, but the number is right.
+    same tasks at the same time, a task may be told in place of another one, but the number is right. A statement can
+    change a task without a lapsed run, too: what lapsed before `since`, by the server's clock, was closed before.
     """
     documents = yield tasks("find", filters.by_ids(list(task_ids)), _VIEW, hint="_id_")
-    found = [lapse for document in documents if (lapse := lapse_in(document)) is not None]
+    lapses = [lapse for document in documents if (lapse := lapse_in(document)) is not None]
+    found = [lapse for lapse in lapses if lapse.time >= since]
     return sorted(found, key=lambda lapse: lapse.time, reverse=True)[:task_cnt]
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import timedelta
 from typing import Any
 
 from mtask.errors import MtaskError
 from mtask.store.tasks import lapses
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
+
+#: No statement that closes lapsed runs takes longer, together with its time limit.
+_RECENT = timedelta(seconds=15)
 
 
 async def count_lapses(scope: Scope, task_ids: Collection[Any], task_cnt: int) -> None:
@@ -19,6 +23,6 @@ async def count_lapses(scope: Scope, task_ids: Collection[Any], task_cnt: int) -
     if not task_cnt:
         return
     try:
-        scope.meter.lapsed(await scope.store.run(lapses.closed(task_ids, task_cnt)))
+        scope.meter.lapsed(await scope.store.run(lapses.closed(task_ids, task_cnt, scope.clock.now() - _RECENT)))
     except MtaskError as error:
         logger.warning("lapsed runs not counted", extra=fields(tasks=task_cnt, reason=str(error)))

@@ -44,7 +44,8 @@ def _scope() -> Scope:
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
-        task=SimpleNamespace(flow=None, callback=None),
+        task=SimpleNamespace(flow=None, callback=None, queue="default", name=name),
+        took=None,
         run_id=name,
         task_id=name,
         trusted_until=float("inf"),
