@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from mtask.model.documents import Instant, Text
+from mtask.model.encryption.sealed import SealedAny
 from mtask.model.options import Count, PositiveCount
 
 #: The most lines of a run that may be kept, and the number for a worker that does not say one.
@@ -42,6 +43,9 @@ class RunLog(BaseModel):
     first: Count  #: the number of lines before the first one that is kept
     line_cnt: Count = 0  #: the number of all lines that the run has written
     lines: list[LogLine]
+    #: The lines, if they are encrypted, and the queue of the task then.
+    sealed_lines: SealedAny = None
+    queue: Text | None = None
     #: Whether the run has ended. A run whose worker was killed never says so.
     is_over: StrictBool = False
     trace_id: Text | None = None

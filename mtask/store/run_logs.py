@@ -26,7 +26,9 @@ class RunLines:
     """The lines of a run as they are to be stored."""
 
     run_id: str
-    task_id: str
+    name: str
+    key: str
+    queue: str
     worker_id: str
     attempt: int
     first: int  #: the number of lines before these
@@ -34,11 +36,18 @@ class RunLines:
     is_over: bool
     trace_id: str | None
     size: int  #: of the lines, in bytes
+    sealed: Any = None  #: the lines, if they are encrypted; then `lines` is empty
+    sealed_cnt: int = 0
+
+    @property
+    def task_id(self) -> str:
+        """The task's `_id`."""
+        return f"{self.name}:{self.key}"
 
     @property
     def line_cnt(self) -> int:
         """The number of all lines that the run has written."""
-        return self.first + len(self.lines)
+        return self.first + len(self.lines) + self.sealed_cnt
 
 
 def make_ready() -> Operation[None]:
@@ -61,6 +70,7 @@ def _upsert(log: RunLines, kept_ms: int) -> UpdateOne:
         "line_cnt": log.line_cnt,
         "lines": list(log.lines),
         "is_over": log.is_over,
+        **({} if log.sealed is None else {"sealed_lines": log.sealed, "queue": log.queue}),
         **({} if log.trace_id is None else {"trace_id": log.trace_id}),
         "schema_version": SCHEMA_VERSION,
     }

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mtask.errors import InvalidInput, WorkersTooOld
+from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
 from mtask.model.documents import Task
 from mtask.model.encryption.sealed import NO_KEYS, Sealed, is_sealed
+from mtask.model.publishing.tenants import stored_key
+from mtask.model.run_logs import LogLine, RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store import workers
 from mtask.store.driver.operation import Call, Operation
-from mtask.store.encryption.sealer import MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer
+from mtask.store.encryption.sealer import LOG, MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer
+from mtask.store.run_logs import RunLines
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from mtask.store.streams.events import TaskEvent
@@ -168,18 +171,37 @@ def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
     return value if name is None else using.seal(name, task.name, task.key, field, value)
 
 
+def seal_logs(logs: Sequence[RunLines]) -> Operation[list[RunLines]]:
+    """Encrypt the lines of runs whose tasks are encrypted. Lines that cannot be encrypted are left out."""
+    using = yield from sealer()
+    if using is None:
+        return list(logs)
+    yield from load(using, sorted({name for log in logs for name in using.names_for(log.queue, log.key)}))
+    return [_sealed_log(using, log) for log in logs]
+
+
+def _sealed_log(using: Sealer, log: RunLines) -> RunLines:
+    try:
+        name = using.vault.name_of(log.queue, log.key)
+        sealed = None if name is None else using.seal(name, log.name, log.key, LOG, list(log.lines))
+    except EncryptionError:  # the data key was removed meanwhile: nothing may be stored readable
+        return replace(log, first=log.line_cnt, lines=())
+    return log if sealed is None else replace(log, lines=(), sealed=sealed, sealed_cnt=len(log.lines))
+
+
 def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Document]:
     """Encrypt params and lookups of a schedule, as its tasks get them."""
     using = yield from sealer()
     if using is None:
         return dict(fields)
-    key = f"{schedule_id}/"
+    base = stored_key(fields.get("tenant"), schedule_id)
+    key = f"{base}/"
     yield from _load_to_publish(using, [(fields["queue"], key)])
     name = using.vault.name_of(fields["queue"], key)
     if name is None:
         return dict(fields)
     lookup = None if fields["lookup"] is None else using.seal_lookup(name, fields["lookup"])
-    params = using.seal_of_schedule(name, fields["name"], schedule_id, fields["params"])
+    params = using.seal_of_schedule(name, fields["name"], base, fields["params"])
     return {**fields, "params": params, "lookup": lookup, "sealed": name}
 
 
@@ -316,7 +338,7 @@ def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
         return
     places: list[Place] = []
     for schedule in schedules:
-        owner = Owner(schedule.name, f"{schedule.id}/", [schedule.queue])
+        owner = _owner_of_schedule(schedule)
         if isinstance(schedule.params, Sealed):
             places.append((owner, PARAMS, schedule.params, _setter(schedule, "params")))
         places += [
@@ -327,9 +349,42 @@ def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
     yield from open_places(using, places)
 
 
+def _owner_of_schedule(schedule: Schedule) -> Owner:
+    """Return the owner of the values of a schedule: its key begins like those of all tasks that it publishes."""
+    return Owner(schedule.name, f"{stored_key(schedule.tenant, schedule.id)}/", [schedule.queue])
+
+
+def open_logs(logs: Sequence[RunLog]) -> Operation[None]:
+    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, one line says why."""
+    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
+    if not encrypted:
+        return
+    using = yield from sealer()
+    if using is not None:
+        yield from open_places(using, [_place_in_log(log) for log in encrypted])
+    for log in encrypted:
+        if isinstance(log.sealed_lines, Sealed):
+            log.lines = [_unreadable(log, log.sealed_lines.why)]
+        else:
+            try:
+                log.lines = [LogLine.model_validate(line) for line in log.sealed_lines]
+            except (TypeError, ValueError):
+                log.lines = [_unreadable(log, "what was encrypted is no log of mtask")]
+
+
+def _place_in_log(log: RunLog) -> Place:
+    name, _, key = log.task_id.partition(":")
+    return Owner(name, key, [log.queue or ""]), LOG, log.sealed_lines, _setter(log, "sealed_lines")
+
+
+def _unreadable(log: RunLog, why: str) -> LogLine:
+    log.first = max(0, log.line_cnt - 1)
+    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"(encrypted: {why})")
+
+
 def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
     """Return the stored document of a schedule with its params and lookups, decrypted with keys that are loaded."""
-    owner = Owner(schedule.name, f"{schedule.id}/", [schedule.queue])
+    owner = _owner_of_schedule(schedule)
     params, lookup = schedule.params, document.get("lookup")
     if isinstance(params, Sealed):
         params = using.open(owner, PARAMS, params)

@@ -20,7 +20,7 @@ from mtask.model.encryption.sealed import Sealed
 from mtask.store.encryption.vault import Damaged, Vault
 
 #: The fields of a task, by the name that is encrypted with the value.
-PARAMS, RETURNS, REASON, MESSAGE = "params", "returns", "reason", "message"
+PARAMS, RETURNS, REASON, MESSAGE, LOG = "params", "returns", "reason", "message", "log"
 
 
 class Owner:

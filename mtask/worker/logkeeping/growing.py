@@ -124,7 +124,9 @@ class GrowingLog:
             marks = self._marks
             return RunLines(
                 marks.run_id,
-                f"{marks.task}:{marks.key}",
+                marks.task,
+                marks.key,
+                marks.queue,
                 worker_id,
                 marks.attempt,
                 self.first,

@@ -19,6 +19,7 @@ from mtask.errors import MtaskError
 from mtask.logs import RUN, RunMarks
 from mtask.store import run_logs
 from mtask.store.driver.stores import AsyncStore
+from mtask.store.encryption import operations as sealing
 from mtask.store.run_logs import RunLines
 from mtask.worker.log import fields, logger
 from mtask.worker.logkeeping.growing import GrowingLog, line_of
@@ -165,6 +166,7 @@ class LogKeeper:
         if not self._is_made:
             await self._store.run(run_logs.make_ready())
             self._is_made = True
+        lines = await self._store.run(sealing.seal_logs(lines))
         self.write_cnt += 1
         await self._store.run(run_logs.write(lines, self._options.kept_for))
 

@@ -164,7 +164,7 @@ class HeldRun:
     def marked(self) -> RunMarks:
         """Return what the lines of its log tell of it."""
         if self.marks is None:
-            self.marks = RunMarks(self.task.name, self.task.key, self.run_id, self.attempt)
+            self.marks = RunMarks(self.task.name, self.task.key, self.run_id, self.attempt, self.task.queue)
         return self.marks
 
     def follow(self, trace: Trace, *, is_stored: bool) -> None:

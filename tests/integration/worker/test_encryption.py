@@ -18,9 +18,10 @@ from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, Tas
 from mtask.app.middleware import FinishCall
 from mtask.client.diagnosis.findings import Level
 from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
-from mtask.model.encryption.sealed import Sealed
+from mtask.model.encryption.sealed import NO_KEYS, Sealed
 from mtask.store.encryption.vault import Vault
 from mtask.worker.executors.options import ExecutorOptions
+from mtask.worker.logkeeping.options import LogOptions
 from tests.integration.worker.executors import isolated
 from tests.integration.worker_harness import Bench, working
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
@@ -46,6 +47,7 @@ def app_of_secrets(seen: list[Any]) -> App:
     @app.task(queue=QUEUE)
     async def echo(context: Context, text: str) -> dict[str, str]:
         context.progress(0.5, f"{MARKER} half")
+        logging.getLogger("shop").warning(f"{MARKER} line")
         seen.append(text)
         return {"text": f"{MARKER} {text}"}
 
@@ -119,7 +121,8 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         told.append(repr(call.returns))
         yield
 
-    async with secret_bench(mongo_uri, database_name, mongo, app) as (_, client):
+    kept = LogOptions(keep=5)
+    async with secret_bench(mongo_uri, database_name, mongo, app, logs=kept) as (bench, client):
         events = client.events()
         await events.open()
         for name in ("echo", "echo_in_thread", "boom", "give_up", "later", "exactly_once", "goes_on"):
@@ -161,6 +164,15 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         await events.close()
         assert f"{MARKER} {MARKER} give_up None" in reasons
         assert f"None {MARKER} half" in reasons
+
+        async def logged() -> bool:
+            return any(log.is_over for log in await client.logs("echo", "k"))
+
+        await until(logged)
+        assert [line.message for line in (await client.logs("echo", "k"))[0].lines] == [f"{MARKER} line"]
+        (log,) = await bench.client.logs("echo", "k")
+        assert [line.message for line in log.lines] == [f"(encrypted: {NO_KEYS})"]
+        assert (log.line_cnt, log.first) == (1, 0)
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
