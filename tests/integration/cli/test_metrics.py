@@ -251,7 +251,7 @@ def test_a_worker_refuses_nonsense_before_it_starts(
     bare_environment: None, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mtask-worker", "tests.acceptance.app:app", *flags])
-    monkeypatch.setattr(worker, "_start_logging", lambda _: None)
+    monkeypatch.setattr(worker, "start_logging", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         worker.run()
     assert ended.value.code == 2
