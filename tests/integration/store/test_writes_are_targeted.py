@@ -28,6 +28,7 @@ from mtask.store.driver import connect
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import changing, children, operating, retention, settling
+from mtask.store.metrics import tallies
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
@@ -375,3 +376,5 @@ def without_worker(client: Client, source: Mongo) -> None:
     claim(store, "task:lapsed")
     lapse(store, "lapsed")
     assert store.run(claims.settle_lapsed(0, 10)) == 1
+    assert store.run(tallies.fold()) == 1, "the tally of the worker that has stopped"
+    assert client.metrics().queues
