@@ -22,9 +22,9 @@ from tests.mongo import eventually
 
 #: What later versions may add at each place of a document.
 _LATER: dict[str, Any] = {
-    "tenant": "acme",
-    "trace": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
-    "sealed": Binary(b"\x01\x02", 6),
+    "later_text": "acme",
+    "later_part": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+    "later_bytes": Binary(b"\x01\x02", 6),
     "task_option.later_option": 7,
     "task_state.later_state": {"since": datetime(2030, 1, 1, tzinfo=UTC)},
 }
