@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from pymongo import AsyncMongoClient
 
-from mtask import AsyncClient
+from mtask import AsyncClient, Encryption
 from mtask.web.access import Caller, Role
 from mtask.web.app import build
 from mtask.web.hub import Hub
@@ -85,13 +85,14 @@ async def serving(
     *,
     tokens: Tokens | None = None,
     appname: str | None = None,
+    encryption: Encryption | None = None,
 ) -> AsyncIterator[Serving]:
     """Serve the API during the block. `appname` is for fail points that only this server meets."""
     chosen = settings or WebSettings(port=0)
     source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(uri, appname=appname)
     if tokens is None:
         tokens = Tokens() if chosen.is_open else TOKENS
-    async with source, AsyncClient(source, database=database) as client:
+    async with source, AsyncClient(source, database=database, encryption=encryption) as client:
         app, hub = build(client, chosen, tokens)
         listening = listen(chosen)
         listening.listen(100)
