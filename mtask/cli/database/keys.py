@@ -17,10 +17,6 @@ from mtask.store.encryption.vault import KeyRow
 
 PANEL = "Database"
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
-_Tenant = Annotated[
-    str | None,
-    typer.Option("--tenant", metavar="TENANT", help="The tenant: what stands before the colon of a key."),
-]
 
 app = typer.Typer(name="keys", invoke_without_command=True)
 _ABOUT = "Data keys, with which the tasks of a queue or of a tenant are encrypted."
@@ -38,13 +34,13 @@ def group(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def create(cli: Cli, queue: _Queue = None, tenant: _Tenant = None) -> None:
-    """Make the data key of a queue or of a tenant.
+def create(cli: Cli, queue: _Queue = None) -> None:
+    """Make the data key of a queue, with --queue, or of a tenant, with --tenant.
 
     Tasks that are published from now on are encrypted. Tasks that exist stay as they are. Running clients and workers
     that have the master key notice the new data key within a few seconds.
     """
-    made = cli.client().create_data_key(queue=queue, tenant=tenant)
+    made = cli.client().create_data_key(queue=queue, tenant=cli.flags.tenant)
     cli.answer(_document(made), f"made  {clean(made.name)}  {made.key_id}")
 
 
@@ -71,14 +67,14 @@ def list_keys(cli: Cli) -> None:
 def remove(
     cli: Cli,
     queue: _Queue = None,
-    tenant: _Tenant = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Remove a data key: nobody can read again what it has encrypted.
+    """Remove the data key of --queue or --tenant: nobody can read again what it has encrypted.
 
     Running clients and workers still use the key for up to a minute. Backups of the key vault still hold it. The
     command asks for confirmation. In a script, give --yes.
     """
+    tenant = cli.flags.tenant
     which = f"queue {queue!r}" if tenant is None else f"tenant {tenant!r}"
     if not yes:
         if not sys.stdin.isatty():

@@ -34,8 +34,15 @@ class Version:
 NEW = Version("new", (ROOT,), SCHEMA_REVISION)
 
 
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:  # Python 3.11.2, Debian's, has no filters yet
+        archive.extractall(folder)
+
+
 def former(folder: Path) -> Version:
     """Unpack the former version into this folder."""
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+        _unpack(archive, folder)
     return Version("old", (folder, ROOT), None)

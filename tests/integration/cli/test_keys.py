@@ -48,7 +48,7 @@ def test_keys_are_made_listed_and_removed(mtask: Any, flags: tuple[str, ...]) ->
     [
         (["create"], "name the queue or the tenant"),
         (["create", "--queue", "a", "--tenant", "b"], "name the queue or the tenant"),
-        (["create", "--tenant", "a:b"], "names no data key"),
+        (["create", "--tenant", "a:b"], "tenant 'a:b'"),
         (["create", "--queue", ""], "queue"),
         (["remove", "--queue", "never", "--yes"], "there is no data key 'queue:never'"),
     ],

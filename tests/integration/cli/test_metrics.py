@@ -193,7 +193,10 @@ def test_top_of_an_empty_database_says_so(mtask: Commands) -> None:
 def test_top_is_live_on_a_terminal_and_ends_in_order(loaded: Commands, store: SyncStore, way: str) -> None:
     main, side = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    command = [sys.executable, "-m", "mtask.cli.main", "top", "--interval", "0.5"]
+    # A shell that starts the tests in the background has made them ignore SIGINT, and children inherit that.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    runs = "from mtask.cli.main import run; run()"
+    command = [sys.executable, "-c", listens + runs, "top", "--interval", "0.5"]
     process = subprocess.Popen(
         command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True, close_fds=True
     )
