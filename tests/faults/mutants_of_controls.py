@@ -116,8 +116,8 @@ CONTROL_MUTATIONS = (
         "pause-not-in-the-guard",
         "What was queued here before a pause is claimed after it.",
         (
-            Edit(_WORKER_CONTROLS, "return claimable_now(self.paused_queues, self.paused_names, self._valid_until)",
-                 "return claimable_now((), (), self._valid_until)"),
+            Edit(_WORKER_CONTROLS, "claimable_now(self.paused_queues, self.paused_names, self._valid_until",
+                 "claimable_now((), (), self._valid_until"),
         ),
         (f"{_PAUSES_TESTS}::test_what_was_queued_here_before_a_pause_is_not_claimed_after_it",),
     ),
@@ -143,8 +143,8 @@ CONTROL_MUTATIONS = (
     Mutation(
         "silent-worker-claims-on",
         "A worker whose heartbeat has run out goes on claiming what was paused since.",
-        (Edit(_WORKER_CONTROLS, "return claimable_now(self.paused_queues, self.paused_names, self._valid_until)",
-              "return claimable_now(self.paused_queues, self.paused_names, None)"),),
+        (Edit(_WORKER_CONTROLS, "claimable_now(self.paused_queues, self.paused_names, self._valid_until",
+              "claimable_now(self.paused_queues, self.paused_names, None"),),
         (f"{_PAUSES_TESTS}::test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid",),
     ),
     Mutation(

@@ -105,7 +105,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "names-that-end-alike",
         "Who asks for one name is told of others that end with it.",
-        (Edit(_READERS, """f"^(?:{'|'""", """f"(?:{'|'"""),),
+        (Edit(_READERS, 'f"^{names}:{of_tenant}"', 'f"{names}:{of_tenant}"'),),
         (f"{_EVENTS_TESTS}::test_only_what_was_asked_for_is_told",),
     ),
     Mutation(

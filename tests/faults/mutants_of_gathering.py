@@ -68,7 +68,7 @@ GATHERING_MUTATIONS = (
     Mutation(
         "next-round-is-quiet",
         "The streams of workers skip the beginning of the next round.",
-        (Edit(_TWINS, '"again", "lookup", "expire_time", "quiet_time")', '"again", "lookup", "expire_time")'),),
+        (Edit(_TWINS, '"sealed", "expire_time", "quiet_time")', '"sealed", "expire_time")'),),
         ("tests/integration/worker/running/test_gathering.py::test_the_next_round_is_heard_of_without_a_scan",),
     ),
     Mutation(

@@ -55,7 +55,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_SCANS, "now < self._next_share or ", ""),),
+        (Edit(_SCANS, " and now >= self._next_share else", " else"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
@@ -100,7 +100,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
-        (Edit(_SCANS, "return other_than(self._quarantine.left_alone())", "return []"),),
+        (Edit(_SCANS, "return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]", "return []"),),
         ("tests/integration/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(

@@ -29,7 +29,7 @@ def code_of(path: str) -> str:
 @cache
 def functions_in(path: str) -> frozenset[str]:
     body = ast.parse((ROOT / path).read_text()).body
-    return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def mistakes_of(mutation: Mutation, folder: Path) -> list[str]:

@@ -128,6 +128,7 @@ def test_twenty_scrapes_examine_tasks_for_one_count_and_none_within_its_time(sto
     assert commands == []
 
 
+@pytest.mark.fresh_database  # nobody else sends commands to it
 def test_running_tasks_are_read_up_to_a_bound(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
     from mtask.store.tasks import counting
 
@@ -139,7 +140,8 @@ def test_running_tasks_are_read_up_to_a_bound(store: SyncStore, monkeypatch: pyt
         found = store.run(fleet.read()).counts
     assert found is not None
     assert str(found.queues[0].counts[TaskStatus.RUNNING]) == "6+"
-    assert sum(command.get("docsExamined", 0) for command in commands) == 7, "six of them, and the oldest due one"
+    examined = [(command.get("command"), command.get("docsExamined", 0)) for command in commands]
+    assert sum(count for _, count in examined) == 7, f"six of them, and the oldest due one: {examined}"
 
 
 def test_pairs_are_admitted_once_and_for_ever(store: SyncStore) -> None:
