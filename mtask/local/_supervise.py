@@ -72,7 +72,8 @@ def sweep(folder: Path) -> bool:
                 os.kill(pid, signal.SIGKILL)
         if not pids:
             shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
+            # A mongod that forked while the processes were listed may have been missed.
+            if not folder.exists() and not mongods_in(folder):
                 return True
         time.sleep(POLL_SECONDS)
     return False

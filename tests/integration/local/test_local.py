@@ -405,7 +405,7 @@ with mtask.local.temporary():
     process.kill()
     process.communicate(timeout=PATIENCE)
     eventually(lambda: not list(tmp_path.iterdir()), PATIENCE, "the folder is removed")
-    assert mongods_in(tmp_path) == []
+    eventually(lambda: mongods_in(tmp_path) == [], PATIENCE, "no mongod is left")
 
 
 # --- several nodes -----------------------------------------------------------------------------------------
