@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -61,10 +60,9 @@ def top(
 
 def _show(cli: Cli, client: Client, interval: float) -> None:
     history: deque[tuple[float, FleetMetrics]] = deque()
-    ended = threading.Event()
     try:
         with _keys() as keys, Live(console=cli.out, screen=True, auto_refresh=False) as live:
-            while not ended.is_set():
+            while True:
                 live.update(_look(cli.out, client, history), refresh=True)
                 if keys.quits_within(interval):
                     return

@@ -80,8 +80,14 @@ def _of_queue(counted: QueueCounts, time: datetime) -> QueueMetrics:
 
 def _of_worker(worker: WorkerDocument, recent: Mapping[str, Mapping[str, Any]], now: datetime) -> WorkerMetrics:
     stored = recent.get(worker.incarnation, {})
+    return WorkerMetrics(worker, tally_of(stored).run_cnt, _rate_of(stored, now))
+
+
+def _rate_of(stored: Mapping[str, Any], now: datetime) -> float:
+    """Return the runs per second that a tally tells of the time before its last write; 0 if that was long ago."""
     written, seconds, runs = (stored.get(name) for name in ("update_time", "recent_seconds", "recent_runs"))
-    is_recent = isinstance(written, datetime) and now - written < _RECENT
-    is_known = isinstance(seconds, int | float) and isinstance(runs, int) and seconds > 0
-    rate = runs / seconds if is_recent and is_known else 0.0  # type: ignore[operator]
-    return WorkerMetrics(worker, tally_of(stored).run_cnt, rate)
+    if not isinstance(written, datetime) or now - written >= _RECENT:
+        return 0.0
+    if not isinstance(seconds, int | float) or not isinstance(runs, int) or seconds <= 0:
+        return 0.0
+    return runs / seconds
