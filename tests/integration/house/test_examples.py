@@ -158,7 +158,7 @@ def test_app_prints_what_its_handler_returned(printed: Printed) -> None:
 
 def test_transfer_happens_once_or_not_at_all(printed: Printed) -> None:
     assert printed(transaction) == [
-        "rent/march SUCCESS None",
+        "rent/march SUCCESS",
         "rent/april FAIL ada has less than 1000",
         "{'ada': 70, 'bob': 30}",
     ]
