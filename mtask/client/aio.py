@@ -697,7 +697,7 @@ class AsyncClient(AsyncConnection):
         """Return what metrics tell of all workers and queues.
 
         Workers store what they counted every 10 s. The counts of tasks are shared by all who ask, and counted anew
-        after a pause of 20 times the time that the counting took.
+        after a pause of 150 times the time that the counting took.
         """
         return await self._run(metric_requests.read())
 

@@ -698,7 +698,7 @@ class Client(SyncConnection):
         """Return what metrics tell of all workers and queues.
 
         Workers store what they counted every 10 s. The counts of tasks are shared by all who ask, and counted anew
-        after a pause of 20 times the time that the counting took.
+        after a pause of 150 times the time that the counting took.
         """
         return self._run(metric_requests.read())
 

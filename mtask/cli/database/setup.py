@@ -129,7 +129,7 @@ def schema(
     layout = LAYOUTS[cast(Collection, collection)]
     document: dict[str, Any]
     if form == "mongo":
-        document = layout.validator()
+        document = layout.rules
     else:
         document = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -25,6 +25,7 @@ from pymongo.errors import (
 from pymongo.errors import DocumentTooLarge as DriverDocumentTooLarge
 
 from mtask import errors
+from mtask.store.driver.refusals import broken_rules
 
 DUPLICATE_KEY = 11000
 #: The errors that the BSON encoder raises for a value that BSON cannot hold.
@@ -123,6 +124,6 @@ def _from_code(error: OperationFailure, code: int | None, reason: str) -> errors
         return errors.DocumentTooLarge(reason, code)
     if code == VALIDATION:
         broken = (error.details or {}).get("errInfo", {}).get("details", {})
-        rules = broken.get("schemaRulesNotSatisfied") or broken.get("clausesNotSatisfied")
-        return errors.OperationFailed(f"{reason}: {str(rules)[:600]}" if rules else reason, code)
+        rules = broken_rules(broken)
+        return errors.OperationFailed(f"{reason}: {'; '.join(rules)[:600]}" if rules else reason, code)
     return errors.OperationFailed(reason, code)

@@ -175,7 +175,24 @@ def _task_schema() -> dict[str, Any]:
 
 
 def task_validator() -> dict[str, Any]:
-    """Return the validator of `tasks`: its schema, and the conditions that a schema cannot express."""
+    """Return the validator of `tasks`: its rules, after a case that costs next to nothing.
+
+    The server checks each write of a document. To check all rules takes about a fifth of the time of a claim, and the
+    statements of claims and finishes cannot break them. So the server takes a document at once if it looks as only
+    workers write it: the task has been claimed, is marked with quiet_time, and is not about to be claimed again. What
+    a service publishes is checked in full, and so is each task that becomes INIT or WAITING.
+    """
+    written_by_workers = {
+        "task_state.status": {"$in": ["RUNNING", "SUCCESS", "FAIL", "CANCELED"]},
+        "quiet_time": {"$type": "date"},
+        "task_state.worker_states.run_id": {"$exists": True},
+    }
+    # Every version of mtask looks for the title here.
+    return {"$jsonSchema": {"title": schema_title("tasks")}, "$or": [written_by_workers, task_rules()]}
+
+
+def task_rules() -> dict[str, Any]:
+    """Return the rules for documents in `tasks`: the schema, and the conditions that a schema cannot express."""
     can_be_met = {
         "$switch": {
             "branches": [
@@ -503,6 +520,13 @@ class Layout:
     validator: Callable[[], dict[str, Any]]
     indexes: Callable[[], list[IndexModel]]
     mark: str  #: a field that every document of mtask has; a document without it is foreign
+    #: What the validator checks, as a filter, if the validator itself is another one.
+    unabridged: Callable[[], dict[str, Any]] | None = None
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The rules for documents of the collection, as a filter."""
+        return (self.unabridged or self.validator)()
 
     @property
     def index_names(self) -> list[str]:
@@ -511,7 +535,7 @@ class Layout:
 
 
 LAYOUTS: Mapping[Collection, Layout] = {
-    "tasks": Layout(Task, task_validator, task_indexes, "schema_version"),
+    "tasks": Layout(Task, task_validator, task_indexes, "schema_version", task_rules),
     "workers": Layout(WorkerDocument, worker_validator, worker_indexes, "incarnation"),
     "schedules": Layout(Schedule, schedule_validator, schedule_indexes, "schedule_state"),
     "controls": Layout(Control, control_validator, list, "revision"),

@@ -332,6 +332,10 @@ class Finisher:
             self._send_apart(group)
             return
         ending = group[0]
+        if _cannot_go_on(ending, error):
+            reason = f"{ending.outcome.reason}; the task cannot be tried again, it breaks the schema: {error}"
+            await self._flush([Ending(ending.run, refusal(ending.run, reason), 0, ending.watched)], is_apart=True)
+            return
         if not ending.is_success:
             logger.error("finish refused", extra=fields(task=ending.run.task_id, reason=str(error)))
             self._resolve(ending, is_accepted=False)
@@ -380,10 +384,18 @@ class Finisher:
             self._idle.set()
 
 
+def _is_invalid(error: MtaskError) -> bool:
+    return isinstance(error, OperationFailed) and error.code == VALIDATION
+
+
 def _is_about_value(error: MtaskError) -> bool:
     """Whether the error is about the value of the outcome. The server or the driver would refuse such a value again."""
-    is_invalid = isinstance(error, OperationFailed) and error.code == VALIDATION
-    return is_invalid or isinstance(error, NotStorable | DocumentTooLarge)
+    return _is_invalid(error) or isinstance(error, NotStorable | DocumentTooLarge)
+
+
+def _cannot_go_on(ending: Ending, error: MtaskError) -> bool:
+    """Whether the server refuses that the task becomes INIT: somebody has broken the document during the run."""
+    return not ending.is_success and not ending.outcome.final and _is_invalid(error)
 
 
 def refusal(run: HeldRun, reason: str) -> Outcome:

@@ -421,6 +421,60 @@ def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_u
     serve(scenario)
 
 
+#: What the validator takes of a task that has begun, and refuses of one that waits.
+_BROKEN_WHILE_RUNNING: dict[str, Any] = {
+    "priority": {"task_option__priority": "high"},
+    "create_time": {"task_state__create_time": "yesterday"},
+    "key": {"key": "another"},
+}
+
+
+@pytest.mark.parametrize("damage", _BROKEN_WHILE_RUNNING)
+def test_lapsed_run_of_a_task_that_somebody_broke_meanwhile_holds_up_no_other(
+    serve: Callable[..., None], damage: str
+) -> None:
+    run = {
+        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
+        "ping_expire_time": _AGO,
+    }  # fmt: skip
+
+    def lapsed(key: str, /, **changes: Any) -> Document:
+        # Nobody here may take it: only whoever scans settles it.
+        options = {"task_option__specific_worker_ids": ["gone"], **changes}
+        return changed(key, quiet_time=_AGO, task_state__status="RUNNING", task_state__worker_states=[run], **options)
+
+    async def scenario(bench: Bench) -> None:
+        bench.tasks.insert_many([lapsed("broken", **_BROKEN_WHILE_RUNNING[damage]), lapsed("sound")])
+        bench.worker.parts.scans.ask_full()
+        await bench.status("noop:sound", "INIT")
+        await bench.status("noop:broken", "FAIL")
+        assert "malformed" in bench.state("noop:broken")["worker_states"][-1]["fail_reason"]
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("damage", _BROKEN_WHILE_RUNNING)
+def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reason(
+    serve: Callable[..., None], app: App, mongo: Client, database_name: str, damage: str
+) -> None:
+    tasks = mongo[database_name]["tasks"]
+    broken = {path.replace("__", "."): value for path, value in _BROKEN_WHILE_RUNNING[damage].items()}
+
+    @app.task
+    async def break_it(context: Context) -> None:
+        tasks.update_one({"_id": context.task.id}, {"$set": broken})
+        raise ValueError("no such mailbox")
+
+    async def scenario(bench: Bench) -> None:
+        insert(bench, changed("own", name="break_it", _id="break_it:own"))
+        await bench.status("break_it:own", "FAIL")
+        (run,) = bench.state("break_it:own")["worker_states"]
+        assert "no such mailbox" in run["fail_reason"]
+        assert "it breaks the schema" in run["fail_reason"]
+
+    serve(scenario)
+
+
 def test_malformed_documents_are_examined_one_by_one(serve: Callable[..., None]) -> None:
     async def scenario(bench: Bench) -> None:
         read = between(bench.worker.parts.quarantine, "read")

@@ -301,7 +301,7 @@ def _kinds(node: _Node) -> set[str]:
 
 @pytest.mark.parametrize("collection", list(LAYOUTS))
 def test_every_number_is_bounded_on_both_sides_and_no_decimal(collection: Collection) -> None:
-    for path, node in _numbers(LAYOUTS[collection].validator()["$jsonSchema"]):
+    for path, node in _numbers(LAYOUTS[collection].rules["$jsonSchema"]):
         if path[-1] in ("starts", "window_ms", "concurrency") and _kinds(node) == {"number"}:
             continue  # which of a limit's bounds there are; what they may be is said beside
         if "enum" in node:

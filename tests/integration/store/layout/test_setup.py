@@ -96,7 +96,7 @@ def test_database_of_an_earlier_revision_gets_the_index_of_lookups_and_keeps_its
     store.tasks.drop_index(LOOKUP_INDEX)
     earlier = task_validator()
     earlier["$jsonSchema"]["title"] = schema_title("tasks").replace(f"revision {SCHEMA_REVISION}", "revision 4")
-    del earlier["$jsonSchema"]["properties"]["lookup"]
+    del earlier["$or"]
     store.database.command("collMod", "tasks", validator=earlier)
     store.run(setup.ensure())
     assert_complete(store)

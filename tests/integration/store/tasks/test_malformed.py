@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -247,6 +249,31 @@ def test_what_no_batch_query_finds_is_looked_for_apart(store: SyncStore, name: s
     publish(store, "a")
     insert(store, LOST[name])
     assert store.run(finding.undiscoverable(10)) == [{"_id": "task:bad"}]
+
+
+def broken_while_it_ran(name: str) -> Document:
+    """Return a document that has run and is marked with quiet_time. The validator takes it, whatever else it holds."""
+    document = copy.deepcopy(ALL[name]) | {"quiet_time": _AGO}
+    state = document["task_state"]
+    has_run = isinstance(state.get("worker_states"), list) and any(
+        isinstance(run, dict) for run in state["worker_states"]
+    )
+    state |= {"status": "RUNNING", "worker_states": state["worker_states"] if has_run else [_RUN]}
+    return document
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_was_broken_while_it_ran_passes_the_validator_and_is_marked_fail(store: SyncStore, name: str) -> None:
+    publish(store, "a")
+    store.tasks.insert_one(broken_while_it_ran(name))
+    with suppress(OperationFailed):  # some are refused, and their group with them
+        store.run(claims.claim(["task:a", "task:bad"], "w", "token"))
+    taken = store.run(claims.claimed(["task:a", "task:bad"], "token"))
+    if "task:a" not in [document["_id"] for document in taken]:
+        taken = store.run(claims.claim(["task:a"], "w", "rest"))
+    assert "task:a" in [document["_id"] for document in taken]
+    assert store.run(claims.quarantine("task:bad", "w", "it is malformed")) is True
+    assert scanned(store) == [], "it is met no more"
 
 
 def test_an_id_of_another_type_is_marked_too(store: SyncStore) -> None:
