@@ -30,7 +30,7 @@ BUILD = {"BUILD_TYPE": "dynamic", "npm_config_build_from_source": "true", "CXXFL
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the driver and its package for encryption."""
     node = shutil.which("node")
-    assert node and shutil.which("npm"), "node and npm are not installed: run tools/setup.sh dev"
+    assert node is not None, "node is not installed: run tools/setup.sh dev"
     made = tmp_path_factory.mktemp("node")
     headers = Path(node).resolve().parents[1]
     environment = {**os.environ, **BUILD, "npm_config_nodedir": str(headers)}
