@@ -15,7 +15,7 @@ from benchmarks.report.figures import Figure, Result, Spread, Target, compared, 
 TASKS = 5_000
 RATE = 50.0
 #: A handler that works uses the processor for this time, in seconds; and the number of tasks of it, to one of `TASKS`.
-_WORK, _WORK_SHARE = 0.01, 0.1
+_WORK, _WORK_SHARE = 0.01, 0.3
 #: The number of tasks whose latency is measured, to one of `TASKS`.
 _LATENCY_SHARE = 0.04
 THREADS, EXECUTORS = "threads", "executors"

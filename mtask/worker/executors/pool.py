@@ -253,6 +253,7 @@ class Executors:
             wait.future.set_result(executor)
             return
         self._idle.append(executor)
+        self._finish_gathered()  # no run waits, so none is served by holding back what has ended
 
     def _dismiss(self, executor: Executor) -> None:
         """Let an idle executor end, and kill it if it does not."""

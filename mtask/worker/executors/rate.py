@@ -7,8 +7,9 @@ from __future__ import annotations
 _AHEAD = 0.3
 #: The most runs that wait, as a multiple of the number of executors.
 _MAX_TIMES = 50
-#: The weight of the newest run in the moving average of the durations of runs. One long run lets none wait behind it.
-_SHARE = 0.2
+#: The weight of the newest run in the moving average of the durations of runs, if it was longer than the average, and if
+#: it was shorter. After long runs, the executors must not wait for claims until the average has come down slowly.
+_LONGER, _SHORTER = 0.2, 0.5
 
 
 class Rate:
@@ -23,7 +24,11 @@ class Rate:
 
     def took(self, seconds: float) -> None:
         """Note that a run has taken this time in its executor."""
-        self._seconds = seconds if self._seconds is None else self._seconds + _SHARE * (seconds - self._seconds)
+        if self._seconds is None:
+            self._seconds = seconds
+        else:
+            weight = _LONGER if seconds > self._seconds else _SHORTER
+            self._seconds += weight * (seconds - self._seconds)
 
     def forget(self) -> None:
         """Reset the average: a run has waited too long."""
