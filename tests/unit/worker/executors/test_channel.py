@@ -138,6 +138,9 @@ def test_few_runs_wait_for_executors_and_none_where_handlers_take_long() -> None
     assert rate.ahead(2) == pytest.approx(60, abs=1)
     rate.took(10.0)  # one long run, and none waits behind it
     assert rate.ahead(2) == 0
+    for _ in range(20):  # and the executors soon have enough to do again
+        rate.took(0.01)
+    assert rate.ahead(2) > 50
     for _ in range(100):
         rate.took(0.0)
     assert rate.ahead(1) == 50  # never more than this for one executor
