@@ -8,6 +8,8 @@ _HEALTH = "mtask/health.py"
 _FILE = "mtask/worker/upkeep/health.py"
 _PROBE = "mtask/cli/health.py"
 
+_SCHEMA = "mtask/store/layout/schema.py"
+_SCHEMA_TESTS = "tests/integration/store/layout/test_schema.py"
 _UNIT_TESTS = "tests/unit/test_health.py"
 _PROBE_TESTS = "tests/unit/cli/test_health.py"
 _PROCESS_TESTS = "tests/acceptance/test_34_health.py"
@@ -55,5 +57,32 @@ DEPLOYING_MUTATIONS = (
         "An older worker that starts beside newer ones puts its own validators back.",
         (Edit("mtask/store/layout/setup.py", 'if ours and int(ours["revision"]) > SCHEMA_REVISION:', "if False:"),),
         ("tests/integration/store/layout/test_setup.py::test_a_newer_revision_of_the_same_schema_version_is_left_as_it_is",),
+    ),
+    Mutation(
+        "validator-takes-any-begun-task",
+        "The validator checks no task in full that has run and waits for its next run.",
+        (Edit(_SCHEMA, '{"$in": ["RUNNING", "SUCCESS", "FAIL", "CANCELED"]}', '{"$exists": True}'),),
+        (f"{_SCHEMA_TESTS}::test_only_what_bears_all_marks_of_a_worker_is_taken_without_a_full_check",),
+    ),
+    Mutation(
+        "validator-takes-any-running-task",
+        "The validator takes what a service inserts as RUNNING, and no worker has run.",
+        (Edit(_SCHEMA, '        "task_state.worker_states.run_id": {"$exists": True},\n', ""),),
+        (f"{_SCHEMA_TESTS}::test_only_what_bears_all_marks_of_a_worker_is_taken_without_a_full_check",),
+    ),
+    Mutation(
+        "refused-retry-is-lost",
+        "A run fails, its document was broken meanwhile, and its outcome is written nowhere.",
+        (Edit("mtask/worker/running/finisher.py", "        if _cannot_go_on(ending, error):", "        if False:"),),
+        (
+            "tests/integration/worker/test_documents.py::"
+            "test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reason",
+        ),
+    ),
+    Mutation(
+        "nagle-of-the-web-server",
+        "Each answer of the web server waits for the acknowledgement of its first part.",
+        (Edit("mtask/web/server.py", "socket.socket(family, kind, protocol)", "socket.socket(family, kind)"),),
+        ("tests/unit/web/test_listening.py",),
     ),
 )  # fmt: skip

@@ -7,8 +7,8 @@ from __future__ import annotations
 _AHEAD = 0.3
 #: The most runs that wait, as a multiple of the number of executors.
 _MAX_TIMES = 50
-#: The weight of the newest run in the moving average of the durations of runs, if it was longer than the average, and if
-#: it was shorter. After long runs, the executors must not wait for claims until the average has come down slowly.
+#: The weight of the newest run in the moving average of the durations of runs, if the run was longer than the average,
+#: and if it was shorter. After long runs, the average must come down soon: executors would wait for claims meanwhile.
 _LONGER, _SHORTER = 0.2, 0.5
 
 

@@ -346,6 +346,39 @@ def test_a_key_is_bounded_by_bytes_not_letters(store: SyncStore) -> None:
             assert_refused(store, made)
 
 
+#: What together marks a document as one that only workers write.
+_MARKS: dict[str, Any] = {"status": "RUNNING", "quiet_time": _NOW, "runs": True}
+
+
+@pytest.mark.parametrize("lacking", _MARKS)
+@pytest.mark.parametrize("change", ["insert", "update"])
+def test_only_what_bears_all_marks_of_a_worker_is_taken_without_a_full_check(
+    store: SyncStore, lacking: str, change: str
+) -> None:
+    sound = document() | {"quiet_time": _NOW}
+    sound["task_state"]["status"] = "RUNNING"
+    if lacking == "status":
+        sound["task_state"]["status"] = "INIT"
+    elif lacking == "quiet_time":
+        del sound["quiet_time"]
+    else:
+        sound["task_state"]["worker_states"] = []
+    broken = copy.deepcopy(sound)
+    broken["task_option"]["priority"] = "high"
+    if change == "insert":
+        assert_refused(store, broken)
+        return
+    store.tasks.insert_one(sound)
+    with pytest.raises(WriteError):
+        store.tasks.update_one({"_id": "task:k"}, {"$set": {"task_option.priority": "high"}})
+
+
+def test_what_workers_write_is_not_checked_in_full(store: SyncStore) -> None:
+    made = with_field("task_option.priority", "high") | {"quiet_time": _NOW}
+    made["task_state"]["status"] = "RUNNING"
+    store.tasks.insert_one(made)
+
+
 @pytest.mark.parametrize("status", ["SUCCESS", "FAIL", "CANCELED"])
 def test_a_final_task_needs_no_preemption_time(store: SyncStore, status: str) -> None:
     made = with_field("task_state.next_preempt_time", _MISSING)
