@@ -19,7 +19,7 @@ from mtask.model.publishing.lookup import Lookup
 from mtask.model.publishing.tenants import own_key
 from mtask.model.tracing import Trace
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing, unsealing
 from mtask.store.flows import children
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import Published
@@ -221,7 +221,7 @@ class _Reading:
             rows = yield from children.result_of_run(chain.before, chain.run_id)
         else:
             rows = yield from children.results(now)
-        yield from sealing.open_rows(rows, "returns")
+        yield from unsealing.open_rows(rows, "returns")
         if chain is not None:
             return [(row["_id"].partition(":")[0], row.get("returns")) for row in rows]
         return [(row["step"], row.get("returns")) for row in rows]

@@ -47,7 +47,7 @@ from mtask.model.scheduling.schedules import Schedule
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation, T
 from mtask.store.driver.types import SyncSession
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.encryption.vault import KeyRow
 from mtask.store.flows.operating import ChangedFlow
 from mtask.store.flows.publishing import PublishedFlow

@@ -47,7 +47,7 @@ from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
 from mtask.store import callbacks, gathering, workers
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing, unsealing
 from mtask.store.flows import retention, settling
 from mtask.store.statements import filters
 from mtask.store.streams.events import EventKind, TaskEvent
@@ -263,7 +263,7 @@ def matching(
 
 def _readable(document: queries.Document) -> Operation[Task]:
     task = views.task_of(document)
-    yield from sealing.open_tasks([task])
+    yield from unsealing.open_tasks([task])
     return task
 
 

@@ -6,7 +6,7 @@ from mtask.client.diagnosis.findings import Finding, fail, ok, warn
 from mtask.errors import DataKeyNotFound, MtaskError
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 
 _CHECK = "data keys"
 _MOST = 200

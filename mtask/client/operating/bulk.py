@@ -20,7 +20,7 @@ from mtask.model.publishing.tenants import prefix_of
 from mtask.store import bulk, diagnosis
 from mtask.store.driver.extended_json import extended_exactly, parse_extended
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.tasks import counting
 from mtask.store.tasks.counting import Count
 

@@ -22,7 +22,7 @@ from mtask.model.scheduling.triggers import Cron, Every, Once
 from mtask.store import schedules
 from mtask.store.driver.encoding import stored_value
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing, unsealing
 from mtask.store.tasks.publishing import IfExists, NewTask
 
 #: The times of a schedule: a crontab of five fields, the interval between firings, the time of the only firing, or an
@@ -279,7 +279,7 @@ def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operati
             readable = former
             if using is not None and stored.sealed is not None:
                 # Encrypted values differ each time, so the values themselves are compared.
-                readable = sealing.readable_schedule(using, stored, former)
+                readable = unsealing.readable_schedule(using, stored, former)
             is_same = all(readable.get(name) == value for name, value in definition.fields.items())
             is_same &= definition.paused is None or definition.paused == former.get("paused")
             is_same &= former.get("sealed") == sealed.fields.get("sealed")

@@ -9,7 +9,7 @@ from mtask.client.reading.partial import FoundTasks, TaskFields, fields_of
 from mtask.model.documents import Task
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import unsealing
 
 Document = dict[str, Any]
 
@@ -19,9 +19,9 @@ def opening(result: Any) -> Operation[None] | None:
     several = _several(result)
     tasks = [one for one in several if isinstance(one, Task)]
     if tasks:
-        return sealing.open_tasks(tasks)
+        return unsealing.open_tasks(tasks)
     schedules = [one for one in several if isinstance(one, Schedule)]
-    return sealing.open_schedules(schedules) if schedules else None
+    return unsealing.open_schedules(schedules) if schedules else None
 
 
 def _several(result: Any) -> Sequence[Any]:
@@ -39,13 +39,13 @@ def read_fields(
     read: Callable[[list[str]], Operation[list[Document]]], asked: Sequence[str]
 ) -> Operation[list[TaskFields]]:
     """Read these fields of tasks with the query `read`, and decrypt them."""
-    extra = yield from sealing.extra_fields(asked)
+    extra = yield from unsealing.extra_fields(asked)
     wanted = [*asked, *extra]
     rows = fields_of((yield from read(wanted)), wanted)
     if not extra:
         return rows
     found = []
     for row in rows:
-        values = yield from sealing.open_fields(row.id, dict(row), asked)
+        values = yield from unsealing.open_fields(row.id, dict(row), asked)
         found.append(TaskFields(row.id, row.create_time, values))
     return found

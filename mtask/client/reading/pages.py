@@ -12,7 +12,7 @@ from mtask.client.reading.partial import check_fields
 from mtask.errors import InvalidInput, shown
 from mtask.model.listing import Place, cursor_of, place_of
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.tasks import counting, listing
 from mtask.store.tasks.counting import Count
 from mtask.store.tasks.listing import Asked, Found

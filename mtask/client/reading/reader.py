@@ -15,7 +15,7 @@ from mtask.errors import DatabaseError
 from mtask.model.encryption.sealed import Sealed
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import unsealing
 from mtask.store.streams.cursors import CLOSE_TIMEOUT, AsyncCursor, SyncCursor
 from mtask.store.streams.events import TaskEvent
 
@@ -55,7 +55,7 @@ class _Reader:
     def _opened(self) -> Operation[None]:
         opened: deque[TaskEvent] = deque()
         for event in self._found:
-            opened.append((yield from sealing.open_event(event)))
+            opened.append((yield from unsealing.open_event(event)))
         self._found = opened
 
     def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:

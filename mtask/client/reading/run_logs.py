@@ -13,7 +13,7 @@ from mtask.model.publishing.identity import is_text
 from mtask.model.run_logs import RunLog
 from mtask.store import run_logs
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import unsealing
 
 
 def of_task(task_id: str, run_id: str | None) -> Operation[list[RunLog]]:
@@ -26,7 +26,7 @@ def of_task(task_id: str, run_id: str | None) -> Operation[list[RunLog]]:
         if not found and not (yield from run_logs.is_task(task_id)):
             raise TaskNotFound(task_id)
         logs = [_log_of(document) for document in found]
-        yield from sealing.open_logs(logs)
+        yield from unsealing.open_logs(logs)
         return logs
 
     return operation()

@@ -13,7 +13,7 @@ from typing import Any
 from mtask.errors import DatabaseError, MtaskError
 from mtask.model.documents import StoredTask
 from mtask.model.encryption.sealed import Sealed, is_sealed
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing, unsealing
 from mtask.store.encryption.sealer import Sealer
 from mtask.store.statements.filters import Filter
 from mtask.worker.log import fields, logger
@@ -80,7 +80,7 @@ class Keys:
             return
         names = {name for task in tasks for name in using.names_for(task.queue, task.key)}
         names |= {task.sealed for task in tasks if task.sealed is not None}
-        key_ids = {sealed.content[1:17] for task in tasks for _, _, sealed, _ in sealing.places_in(task)}
+        key_ids = {sealed.content[1:17] for task in tasks for _, _, sealed, _ in unsealing.places_in(task)}
         if not using.vault.lacks(names, key_ids):
             return
         try:
@@ -99,7 +99,7 @@ class Keys:
             self.sealer.vault.name_of(task.queue, task.key)
         except MtaskError as error:
             self._refuse(task, str(error))
-        sealing.open_loaded(self.sealer, sealing.places_in(task))
+        unsealing.open_loaded(self.sealer, unsealing.places_in(task))
         for params in (task.params, *_calls_in(task.params)):
             if isinstance(params, Sealed):
                 if params.is_final:

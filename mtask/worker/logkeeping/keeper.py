@@ -19,7 +19,7 @@ from mtask.errors import MtaskError
 from mtask.logs import RUN, RunMarks
 from mtask.store import run_logs
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.run_logs import RunLines
 from mtask.worker.log import fields, logger
 from mtask.worker.logkeeping.growing import GrowingLog, line_of

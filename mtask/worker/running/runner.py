@@ -11,7 +11,7 @@ from mtask.app.next import Next
 from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
 from mtask.logs import RUN
 from mtask.model.status import RunStatus
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.encryption.sealer import RETURNS
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims

@@ -21,7 +21,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, within
 from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.store.driver.types import AsyncSession, SyncSession
-from mtask.store.encryption import operations as sealing
+from mtask.store.encryption import sealing
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
 from mtask.worker.running.handler_stores import HandlerStores

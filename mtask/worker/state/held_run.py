@@ -18,8 +18,8 @@ from mtask.model.documents import Run, StoredTask
 from mtask.model.handling.handlers import Handler
 from mtask.model.options import ping_seconds
 from mtask.model.tracing import Trace, is_sampled, trace_id_in
-from mtask.store.encryption.operations import sealed_progress
 from mtask.store.encryption.sealer import Sealer
+from mtask.store.encryption.sealing import sealed_progress
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.

@@ -1,0 +1,233 @@
+"""Operations that encrypt what is about to be sent.
+
+Without encryption they ask nothing of the database. With it, they load data keys, at most once a minute each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
+from mtask.model.documents import Task
+from mtask.model.encryption.sealed import NO_KEYS
+from mtask.model.publishing.tenants import stored_key
+from mtask.store import workers
+from mtask.store.driver.operation import Call, Operation
+from mtask.store.encryption.sealer import LOG, MESSAGE, PARAMS, REASON, RETURNS, Sealer
+from mtask.store.run_logs import RunLines
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
+from mtask.store.tasks.publishing import NewTask
+
+T = TypeVar("T")
+Document = dict[str, Any]
+_EXAMPLES = 5
+#: The sealer of the store that runs the operation, or None.
+SEALER = Call("keys", "get")
+
+
+def sealer() -> Operation[Sealer | None]:
+    """Return the sealer of the store that runs this operation; None: the store has no keys."""
+    found: Sealer | None = yield SEALER
+    return found
+
+
+def load(using: Sealer, names: Iterable[str], key_ids: Iterable[bytes] = ()) -> Operation[None]:
+    """Load data keys that are not loaded, or were loaded too long ago."""
+    wanted, ids = list(dict.fromkeys(names)), list(dict.fromkeys(key_ids))
+    if using.vault.lacks(wanted, ids):
+        yield Call("keys", "load", (wanted, ids))
+
+
+def seal_tasks(batch: Sequence[NewTask]) -> Operation[list[NewTask]]:
+    """Encrypt params and lookups of new tasks, as far as their queues or tenants have data keys.
+
+    Raises subclasses of EncryptionError, InvalidLookup, WorkersTooOld, and subclasses of DatabaseError.
+    """
+    using = yield from sealer()
+    if using is None:
+        return list(batch)
+    yield from _load_to_publish(using, {(task.queue, task.key) for task in batch})
+    return [_sealed_task(using, task) for task in batch]
+
+
+def _load_to_publish(using: Sealer, places: Iterable[tuple[str, str]]) -> Operation[None]:
+    names = {name for queue, key in places for name in using.names_for(queue, key)}
+    if not using.vault.lacks(names):
+        return
+    yield from load(using, sorted(names))
+    if any(using.vault.problem_of(name) is None for name in names):
+        # Workers come seldom, and keys are loaded again after a minute: this need not be asked for each task.
+        old = yield from workers.without_encryption(_EXAMPLES)
+        if old:
+            raise WorkersTooOld(old, what="encrypted tasks")
+
+
+def _sealed_task(using: Sealer, task: NewTask) -> NewTask:
+    name = using.vault.name_of(task.queue, task.key)
+    if name is None:
+        return task
+    lookup = None if task.lookup is None else using.seal_lookup(name, task.lookup)
+    return replace(task, params=using.seal(name, task.name, task.key, PARAMS, task.params), lookup=lookup, sealed=name)
+
+
+def seal_params(task_id: str, queue: str, params: Any) -> Operation[tuple[Any, str | None]]:
+    """Encrypt new params of a task that exists. Return them, and the name of their data key or None."""
+    using = yield from sealer()
+    if using is None:
+        return params, None
+    name, _, key = task_id.partition(":")
+    yield from _load_to_publish(using, [(queue, key)])
+    key_name = using.vault.name_of(queue, key)
+    return (params, None) if key_name is None else (using.seal(key_name, name, key, PARAMS, params), key_name)
+
+
+def seal_owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:
+    """Encrypt params and lookups of tasks that another task is to publish."""
+    using = yield from sealer()
+    if using is None:
+        return list(batch)
+    names = {name for one in batch for name in using.names_for(one.fixed["queue"], one.fixed["key"])}
+    yield from load(using, sorted(names))
+    return [_sealed_owed(using, one) for one in batch]
+
+
+def _sealed_owed(using: Sealer, one: OwedTask) -> OwedTask:
+    fixed = one.fixed
+    name = using.vault.name_of(fixed["queue"], fixed["key"])
+    if name is None:
+        return one
+    made = {**fixed, "params": using.seal(name, fixed["name"], fixed["key"], PARAMS, fixed["params"]), "sealed": name}
+    if fixed.get("lookup") is not None:
+        made["lookup"] = using.seal_lookup(name, fixed["lookup"])
+    return replace(one, fixed=made)
+
+
+def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
+    """Encrypt what the end of a run stores: returns, reason, progress and the next task."""
+    using = yield from sealer()
+    if using is None:
+        return outcome
+    names = using.names_for(task.queue, task.key)
+    if outcome.next is not None:
+        names += using.names_for(outcome.next.fixed["queue"], outcome.next.fixed["key"])
+    yield from load(using, names)
+    return sealed_outcome(using, task, outcome)
+
+
+def sealed_outcome(using: Sealer, task: Task, outcome: Outcome) -> Outcome:
+    """Encrypt an outcome with keys that are loaded."""
+    name = using.vault.name_of(task.queue, task.key)
+    following = None if outcome.next is None else _sealed_owed(using, outcome.next)
+    if name is None:
+        return outcome if following is None else replace(outcome, next=following)
+    returns, reason = outcome.returns, outcome.reason
+    return replace(
+        outcome,
+        # Nothing is to be hidden in None, and most handlers return it.
+        returns=None if returns is None else using.seal(name, task.name, task.key, RETURNS, returns),
+        reason=None if reason is None else using.seal(name, task.name, task.key, REASON, reason),
+        progress=sealed_progress(using, task, outcome.progress),
+        next=following,
+    )
+
+
+def sealed_progress(using: Sealer, task: Task, progress: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Encrypt the message of a progress. Its fraction stays readable."""
+    if progress is None or type(progress.get("message")) is not str:
+        return progress
+    message = using.seal_text(task.queue, task.name, task.key, MESSAGE, progress["message"])
+    return {**progress, "message": message}
+
+
+def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
+    """Encrypt one value of a task."""
+    using = yield from sealer()
+    if using is None or value is None:
+        return value
+    yield from load(using, using.names_for(task.queue, task.key))
+    name = using.vault.name_of(task.queue, task.key)
+    return value if name is None else using.seal(name, task.name, task.key, field, value)
+
+
+def seal_logs(logs: Sequence[RunLines]) -> Operation[list[RunLines]]:
+    """Encrypt the lines of runs whose tasks are encrypted. Lines that cannot be encrypted are left out."""
+    using = yield from sealer()
+    if using is None:
+        return list(logs)
+    yield from load(using, sorted({name for log in logs for name in using.names_for(log.queue, log.key)}))
+    return [_sealed_log(using, log) for log in logs]
+
+
+def _sealed_log(using: Sealer, log: RunLines) -> RunLines:
+    try:
+        name = using.vault.name_of(log.queue, log.key)
+        sealed = None if name is None else using.seal(name, log.name, log.key, LOG, list(log.lines))
+    except EncryptionError:  # the data key was removed meanwhile: nothing may be stored readable
+        return replace(log, first=log.line_cnt, lines=())
+    return log if sealed is None else replace(log, lines=(), sealed=sealed, sealed_cnt=len(log.lines))
+
+
+def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Document]:
+    """Encrypt params and lookups of a schedule, as its tasks get them."""
+    using = yield from sealer()
+    if using is None:
+        return dict(fields)
+    base = stored_key(fields.get("tenant"), schedule_id)
+    key = f"{base}/"
+    yield from _load_to_publish(using, [(fields["queue"], key)])
+    name = using.vault.name_of(fields["queue"], key)
+    if name is None:
+        return dict(fields)
+    lookup = None if fields["lookup"] is None else using.seal_lookup(name, fields["lookup"])
+    params = using.seal_of_schedule(name, fields["name"], base, fields["params"])
+    return {**fields, "params": params, "lookup": lookup, "sealed": name}
+
+
+def seal_criteria(criteria: Mapping[str, Any], *, sealed_only: bool = False) -> Operation[Document]:
+    """Add to looked-up values their encrypted forms, under each data key that a task found may have.
+
+    With `sealed_only`, the encrypted forms stand for the values, if there are any.
+
+    Raises InvalidInput and subclasses of DatabaseError.
+    """
+    using = yield from sealer()
+    given = dict(criteria)
+    if using is None or not given.get("lookup"):
+        return given
+    names = yield from _names_to_look_under(using, given)
+    found: dict[str, list[Any]] = {}
+    for name, values in given["lookup"].items():
+        sealed = [using.seal_value(key, name, value) for key in names for value in values if _may_be_sealed(value)]
+        found[name] = sealed if sealed and sealed_only else [*values, *sealed]
+    return {**given, "lookup": found}
+
+
+def _may_be_sealed(value: Any) -> bool:
+    # Such values cannot be encrypted, so only readable tasks have them.
+    return not isinstance(value, bool | float)
+
+
+def _names_to_look_under(using: Sealer, criteria: Mapping[str, Any]) -> Operation[list[str]]:
+    queues, keys = criteria.get("queue"), criteria.get("key")
+    tenants = [f"{keys}"] if isinstance(keys, str) else list(keys or ())
+    if (prefix := criteria.get("key_prefix")) and ":" in prefix:
+        tenants.append(prefix)
+    several = [queues] if isinstance(queues, str) else list(queues or ())
+    names: list[str]
+    if several and tenants:
+        names = [name for queue in several for key in tenants for name in using.names_for(queue, key)]
+    else:
+        names = yield Call("keys", "names")
+    yield from load(using, names)
+    return [name for name in dict.fromkeys(names) if using.vault.problem_of(name) is None]
+
+
+def ask_vault(method: str, *args: Any) -> Operation[Any]:
+    """Call a method of the key vault; raise InvalidInput if the store has no keys."""
+    using = yield from sealer()
+    if using is None:
+        raise InvalidInput(NO_KEYS, field="encryption")
+    return (yield Call("keys", method, args))
