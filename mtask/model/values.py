@@ -15,8 +15,11 @@ _STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})
 
 def storable(value: Any) -> Any:
     """Return the value in a form for BSON: pydantic models, dataclasses, enums, tuples and sets are converted."""
-    if type(value) in _STORED_AS_IT_IS:
+    kind = type(value)
+    if kind in _STORED_AS_IT_IS:
         return value
+    if kind is dict:  # the commonest, without a look at what else it could be
+        return {key: item if type(item) in _STORED_AS_IT_IS else storable(item) for key, item in value.items()}
     if isinstance(value, str | bytes | int | float) and not isinstance(value, enum.Enum):
         return value
     if isinstance(value, BaseModel):

@@ -15,6 +15,8 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
 from mtask.store.statements.gathering import moved_to, without_calls
 
+_INIT = TaskStatus.INIT.value
+
 
 def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
     """Return a new task's document, or the expression that makes the document.
@@ -22,7 +24,7 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
     `fixed` holds _id, name, key, queue, params and task_option, and lookup where it is given. `start` is its
     start_time. If `start` is None, the task starts at once.
     """
-    state: dict[str, Any] = {"status": TaskStatus.INIT.value, "create_time": now}
+    state: dict[str, Any] = {"status": _INIT, "create_time": now}
     if start is not None:
         state["start_time"] = start
     state |= {
