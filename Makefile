@@ -47,7 +47,7 @@ test: $(VENV)/.dev-ready ## Run linters, types, import contracts, tests and each
 # The modules of the tests are compiled once here, not in each test process: collecting does it.
 .PHONY: compiled
 compiled: $(VENV)/.dev-ready
-	@pytest --collect-only -qq >/dev/null
+	@told=$$(pytest --collect-only -qq) || { echo "$$told"; exit 1; }
 
 .PHONY: faults-once
 faults-once: $(VENV)/.dev-ready
