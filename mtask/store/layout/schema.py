@@ -124,7 +124,7 @@ def _bson_schema(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
 
 @cache
 def _standard_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return pydantic's JSON Schema of a model. It takes pydantic 5 to 10 ms, which each new client would spend anew."""
+    """Return pydantic's JSON Schema of a model. Making it takes 5 to 10 ms, which each new client would spend anew."""
     return model.model_json_schema(by_alias=True)
 
 
