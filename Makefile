@@ -39,9 +39,19 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 	pytest -n 2 --dist loadfile tests/unit tests/parity $(PYTEST_ARGS)
 
 .PHONY: test
-test: lint ## Run linters, types, import contracts, tests and each fault once: make test [PYTEST_ARGS=...]
+test: $(VENV)/.dev-ready ## Run linters, types, import contracts, tests and each fault once: make test [PYTEST_ARGS=...]
+	@# Side by side, because the type checker takes one core and the faults mostly wait.
+	$(MAKE) --no-print-directory --jobs lint compiled $(if $(PYTEST_ARGS),,faults-once)
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short)
+
+# The modules of the tests are compiled once here, not in each test process: collecting does it.
+.PHONY: compiled
+compiled: $(VENV)/.dev-ready
+	@told=$$(pytest --collect-only -qq) || { echo "$$told"; exit 1; }
+
+.PHONY: faults-once
+faults-once: $(VENV)/.dev-ready
+	python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short
 
 .PHONY: test-all
 test-all: ## The same with the long tests, which repeat what others prove with other kinds, processes and times

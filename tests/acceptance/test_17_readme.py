@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mtask import Client, TaskOption
+from mtask.cli.main import run as mtask
 from tests.mongo import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +72,31 @@ def run(script: str, folder: Path, **more: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, mongo_uri: str, database_name: str) -> Callable[[str], str]:
+    """Run commands of the README in this process: to start a process for each of them takes most of a second of CPU.
+
+    That the shell finds `mtask`, and passes on what is written, is seen in the first example.
+    """
+    for name in [name for name in os.environ if name.startswith("MTASK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MTASK_URI", mongo_uri)
+    monkeypatch.setenv("MTASK_DATABASE", database_name)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(folder)
+
+    def run_all(script: str) -> str:
+        with redirect_stdout(io.StringIO()) as out:
+            for line in script.splitlines():
+                words = shlex.split(line, comments=True)
+                assert words[0] == "mtask", line
+                code = mtask(words[1:])
+                assert code == 0 or (code, words) == (7, ["mtask", "doctor"]), f"{line}: {code}\n{out.getvalue()}"
+        return out.getvalue()
+
+    return run_all
+
+
 def test_first_example_runs_as_written(folder: Path) -> None:
     script = shell_block("mtask-worker shop:app")
     lines = script.splitlines()
@@ -110,7 +139,9 @@ def test_publish_section_runs_as_written(folder: Path, mongo_uri: str, database_
         assert client.get("send_email", "order/7").queue == "mail"
 
 
-def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
+def test_handlers_and_worker_commands_run_as_written(
+    folder: Path, mongo_uri: str, database_name: str, commands: Callable[[str], str]
+) -> None:
     settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
     written = re.search(r"`(mtask-worker package.module:app [^`]*)`", README)
     assert written is not None
@@ -135,12 +166,12 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             assert run("python flow.py", folder, **settings).splitlines() == ["{'SUCCESS': 5}"]
             script = shell_block("mtask set-worker")
             first, *others = [w.worker_id for w in client.workers()]
-            run(script.replace("WORKER_ID", first), folder, **settings)
+            commands(script.replace("WORKER_ID", first))
             eventually(lambda: {w.worker_id for w in client.workers()} == set(others), PATIENCE, f"see {log}")
             client.publish("send_email", {}, key="welcome/42")
             client.cancel("send_email", "welcome/42")
-            run(shell_block("mtask doctor").replace("mtask doctor", "mtask doctor || test $? = 7"), folder, **settings)
-            run(shell_block("mtask limit"), folder, **settings)
+            commands(shell_block("mtask doctor"))
+            commands(shell_block("mtask limit"))
             held = {control.id: control for control in client.controls()}
             assert not held["queue:reports"].paused
             assert str(held["queue:mail"].key_limit) == "3 starts in 10 s"
@@ -150,15 +181,29 @@ def test_handlers_and_worker_commands_run_as_written(folder: Path, mongo_uri: st
             assert worker.wait(60) == 0, log.read_text()
 
 
-def test_schedules_section_runs_as_written(folder: Path, mongo_uri: str, database_name: str) -> None:
-    script = shell_block("mtask schedule add").splitlines()
-    assert script[0].startswith("mtask-worker nightly:app")
+def test_schedules_section_runs_as_written(
+    folder: Path, mongo_uri: str, database_name: str, commands: Callable[[str], str]
+) -> None:
+    starts, *script, ends = shell_block("mtask schedule add").splitlines()
+    command = re.match(r"(mtask-worker nightly:app) & +#", starts)
+    assert command is not None
+    assert ends == "kill %1 && wait %1"
     settings = {"MTASK_URI": mongo_uri, "MTASK_DATABASE": database_name}
-    has_fired = "until mtask list --name report --status SUCCESS --json | grep -q heartbeat/; do sleep 0.2; done"
-    out = run("\n".join([script[0], has_fired, *script[1:]]), folder, **settings)
-    assert "digest" in out
-    assert "Europe/Berlin" in out
-    assert "SUCCESS" in out
+    log = folder / "worker.log"
+    with log.open("w") as out:
+        worker = subprocess.Popen(
+            command[1].split(), cwd=folder, env=environment(folder, **settings), stdout=out, stderr=out
+        )
+    try:
+        succeeded = "mtask list --name report --status SUCCESS --json"
+        eventually(lambda: "heartbeat/" in commands(succeeded), message="it has fired")
+        told = commands("\n".join(script))
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0, log.read_text()
+    assert "digest" in told
+    assert "Europe/Berlin" in told
+    assert "SUCCESS" in told
     with Client(mongo_uri, database=database_name) as client:
         assert {schedule.id: schedule.paused for schedule in client.schedules()} == {
             "digest": True,

@@ -116,7 +116,10 @@ def _drain(server: ReplicaSet, folder: Path, around: int) -> Drained:
         return Drained(used, examined, took, was_slow="cannot be reached" in worker.log)
 
 
-@pytest.mark.parametrize("around", [0, 30_000], ids=["alone", "among-finished-and-delayed"])
+@pytest.mark.parametrize(
+    "around",
+    [pytest.param(0, id="alone", marks=pytest.mark.long), pytest.param(30_000, id="among-finished-and-delayed")],
+)
 def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     single_set: ReplicaSet, tmp_path: Path, report: Report, around: int
 ) -> None:

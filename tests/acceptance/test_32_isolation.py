@@ -59,8 +59,10 @@ def params(stage: Stage, how: str) -> dict[str, str]:
     [
         ("die", "SIGSEGV", "executor killed by SIGSEGV"),
         pytest.param("die", "exit", "executor exited with code 3", marks=pytest.mark.long),
-        ("die", "memory", "executor ended above its 150 MiB of memory"),
-        ("stuck", "spins in C", "the run took longer than run_timeout_ms (1000 ms)"),
+        pytest.param("die", "memory", "executor ended above its 150 MiB of memory", marks=pytest.mark.long),
+        pytest.param(
+            "stuck", "spins in C", "the run took longer than run_timeout_ms (1000 ms)", marks=pytest.mark.long
+        ),
         pytest.param(
             "stuck", "ignores SIGTERM", "the run took longer than run_timeout_ms (1000 ms)", marks=pytest.mark.long
         ),

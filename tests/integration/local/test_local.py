@@ -149,7 +149,7 @@ def test_server_started_twice_is_the_same_server(folder: Path) -> None:
 
 def test_many_processes_that_start_at_once_share_one_server(folder: Path) -> None:
     code = "import sys, pathlib, mtask.local; print(mtask.local.start(pathlib.Path(sys.argv[1])).model_dump_json())"
-    starters = [python(code, folder) for _ in range(8)]
+    starters = [python(code, folder) for _ in range(5)]
     servers = {output_of(starter) for starter in starters}
     assert len(servers) == 1
     started = LocalServer.model_validate_json(servers.pop())

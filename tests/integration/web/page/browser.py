@@ -19,7 +19,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.mongo import PATIENCE
+from tests.mongo import PATIENCE, pauses
 
 T = TypeVar("T")
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
@@ -39,6 +39,11 @@ _QUIET = (
     "--no-default-browser-check",
     "--force-color-profile=srgb",
     "--hide-scrollbars",
+    "--in-process-gpu",
+    "--disable-software-rasterizer",
+    "--renderer-process-limit=1",
+    "--disable-features=SpareRendererForSitePerProcess,Translate,OptimizationHints,MediaRouter,PaintHolding",
+    "--disable-site-isolation-trials",
 )
 
 
@@ -127,9 +132,10 @@ class Browser:
     def until(self, condition: Callable[[], T], what: str = "the condition", timeout: float = PATIENCE) -> T:
         """Wait until a condition holds; return its value."""
         end = time.monotonic() + timeout
+        waiting = pauses()
         while not (found := condition()):
             assert time.monotonic() < end, f"not within {timeout:g} s: {what}; the page: {self.text()[:2000]}"
-            time.sleep(0.02)
+            time.sleep(next(waiting))
         return found
 
     def shows(self, text: str, css: str = "main") -> None:

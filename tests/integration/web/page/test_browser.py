@@ -1,4 +1,4 @@
-"""The page in a real browser. Pictures of all views are in build/screens."""
+"""The page in a real browser. With --long, pictures of all views are in build/screens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ ON_PHONE_IN_THE_DARK = ("overview", "tasks-filtered", "task-failed", "flow")
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_view_fits_wide_and_phone_and_dark_without_a_complaint(browser: Browser, view: str) -> None:
+def test_view_fits_wide_and_phone_and_dark_without_a_complaint(
+    browser: Browser, view: str, request: pytest.FixtureRequest
+) -> None:
+    makes_pictures = request.config.getoption("--long")
     path, text = VIEWS[view]
     browser.open(path)
     browser.shows(text)
@@ -62,8 +65,9 @@ def test_view_fits_wide_and_phone_and_dark_without_a_complaint(browser: Browser,
             browser.dark(is_dark)
             ground = browser.js("return getComputedStyle(document.body).backgroundColor")
             assert ground == ("rgb(16, 21, 27)" if is_dark else "rgb(245, 246, 248)")
-            name = f"{view}{'-phone' * (width == PHONE)}{'-dark' * is_dark}.png"
-            browser.picture(PICTURES / name)
+            if makes_pictures:
+                name = f"{view}{'-phone' * (width == PHONE)}{'-dark' * is_dark}.png"
+                browser.picture(PICTURES / name)
     assert browser.js("return document.querySelectorAll('main script, main img, [onerror]').length") == 0
 
 

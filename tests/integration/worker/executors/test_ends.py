@@ -26,7 +26,7 @@ async def children_of(it: Isolated, task_id: str) -> list[int]:
     [
         ("die", "SIGSEGV", "executor killed by SIGSEGV"),
         ("die", "SIGKILL", "executor killed by SIGKILL, perhaps for want of memory"),
-        ("die", "exit", "executor exited with code 3"),
+        pytest.param("die", "exit", "executor exited with code 3", marks=pytest.mark.long),
         ("die", "memory", "executor ended above its 150 MiB of memory"),
         ("die_async", "exit", "executor exited with code 3"),
     ],
