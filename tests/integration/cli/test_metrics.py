@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtask import Client
 from mtask.cli import worker
-from mtask.cli.main import app
+from mtask.cli.root import app
 from mtask.client.exposing.serving import serving
 from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.model.metrics.tally import Tally
