@@ -27,7 +27,8 @@ def _completes(parameter: Any, context: Any) -> bool:
 def _flag(option: Any, context: Any) -> Flag:
     takes_value = not (option.is_flag or option.count)
     return Flag(
-        [*option.opts, *option.secondary_opts],
+        # Long names first: the order of those of --help is random.
+        sorted([*option.opts, *option.secondary_opts], key=lambda name: not name.startswith("--")),
         option.help or "",
         takes_value,
         bool(option.multiple),
