@@ -107,8 +107,9 @@ format: $(VENV)/.dev-ready ## Format the code, and fix what the linter can fix
 	ruff format .
 
 .PHONY: generate
-generate: ## Generate the sync client from the asyncio client
+generate: $(VENV)/.dev-ready ## Generate the sync client from the asyncio client, and the table of commands and flags
 	python3 tools/generate_sync.py
+	python -m tools.generate_words
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and builds

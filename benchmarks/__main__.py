@@ -27,6 +27,7 @@ from benchmarks.cases import (
     publish,
     purge,
     scale,
+    start,
     tracing,
     web,
 )
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Measure] = {
     "tracing": tracing.measure,
     "encryption": encryption.measure,
     "web": web.measure,
+    "start": start.measure,
 }
 _USUAL_TASKS = {
     "publish": publish.TASKS,
@@ -72,6 +74,7 @@ _USUAL_TASKS = {
     "tracing": tracing.TASKS,
     "encryption": encryption.TASKS,
     "web": web.TASKS,
+    "start": start.TASKS,
 }
 _CACHE_MB = 1024
 _MOST_WORKERS = 100
@@ -339,6 +342,18 @@ def _encryption(
 ) -> None:
     """Drain a backlog whose params and returns are encrypted, against the same backlog, readable."""
     _run({"encryption": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
+
+
+@app.command("start")
+def _start(
+    uri: Uri = None,
+    runs: Runs = DEFAULT_RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Import, version, help, completion and a worker's first claim, against Python alone and PyMongo with Pydantic."""
+    _run({"start": Options(runs)}, Shared(uri, folder, cache_mb))
 
 
 @app.command("all")

@@ -1,9 +1,9 @@
 """mtask: a task queue on MongoDB. This package offers the names that its users import."""
 
-from typing import TYPE_CHECKING
-
 from mtask.lazy import names_of
 
+#: True for type checkers. The module `typing`, whose name this is, takes longer to import than all of the rest.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mtask.app.app import App
     from mtask.app.context import Context

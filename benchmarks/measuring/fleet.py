@@ -76,6 +76,11 @@ class Process:
         """Send it a signal."""
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Ask it to stop, and wait for its end."""
+        self.send(signal.SIGTERM)
+        self.end()
+
     def end(self) -> None:
         """Wait for its end; kill it if that takes too long."""
         try:

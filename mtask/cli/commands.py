@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from mtask.cli import words
 
 #: Each module with the commands and groups that its `register` adds. `mtask --help` lists them in this order.
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +44,12 @@ _MODULE_OF = {name: module for module, names in MODULES.items() for name in name
 
 
 class Commands(TyperGroup):
-    """The group of all commands. A command needs its own module only; the help of `mtask` needs all of them."""
+    """The group of all commands. A command imports its own module only; the help of `mtask` imports none."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._made: dict[str, Any] = {}
+        self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -48,14 +57,44 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None if there is none of this name."""
-        if cmd_name not in self.commands:
-            # For a wrong name, all commands are made: typer suggests the nearest of them.
-            self._make([_MODULE_OF[cmd_name]] if cmd_name in _MODULE_OF else MODULES)
-        return self.commands.get(cmd_name)
+        if cmd_name not in _MODULE_OF:
+            self.commands = dict.fromkeys(_MODULE_OF, self)  # typer suggests the nearest of these names
+            return None
+        if self._is_listing:
+            return _outline(cmd_name, self.rich_markup_mode)
+        return self._command(cmd_name)
 
-    def _make(self, modules: Iterable[str]) -> None:
-        for module in modules:
-            self.commands.update(made_by(module, self.rich_markup_mode))
+    def _command(self, cmd_name: str) -> Any:
+        if cmd_name not in self._made:
+            self._made.update(made_by(_MODULE_OF[cmd_name], self.rich_markup_mode))
+        return self._made[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help. It lists the commands by the table of words."""
+        with self._listing():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the completions of a command's name or of a flag."""
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._is_listing = True
+        try:
+            yield
+        finally:
+            self._is_listing = False
+
+
+_words = cache(words.read)
+
+
+def _outline(name: str, markup: Any) -> Any:
+    """Return a command that has a name and help, but nothing to run."""
+    row = _words()[name]
+    return TyperCommand(name, help=row.help, rich_help_panel=row.panel, rich_markup_mode=markup)
 
 
 def made_by(module: str, markup: Any = None) -> dict[str, Any]:

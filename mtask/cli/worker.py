@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import logging
-import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from mtask.app.loader import load_app
-from mtask.errors import InvalidInput, MtaskError
-from mtask.model.encryption.encryption import read_encryption
-from mtask.model.publishing.identity import check_text
-from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
-from mtask.store.driver import connect
-from mtask.store.driver.translate import scrubbed
-from mtask.version import __version__
-from mtask.worker.callbacks.allowed import CallbackOptions, read_options
-from mtask.worker.executors.options import ExecutorOptions
-from mtask.worker.log import fields, start_logging
-from mtask.worker.logkeeping.options import read_options as read_log_options
-from mtask.worker.options import WorkerOptions
-from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
-from mtask.worker.worker import Worker
+from mtask.errors import MtaskError
 
 _HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
 
@@ -42,21 +21,13 @@ Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or i
 Exit codes: 0 stopped in order, 2 wrong usage, 3 database not usable, 5 worker_id in use, 1 any other error.
 """
 
-_MAX_PROCESSES = 1000
-#: The longest shutdown timeout: a day, in seconds. A longer one is surely a mistake.
-_MAX_TIMEOUT = 86_400
-#: The number of new objects between two garbage collections. Python's default, 700, costs a tenth of a busy worker's
-#: time.
-_GC_THRESHOLD = 10_000
-
-#: The settings that differ between the processes of a supervisor.
-_OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"})
-
 cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from mtask.version import __version__
+
         typer.echo(f"mtask {__version__}")
         raise typer.Exit
 
@@ -184,175 +155,15 @@ def main(
         "keep_logs": keep_logs,
         "keep_logs_days": keep_logs_days,
     }
-    settings = read_settings().model_copy(update={name: value for name, value in given.items() if value is not None})
-    start_logging(settings.log_level, settings.log_format)
-    if settings.app is None:
-        raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
-    if not 1 <= settings.processes <= _MAX_PROCESSES:
-        raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
-    loaded = load_app(settings.app)
-    options = _options(settings)
-    _check_metrics(settings)
-    if settings.processes > 1:
-        Worker(loaded, options)  # raises an error for wrong options, before any process starts
-        raise typer.Exit(_supervise(settings, options))
-    if supervised:
-        end_with_parent()
-    worker = Worker(loaded, options)
-    with _metrics(settings, worker):
-        _serve(worker)
+    # Neither help nor the version needs a worker. What an import makes stays, so a collection of garbage amid it finds
+    # nothing: those were a tenth of its time.
+    gc.disable()
+    try:
+        from mtask.cli import serving
+    finally:
+        gc.enable()
 
-
-def _check_metrics(settings: Settings) -> None:
-    if settings.metrics_port is not None:
-        from mtask.client.exposing import serving  # needs the extra `metrics`
-
-        serving.check_extra("--metrics-port")
-        for port in {settings.metrics_port, _port_of(settings.metrics_port, settings.processes - 1)}:
-            serving.check_address(settings.metrics_host, port)
-
-
-def _port_of(first: int, index: int) -> int:
-    """Return the port of a process; 0: any free one."""
-    return first + index if first else 0
-
-
-@contextmanager
-def _metrics(settings: Settings, worker: Worker) -> Iterator[None]:
-    """Serve the metrics of this worker during the block, if there is a port for them."""
-    if settings.metrics_port is None:
-        yield
-        return
-    from mtask.client.exposing import exposition, serving
-
-    def make() -> bytes:
-        slots = {worker.worker_id: worker.slots()}
-        return exposition.text_of([*exposition.of_tally(worker.tally), exposition.of_slots(slots)])
-
-    host = settings.metrics_host
-    with serving.serving(host, settings.metrics_port, make, exposition.CONTENT_TYPE) as port:
-        logging.getLogger("mtask.worker").info("metrics served", extra=fields(host=host, port=port))
-        yield
-
-
-def _options(settings: Settings) -> WorkerOptions:
-    if not 0 <= settings.shutdown_timeout <= _MAX_TIMEOUT:  # also false for a NaN
-        raise InvalidInput(
-            f"--shutdown-timeout {settings.shutdown_timeout:g}: use 0 to {_MAX_TIMEOUT} seconds.",
-            field="shutdown_timeout",
-        )
-    uri = settings.uri
-    if uri == "local":
-        from mtask.local import start  # needs the extra `local`
-
-        uri = start(settings.local_folder, mongod=settings.mongod).uri
-    queues = None
-    if settings.queues is not None:
-        queues = [check_text("queue", part.strip()) for part in settings.queues.split(",")]
-    return WorkerOptions(
-        uri=uri,
-        database=connect.database_of(uri, settings.database, DEFAULT_DATABASE),
-        queues=queues,
-        concurrency=settings.concurrency,
-        scheduler=settings.scheduler,
-        worker_id=settings.worker_id,
-        shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
-        hard_exit=_exit_now,
-        callbacks=_callbacks(settings),
-        health_file=settings.health_file,
-        encryption=read_encryption(
-            settings.encryption_key_file,
-            settings.encryption_key_vault,
-            settings.encryption_queues,
-            settings.encryption_tenants,
-        ),
-        executors=ExecutorOptions(
-            settings.app,
-            settings.isolation,  # type: ignore[arg-type]  # checked there
-            settings.executors,
-            settings.max_runs_per_executor,
-            settings.max_executor_memory,
-        ),
-        logs=read_log_options(settings.log_format, settings.keep_logs, settings.keep_logs_days),
-    )
-
-
-def _callbacks(settings: Settings) -> CallbackOptions | None:
-    if settings.callbacks is None:
-        return None
-    return read_options(
-        settings.callbacks, settings.callback_networks, settings.callback_secrets, settings.callback_secret_file
-    )
-
-
-def _supervise(settings: Settings, options: WorkerOptions) -> int:
-    shared = [
-        settings.app or "",
-        *("--supervised", "--processes", "1", "--database", options.database),
-        *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
-        *("--log-format", settings.log_format, "--keep-logs", str(settings.keep_logs)),
-        *("--keep-logs-days", f"{settings.keep_logs_days:g}"),
-        *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
-        *("--isolation", settings.isolation),
-        "--scheduler" if options.scheduler else "--no-scheduler",
-    ]
-    flags = {
-        "metrics-host": None if settings.metrics_port is None else settings.metrics_host,
-        "callbacks": settings.callbacks,
-        "callback-networks": settings.callback_networks,
-        "callback-secret-file": settings.callback_secret_file,
-        "executors": settings.executors,
-        "max-runs-per-executor": settings.max_runs_per_executor,
-        "max-executor-memory": settings.max_executor_memory,
-        "encryption-key-file": settings.encryption_key_file,
-        "encryption-key-vault": settings.encryption_key_vault,
-        "encryption-queues": settings.encryption_queues,
-        "encryption-tenants": settings.encryption_tenants,
-    }
-    shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    if options.queues is not None:
-        shared += ["--queues", ",".join(options.queues)]
-    own: list[list[str]] = [[] for _ in range(settings.processes)]
-    for index, flags_of_one in enumerate(own):
-        if settings.worker_id:
-            flags_of_one += ["--worker-id", f"{settings.worker_id}-{index}"]
-        if settings.health_file is not None:
-            flags_of_one += ["--health-file", f"{settings.health_file}.{index}"]
-        if settings.metrics_port is not None:
-            flags_of_one += [f"--metrics-port={_port_of(settings.metrics_port, index)}"]
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
-    return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
-
-
-def _serve(worker: Worker) -> None:
-    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # These signal handlers run even while a task's handler blocks the event loop. Those of
-            # `loop.add_signal_handler` do not.
-            signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
-        job = loop.create_task(worker.run())
-        while True:
-            try:
-                loop.run_until_complete(job)
-                break
-            except (SystemExit, KeyboardInterrupt):
-                # A handler started an asyncio task, and this asyncio task called sys.exit. Only the asyncio task ends,
-                # not the worker.
-                logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
-                if job.done():
-                    raise
-        if worker.has_stuck_threads:
-            _exit_now(0)
-
-
-def _exit_now(code: int) -> NoReturn:
-    """Exit without waiting for the threads. The worker has handed back the runs in those threads."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    serving.start({name: value for name, value in given.items() if value is not None}, is_supervised=supervised)
 
 
 def run() -> None:
@@ -361,6 +172,7 @@ def run() -> None:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:
         from mtask.cli.output import clean  # no other path of a worker prints with rich
+        from mtask.store.driver.translate import scrubbed
 
         lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints

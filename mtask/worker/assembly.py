@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
@@ -34,11 +34,8 @@ from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.discovery.stream import StreamLoop
-from mtask.worker.executors.pool import Executors, Origin
-from mtask.worker.executors.room import ExecutorRoom
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.leases.registrar import Registrar
-from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.options import WorkerOptions
 from mtask.worker.running.caller import Caller, Observers
 from mtask.worker.running.finisher import Finisher
@@ -53,6 +50,11 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.upkeep.recorder import Recorder
 from mtask.worker.upkeep.retention import Retention
 from mtask.worker.upkeep.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from mtask.worker.executors.pool import Executors
+    from mtask.worker.executors.room import ExecutorRoom
+    from mtask.worker.logkeeping.keeper import LogKeeper
 
 _QUEUE_CAPACITY = 2_000
 
@@ -162,8 +164,7 @@ class Assembly:
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(self.connections.handlers, pinger, successes)
         operations = RunOperations(self.connections.handlers, self.app.handlers)
-        logs = self.options.logs
-        keeper = LogKeeper(self.connections.store, scope.worker_id, logs) if logs.keep else None
+        keeper = self._keeper()
         executors = self._executors(pinger, keeper)
         caller = Caller(
             scope.worker_id,
@@ -176,7 +177,7 @@ class Assembly:
             Observers(self.app.tracer, keeper),
         )
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
-        room = None if executors is None else ExecutorRoom(scope.ledger, self.app.handlers, executors)
+        room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(capacity, is_limited=limits.is_limited, is_fair=controls.is_fair, isolated=room)
         questions = Questions(scope.ledger, quarantine)
@@ -230,10 +231,27 @@ class Assembly:
         _connect(parts)
         return parts
 
+    def _keeper(self) -> LogKeeper | None:
+        logs = self.options.logs
+        if not logs.keep:
+            return None
+        from mtask.worker.logkeeping.keeper import LogKeeper  # only a worker with --keep-logs needs it
+
+        return LogKeeper(self.connections.store, self.scope.worker_id, logs)
+
+    def _room(self, executors: Executors | None) -> ExecutorRoom | None:
+        if executors is None:
+            return None
+        from mtask.worker.executors.room import ExecutorRoom
+
+        return ExecutorRoom(self.scope.ledger, self.app.handlers, executors)
+
     def _executors(self, pinger: Pinger, keeper: LogKeeper | None) -> Executors | None:
         options = self.options.checked_executors(self.app)
         if options is None:
             return None
+        from mtask.worker.executors.pool import Executors, Origin  # only a worker with isolated handlers needs it
+
         logs = self.options.logs
         given = self.options
         origin = Origin(

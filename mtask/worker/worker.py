@@ -17,7 +17,6 @@ from mtask.store.encryption.vault import check_installed
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.assembly import Assembly, Parts, connections, ping_store
-from mtask.worker.callbacks.deliverer import with_deliveries
 from mtask.worker.leases.registrar import Registrar, heartbeat, registration
 from mtask.worker.log import fields, logger
 from mtask.worker.options import CONCURRENCIES, WorkerOptions
@@ -47,6 +46,8 @@ class Worker:
     def __init__(self, app: App, options: WorkerOptions) -> None:
         """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
         if options.callbacks is not None:
+            from mtask.worker.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
+
             app = with_deliveries(app, options.callbacks)
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")

@@ -40,6 +40,7 @@ from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
+from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_tenants import TENANT_MUTATIONS
 from tests.faults.mutants_of_tracing import TRACING_MUTATIONS
@@ -62,6 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,
     *DEPLOYING_MUTATIONS,
+    *STARTING_MUTATIONS,
     *TRACING_MUTATIONS,
     *TENANT_MUTATIONS,
     *EXECUTOR_MUTATIONS,

@@ -21,8 +21,9 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtask import Client
+from mtask.cli import serving as worker_start
 from mtask.cli import worker
-from mtask.cli.main import app
+from mtask.cli.root import app
 from mtask.client.exposing.serving import serving
 from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.model.metrics.tally import Tally
@@ -254,7 +255,7 @@ def test_a_worker_refuses_nonsense_before_it_starts(
     bare_environment: None, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mtask-worker", "tests.acceptance.app:app", *flags])
-    monkeypatch.setattr(worker, "start_logging", lambda *_: None)
+    monkeypatch.setattr(worker_start, "start_logging", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         worker.run()
     assert ended.value.code == 2
@@ -271,10 +272,10 @@ def test_processes_of_one_supervisor_take_the_ports_one_after_the_other(monkeypa
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(worker, "Supervisor", Supervised)
+    monkeypatch.setattr(worker_start, "Supervisor", Supervised)
     for port in (9465, 0):
         settings = Settings(app="a:b", processes=3, metrics_port=port, metrics_host="::1")
-        worker._supervise(settings, WorkerOptions("mongodb://127.0.0.1/", "d"))
+        worker_start._supervise(settings, WorkerOptions("mongodb://127.0.0.1/", "d"))
     assert [[flag for flag in command if flag.startswith("--metrics")] for command in commands] == [
         ["--metrics-host=::1", f"--metrics-port={port}"] for port in (9465, 9466, 9467, 0, 0, 0)
     ]

@@ -9,7 +9,8 @@ import pytest
 import typer
 
 from mtask.cli.failures import EXIT_CODES
-from mtask.cli.main import app, run
+from mtask.cli.main import run
+from mtask.cli.root import app
 from mtask.cli.values import flag_of
 from mtask.model.options import OPTION_NAMES
 

@@ -27,14 +27,46 @@ assert run(["find", "--help"]) == 0
 {_MODULES}
 """
 
+_COMPLETE = f"""
+import os
+os.environ.update(_MTASK_COMPLETE="complete_bash", COMP_WORDS="mtask publish --pr", COMP_CWORD="2")
+from mtask.cli.main import run
+assert run([]) == 0
+{_MODULES}
+"""
+_HELP = f"""
+from mtask.cli.main import run
+assert run(["--help"]) == 0
+{_MODULES}
+"""
+_WORKER_VERSION = _VERSION.replace("mtask.cli.main import run", "mtask.cli.worker import cli").replace(
+    'sys.exit(run(["--version"]))', 'cli(["--version"])'
+)
+_DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.model", "mtask.store", "pydantic", "pymongo"}
+
 #: The starts, with the modules that they must not import: each stands for all that it brings.
 STARTS = {
-    "import mtask": (f"import mtask\n{_MODULES}", {"asyncio", "bson", "mtask.app", "pydantic", "pymongo"}),
+    "import mtask": (f"import mtask\n{_MODULES}", {*_DRIVERS, "contextlib", "re", "typing"}),
+    "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.root", "pathlib", "rich", "typer", "typing"}),
+    "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.root", "rich", "typer"}),
+    "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.model", "pymongo"}),
+    "mtask-worker --version": (
+        _WORKER_VERSION,
+        {"bson", "mtask.cli.serving", "mtask.model", "mtask.worker", "pymongo"},
+    ),
     "from mtask import App": (
         f"from mtask import App\n{_MODULES}",
-        {"apscheduler", "mtask.client.aio", "mtask.otel", "opentelemetry", "rich", "typer"},
+        {
+            "apscheduler",
+            "dotenv",
+            "mtask.client.aio",
+            "mtask.otel",
+            "opentelemetry",
+            "pydantic_settings",
+            "rich",
+            "typer",
+        },
     ),
-    "mtask --version": (_VERSION, {"asyncio", "bson", "mtask.model.documents", "pydantic", "pymongo", "rich"}),
     "mtask find": (
         _FIND,
         {
@@ -50,9 +82,15 @@ STARTS = {
         },
     ),
     "mtask-worker": (
-        f"import mtask.cli.worker\n{_MODULES}",
+        f"import mtask.cli.serving\n{_MODULES}",
         {
             "apscheduler",
+            "ctypes",
+            "dotenv",
+            "http.client",
+            "mtask.worker.callbacks.sending",
+            "mtask.worker.executors.pool",
+            "mtask.worker.logkeeping.keeper",
             "mtask.client.aio",
             "mtask.client.diagnosis.doctor",
             "mtask.client.sync",
