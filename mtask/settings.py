@@ -7,28 +7,25 @@ run: `MTASK_MONGOD` is read from the environment only.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mtask.errors import InvalidInput, shown
 
 DEFAULT_DATABASE = "mtask"
 DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
-#: The beginning of the variables' names. Their case does not matter.
-_PREFIX = "mtask_"
 #: The settings that name a program to run or a file to write, or let somebody in. They are ignored in a `.env` file.
 _NOT_FROM_FILE = frozenset({"mongod", "web_tokens", "health_file"})
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """The settings of one process."""
 
-    # A client that is given its URI needs no settings.
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
     uri: str = Field(default=DEFAULT_URI, repr=False, description="MongoDB URI, or 'local' for the embedded mongod")
     database: str | None = Field(default=None, description="database; else the URI's, else 'mtask'")
@@ -65,9 +62,36 @@ class Settings(BaseModel):
     keep_logs: int = Field(default=0, description="lines of each run that are kept in the database; 0: none")
     keep_logs_days: float = Field(default=7.0, description="days for which these lines are kept")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources of settings, the most important first.
 
-#: One thread builds the validator of the settings at its first use; the others wait.
-_BUILDING = Lock()
+        The source for `.env` leaves out the settings that name a program to run, or let somebody in.
+        """
+        return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
+
+
+class _EnvFile(PydanticBaseSettingsSource):
+    """The settings in `.env`, without those that name a program to run, or let somebody in."""
+
+    def __init__(self, settings_cls: type[BaseSettings], read: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._read = read
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Return one setting. Only pydantic-settings calls this method."""
+        return self._read.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """Return all settings of this source."""
+        return {name: value for name, value in self._read().items() if name not in _NOT_FROM_FILE}
 
 
 def read_settings() -> Settings:
@@ -76,29 +100,10 @@ def read_settings() -> Settings:
     Raises InvalidInput, which names the wrong variable or file.
     """
     try:
-        of_file = {name: value for name, value in _in_file().items() if name not in _NOT_FROM_FILE}
-        with _BUILDING:
-            return Settings.model_validate({**of_file, **_ours(os.environ)})
+        return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        variable = _PREFIX.upper() + "_".join(str(part) for part in first["loc"]).upper()
+        variable = "MTASK_" + "_".join(str(part) for part in first["loc"]).upper()
         raise InvalidInput(f"{variable}={shown(first['input'])}: {first['msg']}", field=variable) from None
     except (OSError, ValueError) as error:
         raise InvalidInput(f".env in the working folder cannot be read: {error}.", field=".env") from None
-
-
-def _in_file() -> dict[str, str]:
-    """Return the settings in `.env` of the working folder."""
-    path = Path(".env")
-    if not (path.is_file() or path.is_fifo()):
-        return {}
-    from dotenv import dotenv_values  # most processes have no such file
-
-    return _ours(dotenv_values(path, encoding="utf-8"))
-
-
-def _ours(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the values of mtask's variables by setting. An empty value counts as none, as in a compose file."""
-    lower = {name.lower(): value for name, value in variables.items() if value}
-    found = {name: lower.get(_PREFIX + name) for name in Settings.model_fields}
-    return {name: value for name, value in found.items() if value is not None}
