@@ -14,10 +14,9 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from mtask.defaults import DEFAULT_URI
 from mtask.errors import InvalidInput, shown
 
-DEFAULT_DATABASE = "mtask"
-DEFAULT_URI = "mongodb://127.0.0.1:27017/?directConnection=false"
 #: The settings that name a program to run or a file to write, or let somebody in. They are ignored in a `.env` file.
 _NOT_FROM_FILE = frozenset({"mongod", "web_tokens", "health_file"})
 

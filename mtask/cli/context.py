@@ -17,10 +17,11 @@ from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
 from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
+from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
 from mtask.model.encryption.encryption import Encryption, read_encryption
 from mtask.model.publishing.identity import task_id_of
 from mtask.model.publishing.tenants import check_tenant, stored_key
-from mtask.settings import DEFAULT_DATABASE, DEFAULT_URI, Settings, read_settings
+from mtask.settings import Settings, read_settings
 from mtask.store.driver import connect
 
 #: Time limit of a command's search for a MongoDB server.

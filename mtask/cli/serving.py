@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 import typer
 
 from mtask.app.loader import load_app
+from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
 from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
-from mtask.settings import DEFAULT_DATABASE, Settings, read_settings
+from mtask.settings import Settings, read_settings
 from mtask.store.driver import connect
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions

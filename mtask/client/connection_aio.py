@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
 from mtask.client.reading import decrypting
+from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
 from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
-from mtask.settings import DEFAULT_DATABASE, read_settings
 from mtask.store import diagnosis
 from mtask.store.driver import connect
 from mtask.store.driver.operation import Operation, T
@@ -62,6 +62,8 @@ class AsyncConnection:
         self._tenant = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
+            from mtask.settings import read_settings  # a client that is given its URI needs no settings
+
             settings = read_settings()
             source, database = settings.uri, database or settings.database
         # Before the client is made: an error leaves nothing to close.

@@ -26,7 +26,8 @@ STARTING_MUTATIONS = (
     Mutation(
         "env-file-before-environment",
         "A .env file in the working folder overrides the environment.",
-        (Edit(_SETTINGS, "{**of_file, **_ours(os.environ)}", "{**_ours(os.environ), **of_file}"),),
+        (Edit(_SETTINGS, "return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)",
+              "return init_settings, _EnvFile(settings_cls, dotenv_settings), env_settings"),),
         (f"{_SETTINGS_TESTS}::test_the_environment_goes_before_the_env_file",),
     ),
     Mutation(

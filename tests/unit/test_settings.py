@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mtask.defaults import DEFAULT_URI
 from mtask.errors import InvalidInput
-from mtask.settings import DEFAULT_URI, Settings, read_settings
+from mtask.settings import Settings, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +64,21 @@ def test_env_file_in_the_working_folder_does_not_name_a_binary_that_is_run(
     assert (settings.mongod, settings.database) == (None, "shop")
     monkeypatch.setenv("MTASK_MONGOD", "/opt/mongod")
     assert read_settings().mongod == Path("/opt/mongod")
+
+
+def test_case_of_a_variable_does_not_matter_and_an_empty_one_counts_as_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("mtask_queues=a\nMTASK_APP=${MTASK_QUEUES}\nMTASK_WORKER_ID=\nURI=mongodb://other\n")
+    monkeypatch.setenv("mtask_database", "shop")
+    monkeypatch.setenv("MTASK_CONCURRENCY", "")
+    monkeypatch.setenv("MTASK_QUEUES", "")
+    settings = read_settings()
+    assert (settings.database, settings.concurrency, settings.queues) == ("shop", 100, "a")
+    assert (settings.worker_id, settings.uri) == (None, DEFAULT_URI)
+
+
+def test_env_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"MTASK_APP=\xff")
+    with pytest.raises(InvalidInput, match=r"^\.env in the working folder cannot be read: "):
+        read_settings()

@@ -86,7 +86,6 @@ STARTS = {
         {
             "apscheduler",
             "ctypes",
-            "dotenv",
             "http.client",
             "mtask.worker.callbacks.sending",
             "mtask.worker.executors.pool",
