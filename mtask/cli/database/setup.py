@@ -116,7 +116,7 @@ def schema(
         typer.Option(
             "--format",
             metavar="mongo|json-schema",
-            help="mongo: the collection's validator, with bsonType. json-schema: JSON Schema 2020-12.",
+            help="mongo: the rules of the collection's validator, with bsonType. json-schema: JSON Schema 2020-12.",
         ),
     ] = "mongo",
 ) -> None:
