@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,7 +40,6 @@ class Peer:
     #: When a dead worker's tasks are due again by default, in words.
     usual: str
     command: Command | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
     #: Seconds of the shortest lease that makes sense for it.
     shortest_lease: int = 0
 
@@ -72,10 +71,10 @@ class Peer:
             return "node"
         return str(python_of(file, build))
 
-    def open(self, build: Path, folder: Path, uri: str, lease: int | None) -> Program:
-        """Return its programs for one trial; with a lease they have the lasting setting."""
+    def open(self, build: Path, folder: Path, uri: str, lease: int | None, trial: str) -> Program:
+        """Return its programs for one trial, whose name they get; with a lease they have the lasting setting."""
         interpreter = self._interpreter(build)
-        environment = {**self.environment, "PEER_URI": uri, "PEER_LEASE": "" if lease is None else str(lease)}
+        environment = {"PEER_URI": uri, "PEER_LEASE": "" if lease is None else str(lease), "PEER_TRIAL": trial}
         if interpreter == "node":
             script = str(node_folder(build) / f"{self.program}.mjs")
         else:
@@ -203,7 +202,7 @@ PEERS: Sequence[Peer] = (
         "Node",
         "peer_agenda",
         "node/agenda",
-        "change stream, 100 at once, polls every 1 s, done jobs removed",
+        "change stream, 100 at once, polls every 1 s, done jobs removed, lock limit 100 except in the drain",
         "defaultLockLifetime of LEASE s",
         "after the lock's lifetime, 10 min",
     ),
@@ -217,18 +216,6 @@ PEERS: Sequence[Peer] = (
         "backend mongo, pop, 10 consumers",
         "reserve and commit, reserve_delay of LEASE s",
         "never: pop removes the task first",
-    ),
-    Peer(
-        "keuss-buckets",
-        "keuss, buckets",
-        MONGO,
-        "Node",
-        "peer_keuss",
-        "node/keuss",
-        "backend bucket-mongo-safe, pop, 10 consumers",
-        "reserve and commit, reserve_delay of LEASE s",
-        "never: pop removes the task first",
-        environment={"PEER_BACKEND": "bucket-mongo-safe"},
     ),
     Peer(
         "mongodb-queue",

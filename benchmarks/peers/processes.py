@@ -78,10 +78,13 @@ class Program:
         return self._lines.read_bytes().count(b"\n") if self._lines.exists() else 0
 
     def publish(
-        self, kind: str, count: int, *, first: int = 0, hold_ms: int = 0, rate: float = 1.0
+        self, kind: str, count: int, *, first: int = 0, hold_ms: int = 0, bound: float = 0.0
     ) -> Mapping[str, Any]:
-        """Publish tasks in a process of their own; return its answer: `seconds` and `is_bulk`."""
-        command = [*self._publisher, "publish", kind, str(count), str(first), str(hold_ms), f"{rate:g}"]
+        """Publish tasks in a process of their own; return its answer: `seconds`, `count`, `is_bulk`.
+
+        `bound`: calls a second if `kind` is paced, else the most seconds, 0 for any number.
+        """
+        command = [*self._publisher, "publish", kind, str(count), str(first), str(hold_ms), f"{bound:g}"]
         try:
             done = subprocess.run(
                 command,
@@ -154,8 +157,6 @@ class WorkerProcess:
     ) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_PATIENCE)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()

@@ -5,6 +5,7 @@ Each lives in a folder of its own, listens on 127.0.0.1 only, and can be killed 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -149,7 +150,7 @@ class Redis(PeerServer):
         lasting = ["--appendonly", "yes", "--appendfsync", "always"] if is_durable else []
         self._command = [self._binary, "--port", str(self._port), "--bind", _HOST, "--dir", str(self._folder)]
         self._command += ["--databases", str(_REDIS_DATABASES), "--save", "3600 1 300 100 60 10000", *lasting]
-        self._next = 0
+        self._databases = itertools.cycle(range(_REDIS_DATABASES))
         self.start()
 
     @property
@@ -161,8 +162,7 @@ class Redis(PeerServer):
         return self._info("redis_version")
 
     def fresh(self) -> str:
-        self._next = (self._next + 1) % _REDIS_DATABASES
-        uri = f"redis://{_HOST}:{self._port}/{self._next}"
+        uri = f"redis://{_HOST}:{self._port}/{next(self._databases)}"
         self.drop(uri)
         return uri
 

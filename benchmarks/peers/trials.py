@@ -57,12 +57,12 @@ class Bench:
         self._scratch = scratch
 
     @contextmanager
-    def opened(self, lease: int | None = None) -> Iterator[Program]:
-        """Open the peer on an empty database, with a folder of its own."""
+    def opened(self, trial: str, lease: int | None = None) -> Iterator[Program]:
+        """Open the peer on an empty database, with a folder of its own, for the trial of this name."""
         folder = Path(tempfile.mkdtemp(prefix=f"{self.peer.name}-", dir=self._scratch))
         uri = self.server.fresh()
         try:
-            yield self.peer.open(self._build, folder, uri, lease)
+            yield self.peer.open(self._build, folder, uri, lease, trial)
         finally:
             with suppress(NotMeasured):
                 self.server.drop(uri)
@@ -82,13 +82,11 @@ class Drain:
 def drain(bench: Bench, sizes: Sizes) -> Drain:
     """Publish tasks, start a worker on them, and measure from the tenth part of them on."""
     single = max(10, sizes.tasks // 10)
-    with bench.opened() as program:
+    with bench.opened("drain") as program:
         # First, because publishers of later tasks find their tables, indexes and scripts.
-        answer = program.publish("single", single, first=_WARM_UP)
-        alone = single / answer["seconds"]
-        answer = program.publish("bulk", sizes.tasks)
-        bulk = sizes.tasks / answer["seconds"] if answer["is_bulk"] else math.nan
-        total = sizes.tasks + single
+        alone = program.publish("single", single, first=_WARM_UP, bound=sizes.longest)
+        bulk = program.publish("bulk", sizes.tasks, bound=sizes.longest)
+        total = int(alone["count"]) + int(bulk["count"])
         with program.worker() as worker:
             warm = max(1, int(total * _WARM_SHARE))
             _wait(worker, lambda: program.count() >= warm, _START_PATIENCE, "its first tasks")
@@ -105,7 +103,11 @@ def drain(bench: Bench, sizes: Sizes) -> Drain:
             begun = lines.starts(program.notes())
         counted = max(1, len(begun) - done)
     return Drain(
-        lines.pace(begun, done), cpu / counted * _MICRO, server / counted * _MICRO, bulk, alone
+        lines.pace(begun, done),
+        cpu / counted * _MICRO,
+        server / counted * _MICRO,
+        bulk["count"] / bulk["seconds"] if bulk["is_bulk"] else math.nan,
+        alone["count"] / alone["seconds"],
     )
 
 
@@ -122,11 +124,11 @@ class Quiet:
 
 def latency_and_idle(bench: Bench, sizes: Sizes) -> Quiet:
     """Publish at a steady rate to a worker that waits; then watch it wait."""
-    with bench.opened() as program, program.worker() as worker:
+    with bench.opened("latency") as program, program.worker() as worker:
         program.publish("single", 5, first=_WARM_UP)
         _wait(worker, lambda: program.count() >= 5, _START_PATIENCE, "its first tasks")
         count = max(10, int(RATE * sizes.window))
-        program.publish("paced", count, rate=RATE)
+        program.publish("paced", count, bound=RATE)
         _wait(worker, lambda: program.count() >= count + 5, _START_PATIENCE, "the paced tasks")
         begun = [note for note in lines.starts(program.notes()) if note.number < _WARM_UP]
         median, p99 = lines.median_and_p99(lines.latencies(begun))
@@ -148,10 +150,16 @@ def latency_and_idle(bench: Bench, sizes: Sizes) -> Quiet:
 def kill_worker(bench: Bench, sizes: Sizes, *, is_lasting: bool) -> lines.Survival:
     """Kill a worker amid its tasks, start another one at once, and wait for all tasks or for `patience` seconds."""
     lease = bench.peer.lease(sizes.lease) if is_lasting else None
-    with bench.opened(lease) as program:
+    with bench.opened("kill", lease) as program:
         program.publish("bulk", KILL_TASKS, hold_ms=_HOLD_MS)
         with program.worker() as worker:
-            _wait(worker, lambda: program.count() >= _KILL_AFTER, _START_PATIENCE, "its first tasks")
+            _wait(
+                worker,
+                lambda: len(lines.starts(program.notes())) >= _KILL_AFTER,
+                _START_PATIENCE,
+                "its first tasks",
+            )
+            time.sleep(_HOLD_MS / 3_000)  # amid the tasks that have begun last
             worker.kill()
             killed_at = time.monotonic_ns()
         with program.worker() as worker:
@@ -170,7 +178,7 @@ def kill_worker(bench: Bench, sizes: Sizes, *, is_lasting: bool) -> lines.Surviv
 def kill_server(bench: Bench, sizes: Sizes) -> lines.Survival:
     """Publish tasks, kill the server when the last call has returned, start it again, and see which tasks run."""
     count = max(10, sizes.tasks // 10)
-    with bench.opened() as program:
+    with bench.opened("kill") as program:
         program.publish("single", count, hold_ms=_SERVER_HOLD_MS)
         killed_at = time.monotonic_ns()
         bench.server.kill()

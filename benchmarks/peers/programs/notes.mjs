@@ -19,22 +19,25 @@ export async function handle([number, sent, holdMs]) {
 }
 
 export async function publish(single, bulk = null) {
-  const [kind, count, first, holdMs, rate] = [process.argv[3], ...process.argv.slice(4).map(Number)];
+  const [kind, count, first, holdMs, bound] = [process.argv[3], ...process.argv.slice(4).map(Number)];
   const began = process.hrtime.bigint();
+  const passed = () => Number(process.hrtime.bigint() - began) / 1e9;
+  let published = count;
   if (kind === "bulk" && bulk) {
     await bulk(Array.from({ length: count }, (_, index) => [first + index, 0, holdMs]));
   } else {
     for (let index = 0; index < count; index++) {
       if (kind === "paced") {
-        const since = Number(process.hrtime.bigint() - began) / 1e6;
-        const wait = (index * 1000) / rate - since;
-        if (wait > 0) await pause(wait);
+        const wait = index / bound - passed();
+        if (wait > 0) await pause(wait * 1000);
+      } else if (bound && passed() > bound) {
+        published = index;
+        break;
       }
       // As text: the number of nanoseconds is larger than JavaScript's exact integers.
       await single([first + index, String(process.hrtime.bigint()), holdMs]);
     }
   }
-  const seconds = Number(process.hrtime.bigint() - began) / 1e9;
-  fs.writeSync(1, JSON.stringify({ seconds, is_bulk: bulk !== null }) + "\n");
+  fs.writeSync(1, JSON.stringify({ seconds: passed(), count: published, is_bulk: bulk !== null }) + "\n");
   process.exit(0);
 }

@@ -9,6 +9,7 @@ from celery import Celery
 from notes import handle
 
 _lease = os.environ.get("PEER_LEASE")
+_is_polled = os.environ["PEER_URI"].startswith("mongodb")
 
 app = Celery("peer", broker=os.environ["PEER_URI"])
 app.conf.update(
@@ -16,6 +17,8 @@ app.conf.update(
     worker_prefetch_multiplier=64,
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
+    # MongoDB is polled, by default once a second when it was empty.
+    broker_transport_options={"polling_interval": 0.02} if _is_polled else {},
 )
 if _lease:
     # What its documentation calls for where a task must survive its worker.
@@ -23,7 +26,7 @@ if _lease:
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
-        broker_transport_options={"visibility_timeout": float(_lease)},
+        broker_transport_options={**app.conf.broker_transport_options, "visibility_timeout": float(_lease)},
     )
 
 

@@ -10,7 +10,8 @@ from redis import Redis
 from rq import Queue, Retry
 
 _lease = os.environ.get("PEER_LEASE")
-_options = {"result_ttl": 0} | ({"retry": Retry(max=3), "job_timeout": int(float(_lease))} if _lease else {})
+_timeout = int(float(_lease)) if _lease else None
+_options = {"result_ttl": 0} | ({"retry": Retry(max=3)} if _lease else {})
 
 
 def noop(number: int, sent: int, hold_ms: int) -> None:
@@ -23,6 +24,8 @@ if __name__ == "__main__":
     # By its name: a function of the module __main__ cannot be found by a worker.
     name = "peer_rq.noop"
     publishing.run(
-        lambda *payload: queue.enqueue(name, args=payload, **_options),
-        lambda payloads: queue.enqueue_many([Queue.prepare_data(name, args=one, **_options) for one in payloads]),
+        lambda *payload: queue.enqueue(name, args=payload, job_timeout=_timeout, **_options),
+        lambda payloads: queue.enqueue_many(
+            [Queue.prepare_data(name, args=one, timeout=_timeout, **_options) for one in payloads]
+        ),
     )

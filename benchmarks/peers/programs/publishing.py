@@ -1,7 +1,8 @@
-"""The publisher of the Python peers: `publish KIND COUNT FIRST HOLD_MS RATE`, answered by one line of JSON.
+"""The publisher of the Python peers: `publish KIND COUNT FIRST HOLD_MS BOUND`, answered by one line of JSON.
 
-KIND is `bulk` (one call, or the calls that the peer's own documentation recommends), `single` (one call after another)
-or `paced` (one call every 1/RATE seconds). Tasks are numbered from FIRST on.
+KIND is `bulk` (one call; one after another where the peer has none), `single` (one call after another) or `paced` (one
+call every 1/BOUND seconds). For other kinds BOUND is the seconds after which no further call begins, 0 for no bound.
+Tasks are numbered from FIRST on.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ async def publish(single: Single, bulk: Bulk | None) -> None:
     """Publish as the command line says, and print the seconds that it took."""
     kind = sys.argv[2]
     count, first, hold_ms = (int(text) for text in sys.argv[3:6])
-    rate = float(sys.argv[6])
-    numbers = range(first, first + count)
+    bound = float(sys.argv[6])
     began = time.monotonic()
+    published = count
     if kind == "bulk" and bulk is not None:
-        await _done(bulk([(number, 0, hold_ms) for number in numbers]))
+        await _done(bulk([(number, 0, hold_ms) for number in range(first, first + count)]))
     else:
-        for index, number in enumerate(numbers):
+        for index in range(count):
             if kind == "paced":
-                await asyncio.sleep(max(0.0, began + index / rate - time.monotonic()))
-            await _done(single(number, time.monotonic_ns(), hold_ms))
-    print(json.dumps({"seconds": time.monotonic() - began, "is_bulk": bulk is not None}), flush=True)
+                await asyncio.sleep(max(0.0, began + index / bound - time.monotonic()))
+            elif bound and time.monotonic() - began > bound:
+                published = index
+                break
+            await _done(single(first + index, time.monotonic_ns(), hold_ms))
+    answer = {"seconds": time.monotonic() - began, "count": published, "is_bulk": bulk is not None}
+    print(json.dumps(answer), flush=True)
 
 
 async def _done(result: Awaitable[object] | object) -> None:
