@@ -369,10 +369,11 @@ def _peers(
 ) -> None:
     """mtask beside Celery, Dramatiq, Procrastinate, RQ, arq, Agenda, keuss, mongodb-queue and BullMQ."""
     from benchmarks.peers import report
+    from benchmarks.peers.trials import Sizes
 
     chosen = peers.chosen(names)
     folder = files.make_folder(folder)
-    sizes = peers.Sizes(peers.TASKS if tasks is None else tasks, longest, window, patience, lease)
+    sizes = Sizes(peers.TASKS if tasks is None else tasks, longest, window, patience, lease)
     out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
     with _progress(out if out.is_terminal else err) as say:
         comparison = peers.measure(chosen, sizes, runs, cache_mb, say, has_kills=has_kills)

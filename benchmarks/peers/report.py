@@ -27,6 +27,7 @@ _ABSENT = "-"
 _TITLES = {server: kind.title for server, kind in (("mongo", Mongo), ("redis", Redis), ("postgres", Postgres))}
 _DURABLE = ", fsync always"
 _FAINT = "bright_black"
+_LONGEST_REASON = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,19 @@ def notes(comparison: Comparison) -> list[str]:
     before, after = comparison.load
     sizes = comparison.sizes
     return [
-        f"{comparison.runs} runs, medians; {sizes.tasks:,} tasks a drain; publishing and draining are each cut off after "
-        f"{sizes.longest:g} s. {servers}.",
+        f"{comparison.runs} runs, medians; {sizes.tasks:,} tasks a drain. "
+        f"Publishing and draining are each cut off after {sizes.longest:g} s.",
+        f"Servers: {servers}.",
         f"Processes that wanted a core, before the run and at its end: {before:.1f} and {after:.1f}.",
         "Each handler appends one line to a file. The first tenth of a drain warms the worker up and is not counted.",
-        f"The tasks of a killed worker are waited for during {sizes.patience:g} s, and as long as the lease where one is set; "
-        "so a default that returns them later counts as not done.",
+        f"The tasks of a killed worker are waited for during {sizes.patience:g} s, and the lease where one is set. "
+        "A default that returns them later counts as not done.",
     ]
 
 
 def failures(comparison: Comparison) -> list[str]:
     """Return what was not measured, and why."""
-    return [f"{_named(one)}: {reason}" for one in comparison.measured for reason in one.failures]
+    return [f"{_named(one)}: {_short(reason)}" for one in comparison.measured for reason in one.failures]
 
 
 def document(comparison: Comparison, around: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,6 +242,12 @@ def _named(one: Measured) -> str:
 
 def _median(values: Iterable[float]) -> str:
     return shown(Spread.of(values).median)
+
+
+def _short(reason: str) -> str:
+    """Return a reason on one line; the JSON has all of it."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}…"
 
 
 def _plain(value: Any) -> Any:

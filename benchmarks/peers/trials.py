@@ -22,6 +22,8 @@ _WARM_SHARE = 0.1
 #: Numbers of tasks that only warm up; others begin at 0.
 _WARM_UP = 1_000_000
 _START_PATIENCE = 60.0
+#: A worker that has started nothing for this many seconds has nothing more to do.
+_QUIET_PATIENCE = 15.0
 #: Seconds that are given to the writes that follow a drain's last handler.
 _AFTER = 0.3
 #: Seconds until the traces of earlier work have gone.
@@ -124,27 +126,33 @@ class Quiet:
 
 def latency_and_idle(bench: Bench, sizes: Sizes) -> Quiet:
     """Publish at a steady rate to a worker that waits; then watch it wait."""
-    with bench.opened("latency") as program, program.worker() as worker:
+    with bench.opened("latency") as program:
+        # Before the worker starts: otherwise both may make the same tables at once.
         program.publish("single", 5, first=_WARM_UP)
-        _wait(worker, lambda: program.count() >= 5, _START_PATIENCE, "its first tasks")
-        count = max(10, int(RATE * sizes.window))
-        program.publish("paced", count, bound=RATE)
-        _wait(worker, lambda: program.count() >= count + 5, _START_PATIENCE, "the paced tasks")
-        begun = [note for note in lines.starts(program.notes()) if note.number < _WARM_UP]
-        median, p99 = lines.median_and_p99(lines.latencies(begun))
-        time.sleep(min(_CALM, sizes.window))
-        cpu, server, commands = worker.cpu(), bench.server.cpu(), bench.server.commands()
-        began = time.monotonic()
-        time.sleep(sizes.window)
-        seconds = time.monotonic() - began
-        worker.check()
-        return Quiet(
-            median,
-            p99,
-            100 * (worker.cpu() - cpu) / seconds,
-            100 * (bench.server.cpu() - server) / seconds,
-            (bench.server.commands() - commands) / seconds,
-        )
+        with program.worker() as worker:
+            return _waiting(bench, program, worker, sizes)
+
+
+def _waiting(bench: Bench, program: Program, worker: WorkerProcess, sizes: Sizes) -> Quiet:
+    _wait(worker, lambda: program.count() >= 5, _START_PATIENCE, "its first tasks")
+    count = max(10, int(RATE * sizes.window))
+    program.publish("paced", count, bound=RATE)
+    _wait(worker, lambda: program.count() >= count + 5, _START_PATIENCE, "the paced tasks")
+    begun = [note for note in lines.starts(program.notes()) if note.number < _WARM_UP]
+    median, p99 = lines.median_and_p99(lines.latencies(begun))
+    time.sleep(min(_CALM, sizes.window))
+    cpu, server, commands = worker.cpu(), bench.server.cpu(), bench.server.commands()
+    began = time.monotonic()
+    time.sleep(sizes.window)
+    seconds = time.monotonic() - began
+    worker.check()
+    return Quiet(
+        median,
+        p99,
+        100 * (worker.cpu() - cpu) / seconds,
+        100 * (bench.server.cpu() - server) / seconds,
+        (bench.server.commands() - commands) / seconds,
+    )
 
 
 def kill_worker(bench: Bench, sizes: Sizes, *, is_lasting: bool) -> lines.Survival:
@@ -190,7 +198,7 @@ def kill_server(bench: Bench, sizes: Sizes) -> lines.Survival:
                 time.sleep(0.1)
                 if program.count() != known:
                     quiet_since, known = time.monotonic(), program.count()
-                elif known and time.monotonic() - quiet_since > _START_PATIENCE / 4:
+                elif time.monotonic() - quiet_since > _QUIET_PATIENCE:
                     break  # no start for a while: what is still missing is gone
         return lines.survival(program.notes(), count, killed_at)
 
