@@ -375,8 +375,8 @@ def _peers(
     folder = files.make_folder(folder)
     sizes = Sizes(peers.TASKS if tasks is None else tasks, longest, window, patience, lease)
     out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
-    with _progress(out if out.is_terminal else err) as say:
-        comparison = peers.measure(chosen, sizes, runs, cache_mb, say, has_kills=has_kills)
+    with _progress(out if out.is_terminal else err) as say, peers.open_servers(cache_mb, say) as servers:
+        comparison = peers.measure(chosen, servers, sizes, runs, say, has_kills=has_kills)
     out.print(report.tables(comparison))
     around = files.environment(comparison.servers.get("MongoDB", ""))
     paths = report.write(comparison, around, folder)

@@ -81,36 +81,36 @@ def chosen(names: str | None) -> list[Peer]:
 
 
 def measure(
-    peers: Sequence[Peer], sizes: Sizes, runs: int, cache_mb: int, say: Callable[[str], None], *, has_kills: bool = True
+    peers: Sequence[Peer],
+    servers: Servers,
+    sizes: Sizes,
+    runs: int,
+    say: Callable[[str], None],
+    *,
+    has_kills: bool = True,
 ) -> Comparison:
-    """Measure these peers; whatever cannot be measured is said, and the rest goes on."""
+    """Measure these peers; whatever cannot be measured is noted, and the rest goes on."""
     before = os.getloadavg()[0]
     measured = [Measured(peer) for peer in peers]
-    with _servers(cache_mb, say) as servers:
-        there = [one for one in measured if _prepare(one, servers, say)]
-        for run in range(runs):
-            for one in turns(there, run):
-                say(f"peers: run {run + 1} of {runs}, {one.peer.title} on {one.peer.server}")
-                _measure_pace(one, servers, sizes)
-        if has_kills:
-            _kill_workers(there, servers, sizes, say)
-            _kill_servers(there, servers, sizes, say)
-        versions = {server.title: server.version for server in servers.started}
+    there = [one for one in measured if _prepare(one, servers, say)]
+    for run in range(runs):
+        for one in turns(there, run) if there else ():
+            say(f"peers: run {run + 1} of {runs}, {one.peer.title} on {one.peer.server}")
+            _measure_pace(one, servers, sizes)
+    if has_kills:
+        _kill_workers(there, servers, sizes, say)
+        _kill_servers(there, servers, sizes, say)
+    versions = {server.title: server.version for server in servers.started}
     return Comparison(sizes, runs, measured, versions, (before, os.getloadavg()[0]))
 
 
-class _Servers:
-    """The servers, each started when the first peer asks for it."""
+class Servers:
+    """The servers, each started when the first peer asks for it; `close` stops them."""
 
-    def __init__(self, folder: Path, scratch: Path, cache_mb: int, stack: ExitStack) -> None:
+    def __init__(self, starts: Mapping[str, Callable[[], PeerServer]], build: Path, scratch: Path) -> None:
+        self.build = build
         self.scratch = scratch
-        self._stack = stack
-        self._starts: dict[str, Callable[[], PeerServer]] = {
-            MONGO: lambda: Mongo(folder, cache_mb),
-            POSTGRES: lambda: Postgres(folder),
-            REDIS: lambda: Redis(folder),
-            REDIS_DURABLE: lambda: Redis(folder, is_durable=True),
-        }
+        self._starts = starts
         self._found: dict[str, PeerServer | NotMeasured] = {}
 
     @property
@@ -126,7 +126,6 @@ class _Servers:
             except NotMeasured as error:
                 self._found[name] = error
             else:
-                self._stack.callback(server.stop)
                 self._found[name] = server
         found = self._found[name]
         if isinstance(found, NotMeasured):
@@ -136,11 +135,17 @@ class _Servers:
     def bench(self, peer: Peer, *, is_durable: bool = False) -> Bench:
         """Return the bench of a peer on its server."""
         server = self.get(REDIS_DURABLE if is_durable and peer.server == REDIS else peer.server)
-        return Bench(peer, server, BUILD.absolute(), self.scratch)
+        return Bench(peer, server, self.build, self.scratch)
+
+    def close(self) -> None:
+        """Stop all that run."""
+        for server in self.started:
+            server.stop()
 
 
 @contextmanager
-def _servers(cache_mb: int, say: Callable[[str], None]) -> Iterator[_Servers]:
+def open_servers(cache_mb: int, say: Callable[[str], None]) -> Iterator[Servers]:
+    """Make a folder for servers and trials; at the end stop the servers and remove it."""
     binary = find_mongod(read_settings().mongod)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="mtask-peers-")).resolve()
@@ -149,23 +154,31 @@ def _servers(cache_mb: int, say: Callable[[str], None]) -> Iterator[_Servers]:
         scratch = folder / "trials"
         scratch.mkdir()
         say("peers: starting the servers")
-        yield _Servers(folder, scratch, cache_mb, stack)
+        starts: dict[str, Callable[[], PeerServer]] = {
+            MONGO: lambda: Mongo(folder, cache_mb),
+            POSTGRES: lambda: Postgres(folder),
+            REDIS: lambda: Redis(folder),
+            REDIS_DURABLE: lambda: Redis(folder, is_durable=True),
+        }
+        BUILD.mkdir(parents=True, exist_ok=True)
+        servers = Servers(starts, BUILD.absolute(), scratch)
+        stack.callback(servers.close)
+        yield servers
 
 
-def _prepare(one: Measured, servers: _Servers, say: Callable[[str], None]) -> bool:
+def _prepare(one: Measured, servers: Servers, say: Callable[[str], None]) -> bool:
     """Install a peer and start its server; return False, with the reason noted, if that fails."""
     say(f"peers: installing {one.peer.title}, unless it is there")
-    BUILD.mkdir(parents=True, exist_ok=True)
 
     def prepare() -> bool:
-        one.peer.install(BUILD.absolute())
+        one.peer.install(servers.build)
         servers.get(one.peer.server)
         return True
 
     return bool(_tried(one, "not measured", prepare))
 
 
-def _measure_pace(one: Measured, servers: _Servers, sizes: Sizes) -> None:
+def _measure_pace(one: Measured, servers: Servers, sizes: Sizes) -> None:
     bench = servers.bench(one.peer)
     _keep(one.drains, _tried(one, "drain", lambda: trials.drain(bench, sizes)))
     _keep(one.quiets, _tried(one, "latency", lambda: trials.latency_and_idle(bench, sizes)))
@@ -174,7 +187,7 @@ def _measure_pace(one: Measured, servers: _Servers, sizes: Sizes) -> None:
         _keep(one.durable_drains, _tried(one, f"drain, {REDIS_DURABLE}", lambda: trials.drain(durable, sizes)))
 
 
-def _kill_workers(there: Sequence[Measured], servers: _Servers, sizes: Sizes, say: Callable[[str], None]) -> None:
+def _kill_workers(there: Sequence[Measured], servers: Servers, sizes: Sizes, say: Callable[[str], None]) -> None:
     say(f"peers: killing workers, and waiting up to {sizes.patience:g} s for their tasks")
 
     def kill(one: Measured) -> None:
@@ -188,7 +201,7 @@ def _kill_workers(there: Sequence[Measured], servers: _Servers, sizes: Sizes, sa
         list(pool.map(kill, there))
 
 
-def _kill_servers(there: Sequence[Measured], servers: _Servers, sizes: Sizes, say: Callable[[str], None]) -> None:
+def _kill_servers(there: Sequence[Measured], servers: Servers, sizes: Sizes, say: Callable[[str], None]) -> None:
     for one in there:
         say(f"peers: killing the server of {one.peer.title}")
         one.server_killed = _tried(one, "server killed", partial(trials.kill_server, servers.bench(one.peer), sizes))

@@ -137,14 +137,16 @@ def document(comparison: Comparison, around: Mapping[str, Any]) -> dict[str, Any
 
 
 def write(comparison: Comparison, around: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write JSON and Markdown; return the files."""
+    """Write JSON, Markdown and the picture; return the files."""
+    from benchmarks.peers import picture  # here, because importing matplotlib is slow
+
     written = {
         folder / f"{NAME}.json": json.dumps(document(comparison, around), indent=2, allow_nan=False) + "\n",
         folder / f"{NAME}.md": markdown(comparison),
     }
     for path, text in written.items():
         path.write_text(text)
-    return list(written)
+    return [*written, picture.draw(comparison, folder / f"{NAME}.svg")]
 
 
 # --- the tables ---------------------------------------------------------------------------------------------------

@@ -103,11 +103,12 @@ def drain(bench: Bench, sizes: Sizes) -> Drain:
                 time.sleep(_AFTER)
             cpu, server = worker.cpu() - cpu, bench.server.cpu() - server
             begun = lines.starts(program.notes())
-        counted = max(1, len(begun) - done)
+        counted = len(begun) - done
     return Drain(
-        lines.pace(begun, done),
-        cpu / counted * _MICRO,
-        server / counted * _MICRO,
+        lines.pace(begun, warm),
+        # So few tasks that all were done when the counters were first read cost nothing that could be told.
+        cpu / counted * _MICRO if counted > 0 else math.nan,
+        server / counted * _MICRO if counted > 0 else math.nan,
         bulk["count"] / bulk["seconds"] if bulk["is_bulk"] else math.nan,
         alone["count"] / alone["seconds"],
     )
