@@ -14,7 +14,8 @@ _is_polled = os.environ["PEER_URI"].startswith("mongodb")
 app = Celery("peer", broker=os.environ["PEER_URI"])
 app.conf.update(
     task_ignore_result=True,
-    worker_prefetch_multiplier=64,
+    # Its guide to optimizing recommends 64 or more for short tasks; where workers die, its default shall be seen.
+    worker_prefetch_multiplier=4 if os.environ.get("PEER_TRIAL") == "kill" else 64,
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
     # MongoDB is polled, by default once a second when it was empty.

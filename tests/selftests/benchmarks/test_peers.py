@@ -150,7 +150,7 @@ def test_tables_tell_medians_ratios_losses_and_what_was_not_measured() -> None:
     assert list(worker.rows[1])[1:] == ["20 of 24", "never", "-", "-"]
     assert list(server.rows[1])[1:] == ["10 of 10", "0 of 10"]
     assert all("RQ" not in row[0] for sheet in (pace, publishing, waiting, worker, server) for row in sheet.rows)
-    assert "RQ (Redis): not measured: redis-server is missing. Run: apt-get" in report.markdown(COMPARISON)
+    assert "RQ (Redis): not measured: redis-server is not installed" in report.markdown(COMPARISON)
 
 
 def test_report_is_json_without_nan_tables_and_a_picture_with_text(tmp_path: Path) -> None:
