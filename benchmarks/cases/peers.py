@@ -220,8 +220,9 @@ def _tried(one: Measured, what: str, measure: Callable[[], T]) -> T | None:
     """Return what this measures; if it fails, note why and return None."""
     try:
         return measure()
-    except (MtaskError, OSError) as error:
-        reason = f"{what}: {error}"
+    except Exception as error:  # whatever one peer or its server breaks, the rest goes on
+        kind = "" if isinstance(error, MtaskError) else f"{type(error).__name__}: "
+        reason = f"{what}: {kind}{error}"
         if reason not in one.failures:
             one.failures.append(reason)
         return None

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pymongo import MongoClient
 
 from benchmarks.measuring.server import NotMeasured, wait_until
-from benchmarks.peers.processes import cpu_of_tree, tree_of
+from benchmarks.peers.processes import cpu_of_tree, end_with_parent, tree_of
 from mtask.local import ReplicaSet
 from mtask.local.ports import free_ports
 from mtask.local.waiting import Deadline
@@ -179,7 +179,12 @@ class Redis(PeerServer):
     def start(self) -> None:
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         wait_until(lambda: self._answers(), _PATIENCE, "Redis to start")
 
@@ -273,7 +278,13 @@ class Postgres(PeerServer):
         command += ["-k", str(self._folder)]
         with (self._folder.parent / "postgres.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=self._user, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         wait_until(lambda: self._run("pg_isready", "-h", _HOST, "-p", str(self._port)).returncode == 0, _PATIENCE, "it")
 
