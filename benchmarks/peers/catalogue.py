@@ -102,7 +102,8 @@ def _dramatiq(python: str, _uri: str, _lease: int | None) -> list[str]:
 
 
 def _rq(python: str, uri: str, lease: int | None) -> list[str]:
-    times = [] if lease is None else ["--maintenance-interval", str(lease), "--job-monitoring-interval", "2"]
+    # A worker looks for abandoned jobs between two waits for jobs; a wait is 15 s shorter than the worker-ttl.
+    times = [] if lease is None else ["--maintenance-interval", str(lease), "--worker-ttl", str(15 + lease)]
     return [python, "-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "-u", uri, "--quiet", *times]
 
 
@@ -178,7 +179,7 @@ PEERS: Sequence[Peer] = (
         "peer_rq",
         "rq/rq",
         "SimpleWorker, results not kept",
-        "Retry(max=3), job_timeout and maintenance-interval of LEASE s",
+        "Retry(max=3), job_timeout and maintenance-interval of LEASE s, worker-ttl of LEASE + 15 s",
         "never; marked as failed",
         _rq,
     ),
