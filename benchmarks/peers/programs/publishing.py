@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,8 +53,6 @@ def is_worker() -> bool:
 
 def lease(usual: float) -> float:
     """Return the seconds after which a dead worker's task is due again: those of the trial, else the peer's default."""
-    import os
-
     return float(os.environ.get("PEER_LEASE") or usual)
 
 
