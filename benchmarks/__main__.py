@@ -377,9 +377,9 @@ def _peers(
     out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
     with _progress(out if out.is_terminal else err) as say, peers.open_servers(cache_mb, say) as servers:
         comparison = peers.measure(chosen, servers, sizes, runs, say, has_kills=has_kills)
+    # Written first: a run takes long, and what is printed can be read again.
+    paths = report.write(comparison, files.environment(comparison.servers.get("MongoDB", "")), folder)
     out.print(report.tables(comparison))
-    around = files.environment(comparison.servers.get("MongoDB", ""))
-    paths = report.write(comparison, around, folder)
     out.print(f"written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
 
 

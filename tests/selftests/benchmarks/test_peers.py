@@ -235,3 +235,12 @@ def test_tasks_of_a_killed_worker_are_all_done_after_the_lease(tmp_path: Path, m
     found = trials.kill_worker(bench, Sizes(30, 20.0, 1.0, 30.0, 2), is_lasting=True)
     assert (found.lost, found.twice) == (0, 0)
     assert found.interrupted == found.resumed > 0
+
+
+def test_page_names_every_peer_with_its_version_and_its_settings() -> None:
+    page = (catalogue.ROOT / "docs" / "comparison.md").read_text()
+    for one in PEERS:
+        row = next(line for line in page.splitlines() if line.startswith("| ") and one.setting in line)
+        assert one.title in row
+        assert one.version in row
+    assert "@@" not in page
