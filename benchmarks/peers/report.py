@@ -228,7 +228,7 @@ def _died(found: Survival | None) -> tuple[str, str]:
     twice = f", {found.twice} done twice" if found.twice else ""
     if not found.interrupted:
         return f"{found.lost} of {found.tasks}{twice}", "none was running"
-    again = shown(found.seconds) if found.resumed else "never"
+    again = shown(found.seconds) if found.resumed else "not yet"
     if 0 < found.resumed < found.interrupted:
         again += f" ({found.resumed} of {found.interrupted})"
     return f"{found.lost} of {found.tasks}{twice}", again

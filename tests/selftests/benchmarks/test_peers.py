@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from benchmarks.__main__ import main
 from benchmarks.cases import peers
 from benchmarks.cases.peers import Comparison, Measured, Servers
+from benchmarks.measuring.fleet import ROOT
 from benchmarks.peers import catalogue, installing, lines, picture, report, servers, trials
 from benchmarks.peers.catalogue import MONGO, MTASK, PEERS, POSTGRES, REDIS, Peer
 from benchmarks.peers.lines import Survival
@@ -147,7 +148,7 @@ def test_tables_tell_medians_ratios_losses_and_what_was_not_measured() -> None:
     assert list(publishing.rows[0])[1:] == ["-", "500"]
     assert list(waiting.rows[0])[1:] == ["5.00", "9.00", "0.500", "0.250", "2.00"]
     assert list(worker.rows[0])[1:] == ["0 of 24", "60.5", "0 of 24, 1 done twice", "6.25"]
-    assert list(worker.rows[1])[1:] == ["20 of 24", "never", "-", "-"]
+    assert list(worker.rows[1])[1:] == ["20 of 24", "not yet", "-", "-"]
     assert list(server.rows[1])[1:] == ["10 of 10", "0 of 10"]
     assert all("RQ" not in row[0] for sheet in (pace, publishing, waiting, worker, server) for row in sheet.rows)
     assert "RQ (Redis): not measured: redis-server is not installed" in report.markdown(COMPARISON)
@@ -238,7 +239,7 @@ def test_tasks_of_a_killed_worker_are_all_done_after_the_lease(tmp_path: Path, m
 
 
 def test_page_names_every_peer_with_its_version_and_its_settings() -> None:
-    page = (catalogue.ROOT / "docs" / "comparison.md").read_text()
+    page = (ROOT / "docs" / "comparison.md").read_text()
     for one in PEERS:
         row = next(line for line in page.splitlines() if line.startswith("| ") and one.setting in line)
         assert one.title in row
