@@ -24,6 +24,7 @@ from benchmarks.cases import (
     isolation,
     latency,
     payload,
+    peers,
     publish,
     purge,
     scale,
@@ -356,6 +357,47 @@ def _start(
     _run({"start": Options(runs)}, Shared(uri, folder, cache_mb))
 
 
+@app.command("peers")
+def _peers(
+    tasks: Annotated[int | None, _tasks(f"Tasks of each drain; a tenth singly. [{peers.TASKS:,}]")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option("--peers", metavar="A,B", help="Only these peers, beside mtask.", show_default=False),
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", metavar="NUMBER", help="Runs of each peer.", min=1)] = peers.RUNS,
+    window: Annotated[
+        float, typer.Option("--window", metavar="SECONDS", help="Seconds of the paced tasks, and of idling.", min=1.0)
+    ] = 4.0,
+    longest: Annotated[
+        float, typer.Option("--longest", metavar="SECONDS", help="A slower drain is cut off after this.", min=1.0)
+    ] = 10.0,
+    patience: Annotated[
+        float, typer.Option("--patience", metavar="SECONDS", help="Wait this long for a dead worker's tasks.", min=1.0)
+    ] = 15.0,
+    lease: Annotated[
+        int, typer.Option("--lease", metavar="SECONDS", help="Lease in the lasting settings.", min=2, max=60)
+    ] = 6,
+    has_kills: Annotated[bool, typer.Option("--kills/--no-kills", help="Also kill workers and servers.")] = True,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """mtask beside Celery, Dramatiq, Procrastinate, RQ, arq, Agenda, keuss, mongodb-queue and BullMQ."""
+    from benchmarks.peers import report
+    from benchmarks.peers.trials import Sizes
+
+    chosen = peers.chosen(names)
+    folder = files.make_folder(folder)
+    sizes = Sizes(peers.TASKS if tasks is None else tasks, longest, window, patience, lease)
+    out, err = console(sys.stdout, no_color=False), console(sys.stderr, no_color=False)
+    with _progress(out if out.is_terminal else err) as say, peers.open_servers(cache_mb, say) as servers:
+        comparison = peers.measure(chosen, servers, sizes, runs, say, has_kills=has_kills)
+    # Written first: a run takes long, and what is printed can be read again.
+    paths = report.write(comparison, files.environment(comparison.servers.get("MongoDB", "")), folder)
+    out.print(report.tables(comparison))
+    out.print(f"written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+
+
 @app.command("all")
 def _all(
     tasks: Annotated[int | None, _tasks("The most tasks of each benchmark.")] = None,
@@ -372,7 +414,7 @@ def _all(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """All benchmarks, one after the other, on one server."""
+    """All benchmarks but `peers`, one after the other, on one server."""
     sizes = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
     options = Options(runs, workers=workers, window=window, **sizes)
     counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}
