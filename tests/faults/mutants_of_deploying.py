@@ -83,6 +83,6 @@ DEPLOYING_MUTATIONS = (
         "nagle-of-the-web-server",
         "Each answer of the web server waits for the acknowledgement of its first part.",
         (Edit("mtask/web/server.py", "socket.socket(family, kind, protocol)", "socket.socket(family, kind)"),),
-        ("tests/unit/web/test_listening.py",),
+        ("tests/unit/web/test_listening.py::test_answer_in_two_parts_does_not_wait_for_an_acknowledgement",),
     ),
 )  # fmt: skip
