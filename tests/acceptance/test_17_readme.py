@@ -195,6 +195,7 @@ def test_schedules_section_runs_as_written(
             command[1].split(), cwd=folder, env=environment(folder, **settings), stdout=out, stderr=out
         )
     try:
+        eventually(lambda: "worker started" in log.read_text(), PATIENCE, "the collections are set up")
         succeeded = "mtask list --name report --status SUCCESS --json"
         eventually(lambda: "heartbeat/" in commands(succeeded), message="it has fired")
         told = commands("\n".join(script))

@@ -109,16 +109,26 @@ def _hint(criteria: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_index(call: Call) -> Operation[Any]:
-    """Send a call, which may have a hint; raise SchemaMismatch if the index of the hint does not exist."""
+    """Send a read, which may have a hint; raise SchemaMismatch if the index of the hint is not there."""
     try:
         return (yield call)
     except OperationFailed as error:
-        if error.code != _BAD_VALUE or "hint" not in call.kwargs:
+        if not _lacks_index(call, error):
             raise
+        index = call.kwargs["hint"]
         listed = yield command("listIndexes", "tasks")
-        if call.kwargs["hint"] in {index["name"] for index in listed["cursor"]["firstBatch"]}:
+        if index not in {found["name"] for found in listed["cursor"]["firstBatch"]}:
+            raise SchemaMismatch("tasks", f"the index {index} is missing", "Run `mtask init`.") from error
+    try:
+        return (yield call)  # another process has made the index meanwhile
+    except OperationFailed as error:
+        if not _lacks_index(call, error):
             raise
-        raise SchemaMismatch("tasks", f"the index {call.kwargs['hint']} is missing", "Run `mtask init`.") from error
+        raise SchemaMismatch("tasks", f"the index {index} is still being made", "Try again in a while.") from error
+
+
+def _lacks_index(call: Call, error: OperationFailed) -> bool:
+    return error.code == _BAD_VALUE and "hint" in call.kwargs and "hint provided" in str(error)
 
 
 def cancel(task_id: str, also: filters.Filter | None = None) -> Operation[Document]:
