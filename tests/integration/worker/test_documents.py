@@ -460,13 +460,19 @@ def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reaso
     tasks = mongo[database_name]["tasks"]
     broken = {path.replace("__", "."): value for path, value in _BROKEN_WHILE_RUNNING[damage].items()}
 
+    gate = asyncio.Event()
+
     @app.task
     async def break_it(context: Context) -> None:
+        await gate.wait()
         tasks.update_one({"_id": context.task.id}, {"$set": broken})
         raise ValueError("no such mailbox")
 
     async def scenario(bench: Bench) -> None:
         insert(bench, changed("own", name="break_it", _id="break_it:own"))
+        await bench.status("break_it:own", "RUNNING")
+        bench.stop_stream()  # else its event may lead to an examination that marks the task first
+        gate.set()
         await bench.status("break_it:own", "FAIL")
         (run,) = bench.state("break_it:own")["worker_states"]
         assert "no such mailbox" in run["fail_reason"]

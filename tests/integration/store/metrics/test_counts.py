@@ -110,6 +110,7 @@ def fleet_queues(store: SyncStore) -> object:
     return store.run(fleet.read()).counts
 
 
+@pytest.mark.fresh_database  # nobody else sends commands to it
 def test_twenty_scrapes_examine_tasks_for_one_count_and_none_within_its_time(store: SyncStore) -> None:
     for number in range(60):
         publish(store, str(number), queue=f"q{number % 3}")
