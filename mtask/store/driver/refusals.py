@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _Node = Mapping[str, Any]
@@ -22,15 +22,14 @@ def _of(node: _Node, path: str) -> Iterator[str]:
         for clause in clauses[-1:] if operator == "$or" else clauses:
             yield from _of(clause["details"], path)
     elif "schemaRulesNotSatisfied" in node:
-        for rule in node["schemaRulesNotSatisfied"]:
-            yield from _of(rule, path)
+        yield from _all(node["schemaRulesNotSatisfied"], path)
     elif "propertiesNotSatisfied" in node:
         for broken in node["propertiesNotSatisfied"]:
-            for rule in broken["details"]:
-                yield from _of(rule, f"{path}.{broken['propertyName']}" if path else broken["propertyName"])
+            yield from _all(broken["details"], f"{path}.{broken['propertyName']}" if path else broken["propertyName"])
+    elif "schemasNotSatisfied" in node:  # of anyOf: each alternative has rules of its own
+        yield " or ".join(f"({'; '.join(_all(each['details'], path))})" for each in node["schemasNotSatisfied"])
     elif operator == "items" and "details" in node:
-        for rule in node["details"]:
-            yield from _of(rule, f"{path}.{node.get('itemIndex', 0)}")
+        yield from _all(node["details"], f"{path}.{node.get('itemIndex', 0)}")
     elif "missingProperties" in node:
         yield _told(path, f"missing: {', '.join(node['missingProperties'])}")
     elif operator == "$expr":
@@ -39,6 +38,13 @@ def _of(node: _Node, path: str) -> Iterator[str]:
         shown = repr(node["consideredValue"]) if "consideredValue" in node else ""
         value = f" ({shown[:_MAX_VALUE]})" if shown else ""
         yield _told(path, f"{node['reason']}{value}")
+    elif operator is not None:
+        yield _told(path, f"{operator} does not hold")
+
+
+def _all(rules: Iterable[_Node], path: str) -> Iterator[str]:
+    for rule in rules:
+        yield from _of(rule, path)
 
 
 def _told(path: str, reason: str) -> str:

@@ -51,6 +51,22 @@ def prop(name: str, *details: dict[str, Any]) -> dict[str, Any]:
             schema(prop("a", {"operatorName": "maxLength", "reason": "too long", "consideredValue": "x" * 999})),
             [f"a: too long ('{'x' * 79})"],
         ),
+        (
+            schema(
+                prop(
+                    "limit",
+                    {
+                        "operatorName": "anyOf",
+                        "schemasNotSatisfied": [
+                            {"index": 0, "details": [{"operatorName": "required", "missingProperties": ["window_ms"]}]},
+                            {"index": 1, "details": [prop("starts", _TYPE), _TYPE]},
+                        ],
+                    },
+                )
+            ),
+            ["(limit: missing: window_ms) or (limit.starts: type did not match (5); limit: type did not match (5))"],
+        ),
+        (schema(prop("a", {"operatorName": "additionalProperties"})), ["a: additionalProperties does not hold"]),
         ({"form": "of a later server"}, []),
     ],
     ids=str,
