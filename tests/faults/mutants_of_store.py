@@ -6,6 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLAIMS = "mtask/store/tasks/claims.py"
 _DRIVER = "mtask/store/driver/stores.py"
+_CANCELLING = "mtask/store/driver/cancelling.py"
 _FILTERS = "mtask/store/statements/filters.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
@@ -53,6 +54,15 @@ STORE_MUTATIONS = (
         "A result is written into whichever task of the group holds one of the group's runs.",
         (Edit(_SHORT, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
         (f"{_SIMPLE_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+    ),
+    Mutation(
+        "cancel-once",
+        "An operation whose cancellation the driver drops goes on to its time limit, and its caller waits for it.",
+        (
+            Edit(_CANCELLING, "while not task.done():", "if not task.done():"),
+            Edit(_CANCELLING, "asyncio.wait((task,), timeout=_AGAIN)", "asyncio.wait((task,))"),
+        ),
+        ("tests/unit/store/driver/test_cancelling.py::test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends",),
     ),
     Mutation(
         "long-claim-of-what-the-short-one-took",

@@ -13,6 +13,7 @@ from typing import Any
 from mtask.client.reading.following import Following
 from mtask.errors import DatabaseError
 from mtask.model.encryption.sealed import Sealed
+from mtask.store.driver.cancelling import cancel
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.encryption import unsealing
@@ -137,8 +138,7 @@ class AsyncReader(_Reader):
         if reading is not None and not reading.done():
             if isinstance(self._store, SyncStore):  # the read is in a thread: it cannot be cancelled, but ends soon
                 await asyncio.wait((reading,), timeout=CLOSE_TIMEOUT.total_seconds())
-            reading.cancel()
-            await asyncio.wait((reading,))
+            await cancel(reading)
 
 
 def _consume_error(reading: asyncio.Task[None]) -> None:

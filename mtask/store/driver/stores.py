@@ -35,6 +35,7 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from mtask.store.driver import rights
+from mtask.store.driver.cancelling import cancel
 from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
 
@@ -326,8 +327,7 @@ class AsyncStore:
                     raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now"))
             return task.result()
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait((task,))
+            await cancel(task)
             raise
 
     def _abandon(self, task: asyncio.Future[Any]) -> None:

@@ -206,7 +206,8 @@ class Reads:
             await first.end()
 
     async def _read_state(self) -> State:
-        now = await self._client.server_time()
+        # Counts may take their time. That the database is away is known soon, so that no former state hides it.
+        now = await self.now()
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
         counted = await self._counts.queues.get()
