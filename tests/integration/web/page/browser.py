@@ -109,6 +109,10 @@ class Browser:
 
         self._until_it_stays(click)
 
+    def says(self, words: str) -> None:
+        """Wait until the page shows these words. This works without scripts, too."""
+        self._until_it_stays(lambda: words in self.one("main").text)
+
     def _until_it_stays(self, act: Callable[[], bool]) -> None:
         """Act on an element. The page may replace it by a newer one meanwhile: then act on that one."""
 

@@ -328,11 +328,13 @@ def test_burst_of_events_costs_a_page_two_requests_a_second(browser: Browser, st
     begun = time.monotonic()
     stage.client.publish_many([TaskSpec("send_email", key=f"burst/{index}", queue="mail") for index in range(300)])
     stage.wait("send_email", "burst/299")
-    took = time.monotonic() - begun
-    asked = browser.js(
-        "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/queues')).length"
+    asked = browser.until(
+        lambda: browser.js(
+            "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/queues')).length"
+        ),
+        "it asks for what has changed",
     )
-    assert 1 <= asked <= 2 * took + 2
+    assert asked <= 2 * (time.monotonic() - begun) + 2
 
 
 def test_keyboard_leads_everywhere(browser: Browser) -> None:
@@ -358,12 +360,12 @@ def test_without_scripts_all_still_shows_and_forms_work(browser: Browser, stage:
         for view in ("tasks-filtered", "task-failed", "flow", "queue", "overview"):
             path, text = VIEWS[view]
             browser.open(path)
-            assert text in browser.one("main").text, view
+            browser.says(text)
         browser.open("/queue?queue=mail")
         browser.press(".actions form button")
-        assert "The queue mail is paused." in browser.one("main").text
+        browser.says("The queue mail is paused.")
         browser.press(".actions form button")
-        assert "The queue mail is resumed." in browser.one("main").text
+        browser.says("The queue mail is resumed.")
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
