@@ -280,11 +280,18 @@ def with_key_prefix(names: Sequence[str], prefix: str) -> Filter:
     return ranges[0] if len(ranges) == 1 else {"$or": ranges} if ranges else {"_id": {"$in": []}}
 
 
-def has_key_prefix(prefix: str) -> Filter:
-    """Match tasks whose keys begin with the prefix. The server can test this on the keys of an index with `_id`."""
+def has_key_prefix(prefix: str, names: Sequence[str] = ()) -> Filter:
+    """Match tasks whose keys begin with the prefix, and that have one of the names; without `names`, any name.
+
+    The server can test this on the keys of an index with `_id`.
+    """
+    name = f"(?:{'|'.join(map(_escaped, names))})" if names else "[^:]*"
+    return {"_id": {"$regex": f"^{name}:{_escaped(prefix)}"}}
+
+
+def _escaped(text: str) -> str:
     # A regular expression cannot hold the character NUL, except as an escape.
-    escaped = re.escape(prefix).replace("\0", r"\x00")
-    return {"_id": {"$regex": f"^[^:]*:{escaped}"}}
+    return re.escape(text).replace("\0", r"\x00")
 
 
 def search(criteria: Mapping[str, Any]) -> Filter:

@@ -1,7 +1,7 @@
 """Lists of tasks, page by page. The server examines a bounded number of documents for each page.
 
 A list walks along an index that has its order. Conditions that the index cannot meet are tested on the tasks that the
-walk passes, at most 5,000 for a page. Then the page ends, though it may not be full, and the list goes on from
+walk passes, at most 3,000 for a page. Then the page ends, though it may not be full, and the list goes on from
 there. A few sets of tasks are found by other indexes: if such a set is small, it is sorted as a whole.
 """
 
@@ -28,7 +28,7 @@ _STATUS = "task_state.status"
 #: The field of a reply that holds the instant by which the list is sorted.
 _PLACE = "p"
 #: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it.
-STEPS = (1_000, 4_000)
+STEPS = (1_000, 2_000)
 #: The largest set of tasks that is sorted as a whole.
 SORTED = 10_000
 #: The most ranges of an index that one query merges.
@@ -80,6 +80,14 @@ class Asked:
         """Return the filter of the criteria that no index meets."""
         left = {name: wanted for name, wanted in self.criteria.items() if name not in used}
         return filters.search(left)
+
+    def tested(self, *used: str) -> Filter:
+        """Return the same filter for a walk along an index with `_id`, which tells the name: no document is read."""
+        names = self.several("name")
+        if not names:
+            return self.rest(*used)
+        of_names = filters.has_key_prefix(self.criteria.get("key_prefix") or "", names)
+        return {**self.rest(*used, "name", "key_prefix"), **of_names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +330,7 @@ def _walked(
         for start in range(0, len(queues), most):
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), _STATUS: filters.any_of(statuses)}
-            pairs.append(_Walk(FINISHED_INDEX, ranges, order, asked.rest("status", "queue"), first, last, fields))
+            pairs.append(_Walk(FINISHED_INDEX, ranges, order, asked.tested("status", "queue"), first, last, fields))
         return (yield from _merged(pairs, limit, after))
     index, ranges, used = RECENT_INDEX, Filter(), "lookup"
     if criteria.get("lookup") is not None:
@@ -330,7 +338,7 @@ def _walked(
     elif asked.is_walk_of_tenant:
         index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
-    walk = _Walk(index, ranges, order, asked.rest(used), asked.since, last, fields)
+    walk = _Walk(index, ranges, order, asked.tested(used), asked.since, last, fields)
     return (yield from _descend(walk, limit, after))
 
 

@@ -43,6 +43,8 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 CRITERIA: dict[str, Mapping[str, Any]] = {
     "all": {},
     "one queue": {"queue": "q03"},
+    "a name": {"name": "n2"},
+    "names": {"name": ["n2", "n4"], "status": ["INIT", "SUCCESS"]},
     "a name and queues": {"name": "n2", "queue": ["q03", "q04", "q05"]},
     "a worker that has run nothing": {"worker_id": "nobody"},
     "params": {"params": {"user.id": 7}},
@@ -160,7 +162,19 @@ def test_each_page_examines_a_bounded_number_of_documents(
 
 
 #: What an index serves from its order: a page examines hardly more than it returns.
-BY_INDEX = ("all", "failed", "final", "failed of a queue", "final of queues", "a lookup", "initial", "open", "nothing")
+BY_INDEX = (
+    "all",
+    "one queue",
+    "a name",
+    "failed",
+    "final",
+    "failed of a queue",
+    "final of queues",
+    "a lookup",
+    "initial",
+    "open",
+    "nothing",
+)
 
 
 @pytest.mark.parametrize("name", BY_INDEX)
