@@ -342,7 +342,7 @@ def task_indexes() -> list[IndexModel]:
       worker's query never examines tasks for other workers.
     - `mtask_status` serves searches, statistics and lapsed runs. Finished tasks have no next_preempt_time. So for
       finished tasks, it works like an index on (status, name, create_time).
-    - `mtask_recent` serves lists of all tasks, the newest first. The server rejects tasks by name and queue on its keys.
+    - `mtask_recent` serves lists of all tasks, the newest first. Its keys also tell names and queues.
     - `mtask_finished` serves lists of finished tasks, the last finished first, and queues that keep only their newest.
     - `mtask_expiry` serves retention.
     - `mtask_lookup` finds tasks by their lookups, the newest first. It holds only tasks that have lookups. Its last
