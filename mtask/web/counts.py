@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,8 +13,8 @@ from mtask.web.sharing import Shared
 
 #: The most tasks of a status that the statistics count: these tasks are read, not only counted in an index.
 STATISTICS = 2_000
-#: How long the counts are fresh, in seconds: at least, and at most.
-_FRESH, _MOST_FRESH = 0.3, 120.0
+#: How long a count is fresh: in seconds at least, as a multiple of the time that it took, and in seconds at most.
+_FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 40, "most": 120}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,12 @@ class CountedQueues:
 
 
 class Counts:
-    """The counts. A small database is counted as often as somebody asks, a large one for a twentieth of the time."""
+    """The counts. A small database is counted as often as somebody asks, a large one for a fortieth of the time."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self.queues: Shared[CountedQueues] = Shared(self._count_queues, fresh=_FRESH, most=_MOST_FRESH)
-        self.stats: Shared[Sequence[StatRow]] = Shared(
-            lambda: client.stats(most=STATISTICS), fresh=_FRESH, most=_MOST_FRESH
-        )
+        self.queues: Shared[CountedQueues] = Shared(self._count_queues, **_FRESH)
+        self.stats: Shared[Sequence[StatRow]] = Shared(lambda: client.stats(most=STATISTICS), **_FRESH)
 
     async def _count_queues(self) -> CountedQueues:
         now = await self._client.server_time()
