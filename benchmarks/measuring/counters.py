@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from benchmarks.report.figures import Figure, Target, compared
@@ -105,9 +106,18 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 def cost_figures(
-    what: str, ours: Sequence[Cost], raw: Sequence[Cost], target: Target | None, *, has_rate: bool = True
+    what: str,
+    ours: Sequence[Cost],
+    raw: Sequence[Cost],
+    target: Target | None,
+    *,
+    has_rate: bool = True,
+    of_parts: Mapping[str, Target] = MappingProxyType({}),
 ) -> list[Figure]:
-    """Return throughput and costs a task; each run is compared with the raw ceiling of the same run."""
+    """Return throughput and costs a task; each run is compared with the raw ceiling of the same run.
+
+    `target` is that of the throughput. `of_parts` holds the targets of costs, by the attribute of `Cost`.
+    """
     found = []
     if has_rate:
         found.append(compared(what, "tasks/s", [c.rate for c in ours], [c.rate for c in raw], target))
@@ -120,7 +130,7 @@ def cost_figures(
     )
     for name, unit, part in parts:
         values, against = ([getattr(cost, part) for cost in costs] for costs in (ours, raw))
-        found.append(compared(f"{what}: {name}", unit, values, against))
+        found.append(compared(f"{what}: {name}", unit, values, against, of_parts.get(part)))
     return found
 
 
