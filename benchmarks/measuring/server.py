@@ -24,7 +24,7 @@ from benchmarks.measuring.counters import Cost, Counters, cpu_of
 from mtask import local
 from mtask.errors import MtaskError
 from mtask.settings import read_settings
-from mtask.store.layout.schema import STATUS_INDEX
+from mtask.store.layout.indexes import STATUS_INDEX
 
 Document = dict[str, Any]
 

@@ -24,7 +24,7 @@ from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import CALLBACKS_INDEX, STATUS_INDEX
+from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
 from mtask.store.statements import callbacks as statements
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests

@@ -18,7 +18,8 @@ from mtask.store import workers
 from mtask.store.driver.operation import Collection, Operation, command, tasks
 from mtask.store.driver.rights import ROLES, Role, lacking
 from mtask.store.layout import setup
-from mtask.store.layout.schema import DISCOVERY_INDEX, LAYOUTS, STATUS_INDEX
+from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.layout.schema import LAYOUTS
 from mtask.store.layout.schema import misfits as misfits_filter
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters

@@ -9,7 +9,7 @@ import pytest
 
 from mtask.model.options import TaskOption
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX
 from mtask.store.statements import filters
 from mtask.store.tasks import finding
 

@@ -20,7 +20,7 @@ from mtask.model.options import STORED_OPTIONS, TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.layout.schema import EXPIRY_INDEX
+from mtask.store.layout.indexes import EXPIRY_INDEX
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks.publishing import NewTask, Policy
 from tests.mongo import Client

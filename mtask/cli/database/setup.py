@@ -13,7 +13,8 @@ from mtask.errors import InvalidInput
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver import rights
 from mtask.store.driver.operation import Collection
-from mtask.store.layout.schema import HEAD_INDEX, LAYOUTS
+from mtask.store.layout.indexes import HEAD_INDEX
+from mtask.store.layout.schema import LAYOUTS
 
 PANEL = "Database"
 COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)

@@ -13,7 +13,7 @@ async def cancel(task: asyncio.Future[Any]) -> None:
     """Cancel an asyncio task, and wait until it has ended.
 
     One cancellation may not be enough. The driver waits for a server by `asyncio.wait_for`, and before Python 3.12 this
-    function drops a cancellation that comes while its wait ends anyway. The operation then went on to its time limit.
+    function drops a cancellation that comes while its wait ends anyway. The operation then goes on to its time limit.
     """
     while not task.done():
         task.cancel()

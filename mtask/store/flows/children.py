@@ -17,7 +17,7 @@ from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import stored_size
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import settling
-from mtask.store.layout.schema import CHILDREN_INDEX, FLOW_INDEX
+from mtask.store.layout.indexes import CHILDREN_INDEX, FLOW_INDEX
 from mtask.store.statements import filters, owing, views
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims

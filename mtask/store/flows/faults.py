@@ -11,7 +11,7 @@ from typing import Any
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, flows
 

@@ -10,7 +10,7 @@ from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.flows.looking import BATCH
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import flows
 
 Document = dict[str, Any]

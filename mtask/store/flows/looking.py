@@ -16,7 +16,7 @@ from mtask.model.publishing.flows import Awaited
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS
-from mtask.store.layout.schema import CHILDREN_INDEX
+from mtask.store.layout.indexes import CHILDREN_INDEX
 from mtask.store.statements import filters, flows
 
 Document = dict[str, Any]

@@ -14,7 +14,7 @@ from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import reading, settling
 from mtask.store.flows.changing import change
 from mtask.store.flows.looking import BATCH
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows, requests
 from mtask.store.statements.derive import Pipeline
 

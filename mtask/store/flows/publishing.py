@@ -16,7 +16,7 @@ from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.encryption import sealing
-from mtask.store.layout.schema import FLOW_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
 from mtask.store.tasks.publishing import NewTask, milliseconds

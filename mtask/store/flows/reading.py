@@ -14,7 +14,7 @@ from typing import Any
 from mtask.errors import FlowNotFound
 from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import FLOW_INDEX, OWED_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, OWED_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, flows
 from mtask.store.tasks.queries import by_index

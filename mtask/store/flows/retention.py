@@ -16,7 +16,7 @@ from mtask.errors import DatabaseTimeout, DuplicateKey, OperationFailed
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
-from mtask.store.layout.schema import FLOW_INDEX, UNENDED_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, UNENDED_INDEX
 from mtask.store.statements import flows
 
 Document = dict[str, Any]

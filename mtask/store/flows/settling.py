@@ -22,7 +22,7 @@ from mtask.store.flows import retention
 from mtask.store.flows.changing import change
 from mtask.store.flows.deciding import ROUNDS, decide
 from mtask.store.flows.looking import BATCH, newest, part_of, status_of, text_of
-from mtask.store.layout.schema import FLOW_INDEX, HELD_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX
 from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 

@@ -11,7 +11,8 @@ from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMis
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.store.driver.operation import Call, Collection, Operation, command, on, tasks
 from mtask.store.layout import roles
-from mtask.store.layout.schema import FINISHED_INDEX, LAYOUTS, finished_index, head_index, schema_title
+from mtask.store.layout.indexes import FINISHED_INDEX, finished_index, head_index
+from mtask.store.layout.schema import LAYOUTS, schema_title
 
 #: The collections that every use needs. The others are made before the first write to them.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")

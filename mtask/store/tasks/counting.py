@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.model.status import FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import (
+from mtask.store.layout.indexes import (
     DISCOVERY_INDEX,
     FINISHED_INDEX,
     LOOKUP_INDEX,

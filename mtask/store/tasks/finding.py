@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.schema import DISCOVERY_INDEX, STATUS_INDEX, TURNS_INDEX
+from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX, TURNS_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
 

@@ -17,7 +17,7 @@ from mtask.model.listing import Order, Place, hidden, order_of
 from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
-from mtask.store.layout.schema import FINISHED_INDEX, LOOKUP_INDEX, RECENT_INDEX, STATUS_INDEX, TENANT_INDEX
+from mtask.store.layout.indexes import FINISHED_INDEX, LOOKUP_INDEX, RECENT_INDEX, STATUS_INDEX, TENANT_INDEX
 from mtask.store.statements import filters, views
 from mtask.store.statements.filters import FIRST_TIME, LAST_TIME, Filter
 from mtask.store.tasks.queries import by_index

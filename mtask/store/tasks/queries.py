@@ -12,7 +12,7 @@ from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNot
 from mtask.model.options import TaskOption, build_option, check_option_names
 from mtask.model.status import FINAL, FINAL_STATUSES, TaskStatus
 from mtask.store.driver.operation import Call, Operation, command, tasks
-from mtask.store.layout.schema import LOOKUP_INDEX, TENANT_INDEX
+from mtask.store.layout.indexes import LOOKUP_INDEX, TENANT_INDEX
 from mtask.store.statements import filters, requests, views
 from mtask.store.statements.derive import Pipeline
 

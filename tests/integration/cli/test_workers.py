@@ -12,7 +12,7 @@ from mtask.model.options import OPTION_NAMES
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import HEAD_INDEX
+from mtask.store.layout.indexes import HEAD_INDEX
 from mtask.store.workers import Heartbeat
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register, registration

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import FINISHED_INDEX
+from mtask.store.layout.indexes import FINISHED_INDEX
 from tests.integration.cli.commands import Commands
 from tests.integration.house import known_queue
 from tests.integration.house.known_queue import FAR, NOW, OLD

@@ -23,7 +23,7 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import changing, deciding, finding, looking, operating, publishing, retention, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
-from mtask.store.layout.schema import FLOW_INDEX, HEAD_INDEX
+from mtask.store.layout.indexes import FLOW_INDEX, HEAD_INDEX
 from mtask.store.statements import flows
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, queries, transactions

@@ -23,7 +23,7 @@ from mtask.model.documents import SCHEMA_REVISION
 from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
-from mtask.store.layout.schema import (
+from mtask.store.layout.indexes import (
     CALLBACKS_INDEX,
     CHILDREN_INDEX,
     DISCOVERY_INDEX,
@@ -39,11 +39,9 @@ from mtask.store.layout.schema import (
     TENANT_INDEX,
     TURNS_INDEX,
     UNENDED_INDEX,
-    schema_title,
-    task_validator,
     worker_indexes,
-    worker_validator,
 )
+from mtask.store.layout.schema import schema_title, task_validator, worker_validator
 from mtask.store.tasks import publishing
 from mtask.store.tasks.publishing import Policy
 from tests.integration import stores

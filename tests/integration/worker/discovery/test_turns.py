@@ -12,7 +12,7 @@ import pytest
 from mtask import App, Client, Context
 from mtask.model.publishing.tenants import between
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.schema import TURNS_INDEX
+from mtask.store.layout.indexes import TURNS_INDEX
 from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
 from mtask.worker.admission.limits import ScanTarget
