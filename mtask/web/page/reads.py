@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ _MOST_KEPT = 64
 #: How long a shared read is fresh: in seconds, as a multiple of the time that it took, and in seconds at most.
 _FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 9, "most": 30}
 _OLD = timedelta(seconds=10)
+#: The time after which the server's clock is read anew, in seconds.
+_CLOCK_FRESH = 5.0
 _LISTED = (
     "status",
     "queue",
@@ -177,6 +180,7 @@ class Reads:
         self._client = client
         self._counts = counts
         self._state = Shared(self._read_state, **_FRESH)
+        self._read_clock: Shared[tuple[datetime, float]] = Shared(self._read_both_clocks, fresh=_CLOCK_FRESH)
         self._firsts: OrderedDict[str, Shared[Found]] = OrderedDict()
 
     async def within(self, reading: Awaitable[T]) -> T:
@@ -191,6 +195,14 @@ class Reads:
         """Return the server's time."""
         return await self.within(self._client.server_time())
 
+    async def _clock(self) -> datetime:
+        """Return the server's time, by this process's clock since the last reading. Lists show distances from it."""
+        read, at = await self._read_clock.get()
+        return read + timedelta(seconds=time.monotonic() - at)
+
+    async def _read_both_clocks(self) -> tuple[datetime, float]:
+        return await self._client.server_time(), time.monotonic()
+
     async def state(self) -> State:
         """Return the state of the whole database, as it was a moment ago at the earliest."""
         return await self.within(self._state.get())
@@ -202,6 +214,7 @@ class Reads:
     async def end(self) -> None:
         """End the reads that all viewers share."""
         await self._state.end()
+        await self._read_clock.end()
         for first in self._firsts.values():
             await first.end()
 
@@ -239,14 +252,14 @@ class Reads:
             limit=PAGE,
             cursor=cursor,
         )
-        return Found(page, await self._client.server_time())
+        return Found(page, await self._clock())
 
     async def rows(self, task_ids: Sequence[str]) -> tuple[Mapping[str, TaskFields], datetime]:
         """Return the tasks of a list that is shown already, by id."""
 
         async def read() -> tuple[Mapping[str, TaskFields], datetime]:
             found = await self._client.get_many(task_ids, fields=_LISTED)
-            return found.tasks, await self._client.server_time()
+            return found.tasks, await self._clock()
 
         return await self.within(read())
 
