@@ -113,7 +113,7 @@ def criteria(
     params: Mapping[str, Any] | None = None,
     tenant: str | None = None,
 ) -> dict[str, Any]:
-    """Check the criteria of a search and return them; raise InvalidInput.
+    """Check the criteria of a search and return them; raise InvalidInput, or InvalidKey for what is no key.
 
     With a `tenant`, the keys are those that the tenant gave.
     """
@@ -131,6 +131,8 @@ def criteria(
             if field == "status" and str(value) not in TaskStatus.__members__:
                 known = ", ".join(TaskStatus.__members__)
                 raise InvalidInput(f"{shown(value)} is no status: use {known}.", field="status")
+            if field == "key":
+                check_key(value)
         texts = [str(value) for value in several]
         checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
     if lookup is not None:

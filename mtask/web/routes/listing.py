@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 
 from mtask.errors import InvalidInput
+from mtask.model.publishing.identity import MAX_KEY_BYTES
 from mtask.store.driver.extended_json import parse_strict
 from mtask.web import views
 from mtask.web.access import Caller
@@ -12,14 +13,17 @@ from mtask.web.bodies import about
 from mtask.web.models.tasks import TaskCount, TaskList
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, given_instant, router
-from mtask.web.schemas import FIELDS, INSTANT, Status
+from mtask.web.schemas import FIELDS, INSTANT, Key, Status
 
 routes = router("tasks")
 
 _MOST_LISTED = 1000
 _LOOKUP, _PARAMS = "lookup.", "params."
 _FREE = (_LOOKUP, _PARAMS)
-KeyPrefix = Annotated[str | None, Query(min_length=1, description="The beginning of the keys.")]
+KeyPrefix = Annotated[
+    str | None, Query(min_length=1, max_length=MAX_KEY_BYTES, description="The beginning of the keys.")
+]
+Keys = Annotated[list[Key] | None, Query(description="May be given several times.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 Statuses = Annotated[list[Status] | None, Query(description="May be given several times.")]
 
@@ -32,7 +36,7 @@ async def find(
     status: Statuses = None,
     name: Several = None,
     queue: Several = None,
-    key: Several = None,
+    key: Keys = None,
     worker_id: Several = None,
     fields: Annotated[
         str | None,
@@ -79,7 +83,7 @@ async def count(
     status: Statuses = None,
     name: Several = None,
     queue: Several = None,
-    key: Several = None,
+    key: Keys = None,
     worker_id: Several = None,
     key_prefix: KeyPrefix = None,
     most: Annotated[int, Query(ge=1, le=10_000, description="Count no more than this.")] = 10_000,

@@ -181,6 +181,11 @@ def test_a_restricted_plan_stays_within_its_keys(client: AnyClient, store: SyncS
         ("retry", {"status": ["FAIL", "INIT"]}),
         ("cancel", {"status": "FAIL"}),
         ("remove", {"status": "LOST"}),
+        ("retry", {"key": ""}),
+        ("retry", {"key": ["a", ""]}),
+        ("remove", {"name": "a", "key": ["k" * 513]}),
+        ("remove", {"name": "a", "key_prefix": ""}),
+        ("cancel", {"key_prefix": "é" * 257}),
     ],
 )
 def test_what_is_no_bulk_change_is_refused(action: Any, criteria: dict[str, Any]) -> None:

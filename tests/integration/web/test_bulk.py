@@ -106,6 +106,9 @@ def test_what_is_no_bulk_change_is_refused(mongo_uri: str, database_name: str) -
             {"plan": ""},
             {"plan": "x.y", "dry_run": True},
             {"filter": {"params": {"$where": "1"}}, "dry_run": True},
+            {"filter": {"key": [""]}, "dry_run": True},
+            {"filter": {"key": ["k" * 513]}, "dry_run": True},
+            {"filter": {"key_prefix": ""}, "dry_run": True},
         ):
             answer = await server.ask("POST", "/v1/bulk/retry", json=body)
             assert answer.status_code == 422, (body, answer.text)
