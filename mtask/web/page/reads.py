@@ -192,12 +192,8 @@ class Reads:
             raise DatabaseUnavailable("it did not answer in time") from None
 
     async def now(self) -> datetime:
-        """Return the server's time."""
-        return await self.within(self._client.server_time())
-
-    async def _clock(self) -> datetime:
-        """Return the server's time, by this process's clock since the last reading. Lists show distances from it."""
-        read, at = await self._read_clock.get()
+        """Return the server's time, by this process's clock since the last reading."""
+        read, at = await self.within(self._read_clock.get())
         return read + timedelta(seconds=time.monotonic() - at)
 
     async def _read_both_clocks(self) -> tuple[datetime, float]:
@@ -220,7 +216,7 @@ class Reads:
 
     async def _read_state(self) -> State:
         # Counts may take their time. That the database is away is known soon, so that no former state hides it.
-        now = await self.now()
+        now = await self.within(self._client.server_time())
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
         counted = await self._counts.queues.get()
@@ -252,14 +248,14 @@ class Reads:
             limit=PAGE,
             cursor=cursor,
         )
-        return Found(page, await self._clock())
+        return Found(page, await self.now())
 
     async def rows(self, task_ids: Sequence[str]) -> tuple[Mapping[str, TaskFields], datetime]:
         """Return the tasks of a list that is shown already, by id."""
 
         async def read() -> tuple[Mapping[str, TaskFields], datetime]:
             found = await self._client.get_many(task_ids, fields=_LISTED)
-            return found.tasks, await self._clock()
+            return found.tasks, await self.now()
 
         return await self.within(read())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,16 +38,17 @@ def test_the_end_of_a_process_is_waited_for_and_its_zombie_removed(
 def test_the_wait_does_not_look_again_and_again(
     reader: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(seconds: float) -> None:
-        raise OSError("no sleep here")
+    def refuse(timeout: float | None = None) -> int:
+        raise OSError("this wait looks again and again")
 
-    monkeypatch.setattr(time, "sleep", refuse)
+    # Only of this process: threads of other tests' clients sleep meanwhile.
+    monkeypatch.setattr(reader, "wait", refuse)
     opened: list[int] = []
     open_pidfd = os.pidfd_open
 
     def noting(pid: int) -> int:
         opened.append(open_pidfd(pid))
-        return opened[0]
+        return opened[-1]
 
     monkeypatch.setattr(os, "pidfd_open", noting)
     assert not wait_for_end(reader, 0.01)
