@@ -1,4 +1,4 @@
-"""Public names of a package are imported at their first use: a process needs few, and all take long to import."""
+"""Public names and rarely used modules are imported at their first use: a process needs few, and all take long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from typing import Any
 
 
 def names_of(
@@ -28,3 +29,15 @@ def names_of(
         return sorted({*namespace, *module_of, *packages})
 
     return get, names
+
+
+class LazyModule:
+    """Stands for a module that is imported when the first of its names is used. Threads may use it at once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found

@@ -57,14 +57,15 @@ PHRASES = {
         ("in an `async with` block", "in a `with` block"),
         # The sync iterator begins at once, not at the start of its block.
         (
-            "return Events(self._store, asked, self._make_ready)",
-            "return Events(self._store, asked, self._make_ready).open()",
+            "return events_sync.Events(self._store, asked, self._make_ready)",
+            "return events_sync.Events(self._store, asked, self._make_ready).open()",
         ),
         # A session of Motor has no type of the driver.
         ("session: Any = None", "session: SyncSession | None = None"),
         (
-            "from mtask.store.driver.operation import Operation, T\n",
-            "from mtask.store.driver.operation import Operation, T\nfrom mtask.store.driver.types import SyncSession\n",
+            "    from mtask.store.driver.operation import Operation, T\n",
+            "    from mtask.store.driver.operation import Operation, T\n"
+            "    from mtask.store.driver.types import SyncSession\n",
         ),
     ),
     "mtask/client/reading/completed_aio.py": (

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mtask.client.asking.within import PublishMiddleware
 from mtask.client.operating.actions import ActionLog
-from mtask.client.reading import decrypting
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
+from mtask.lazy import LazyModule
 from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
 from mtask.store import diagnosis
@@ -27,8 +27,11 @@ from mtask.store.layout import setup
 from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
+    from mtask.client.reading import decrypting
     from mtask.store.driver.types import AsyncMongoClient
     from mtask.store.encryption.sealer import Sealer
+else:
+    decrypting = LazyModule("mtask.client.reading.decrypting")  # only a client with encryption needs it
 
 
 def _sealer_for(encryption: Encryption, source: Any) -> Sealer:

@@ -6,54 +6,86 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from mtask.client.asking import flow_requests, pointing, publication, requests, several
-from mtask.client.asking.flows import Flow, FlowPublication
-from mtask.client.asking.pointing import TaskPointer
-from mtask.client.asking.publication import UNCHANGED, TaskRef, TaskSpec
+from mtask.client.asking import pointing, publication, requests
+from mtask.client.asking.publication import UNCHANGED, TaskSpec
 from mtask.client.connection_sync import SyncConnection
-from mtask.client.diagnosis import backlog, doctor, explain, position
-from mtask.client.diagnosis.position import Position
-from mtask.client.operating import actions as action_requests
-from mtask.client.operating import bulk as bulk_requests
-from mtask.client.operating import controls as control_requests
-from mtask.client.operating import purging as purging_requests
-from mtask.client.operating import scheduling
-from mtask.client.operating.actions import Action
-from mtask.client.operating.bulk import Bulk, BulkPlan
-from mtask.client.operating.scheduling import ScheduleArguments, ScheduleSpec, When
-from mtask.client.reading import following as event_requests
-from mtask.client.reading import metrics as metric_requests
-from mtask.client.reading import pages, versions, views
-from mtask.client.reading import run_logs as run_log_requests
-from mtask.client.reading.completed_sync import Completed
-from mtask.client.reading.events_sync import Events
-from mtask.client.reading.flows import FlowRow, FlowState
-from mtask.client.reading.metrics import FleetMetrics
-from mtask.client.reading.pages import TaskPage
-from mtask.client.reading.partial import FoundTasks, TaskFields
+from mtask.client.patience import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
+from mtask.lazy import LazyModule
 from mtask.model.actions import DONE, Intent
-from mtask.model.callbacks.callback import CallbackRef
-from mtask.model.controls import Control
-from mtask.model.documents import Task, WorkerDocument
 from mtask.model.encryption.encryption import name_of_key
-from mtask.model.options import TaskOptions
-from mtask.model.publishing.lookup import Lookup
 from mtask.model.publishing.tenants import stored_key
-from mtask.model.run_logs import RunLog
-from mtask.model.scheduling.schedules import Schedule
-from mtask.store import diagnosis
-from mtask.store.driver.operation import Operation, T
-from mtask.store.driver.types import SyncSession
-from mtask.store.encryption import sealing
-from mtask.store.encryption.vault import KeyRow
-from mtask.store.flows.operating import ChangedFlow
-from mtask.store.flows.publishing import PublishedFlow
-from mtask.store.tasks import counting
-from mtask.store.tasks.counting import Count, QueueCounts
-from mtask.store.tasks.publishing import IfExists, IfRunning, Published
+
+if TYPE_CHECKING:
+    from mtask.client.asking import flow_requests, flows, several
+    from mtask.client.asking.flows import Flow
+    from mtask.client.asking.pointing import TaskPointer
+    from mtask.client.asking.publication import TaskRef
+    from mtask.client.diagnosis import backlog, doctor, explain, position
+    from mtask.client.diagnosis.doctor import Finding
+    from mtask.client.diagnosis.position import Position
+    from mtask.client.operating import actions as action_requests
+    from mtask.client.operating import bulk as bulk_requests
+    from mtask.client.operating import controls as control_requests
+    from mtask.client.operating import purging as purging_requests
+    from mtask.client.operating import scheduling
+    from mtask.client.operating.actions import Action
+    from mtask.client.operating.bulk import Bulk, BulkPlan
+    from mtask.client.operating.scheduling import ScheduleArguments, When
+    from mtask.client.reading import completed_sync, events_sync, pages, versions, views
+    from mtask.client.reading import following as event_requests
+    from mtask.client.reading import metrics as metric_requests
+    from mtask.client.reading import run_logs as run_log_requests
+    from mtask.client.reading.completed_sync import Completed
+    from mtask.client.reading.events_sync import Events
+    from mtask.client.reading.flows import FlowRow, FlowState
+    from mtask.client.reading.metrics import FleetMetrics
+    from mtask.client.reading.pages import TaskPage
+    from mtask.client.reading.partial import FoundTasks, TaskFields
+    from mtask.model.callbacks.callback import CallbackRef
+    from mtask.model.controls import Control
+    from mtask.model.documents import Task, WorkerDocument
+    from mtask.model.options import TaskOptions
+    from mtask.model.publishing.lookup import Lookup
+    from mtask.model.run_logs import RunLog
+    from mtask.model.scheduling.schedules import Schedule
+    from mtask.store import diagnosis
+    from mtask.store.driver.operation import Operation, T
+    from mtask.store.driver.types import SyncSession
+    from mtask.store.encryption import sealing
+    from mtask.store.encryption.vault import KeyRow
+    from mtask.store.flows.operating import ChangedFlow
+    from mtask.store.flows.publishing import PublishedFlow
+    from mtask.store.tasks import counting
+    from mtask.store.tasks.counting import Count, QueueCounts
+    from mtask.store.tasks.publishing import IfExists, IfRunning, Published
+else:
+    # A service that publishes needs none of these.
+    flow_requests = LazyModule("mtask.client.asking.flow_requests")
+    flows = LazyModule("mtask.client.asking.flows")
+    several = LazyModule("mtask.client.asking.several")
+    backlog = LazyModule("mtask.client.diagnosis.backlog")
+    doctor = LazyModule("mtask.client.diagnosis.doctor")
+    explain = LazyModule("mtask.client.diagnosis.explain")
+    position = LazyModule("mtask.client.diagnosis.position")
+    action_requests = LazyModule("mtask.client.operating.actions")
+    bulk_requests = LazyModule("mtask.client.operating.bulk")
+    control_requests = LazyModule("mtask.client.operating.controls")
+    purging_requests = LazyModule("mtask.client.operating.purging")
+    scheduling = LazyModule("mtask.client.operating.scheduling")
+    completed_sync = LazyModule("mtask.client.reading.completed_sync")
+    events_sync = LazyModule("mtask.client.reading.events_sync")
+    pages = LazyModule("mtask.client.reading.pages")
+    versions = LazyModule("mtask.client.reading.versions")
+    views = LazyModule("mtask.client.reading.views")
+    event_requests = LazyModule("mtask.client.reading.following")
+    metric_requests = LazyModule("mtask.client.reading.metrics")
+    run_log_requests = LazyModule("mtask.client.reading.run_logs")
+    diagnosis = LazyModule("mtask.store.diagnosis")
+    sealing = LazyModule("mtask.store.encryption.sealing")
+    counting = LazyModule("mtask.store.tasks.counting")
 
 
 class Client(SyncConnection):
@@ -196,7 +228,7 @@ class Client(SyncConnection):
         published inside that transaction. Raises InvalidFlow and other subclasses of InvalidInput, FlowConflict,
         WorkersTooOld, and subclasses of DatabaseError.
         """
-        with FlowPublication(flow, self._middleware, self._tenant) as publication:
+        with flows.FlowPublication(flow, self._middleware, self._tenant) as publication:
             return publication.done(self._transact(publication.operation, session))
 
     def get(self, task: TaskRef, key: str) -> Task:
@@ -449,7 +481,7 @@ class Client(SyncConnection):
                 try:
                     if happening is None:
                         wanted = event_requests.follow_task(waiting.task_id)
-                        happening = Events(self._store, wanted, self._make_ready)
+                        happening = events_sync.Events(self._store, wanted, self._make_ready)
                         happening.open()
                     else:
                         waiting.note(happening.poll(patience))
@@ -473,18 +505,18 @@ class Client(SyncConnection):
         events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
         TaskNotFound if a task does not exist, or is removed or expires during the wait.
         """
-        return Completed(self, several.wait_for_many(tasks, timeout, self._tenant))
+        return completed_sync.Completed(self, several.wait_for_many(tasks, timeout, self._tenant))
 
     def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
         """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
         waiting = several.wait_for_many(tasks, timeout, self._tenant)
-        with Completed(self, waiting) as completed:
+        with completed_sync.Completed(self, waiting) as completed:
             found = {task.id: task for task in completed}
         return [found[task_id] for task_id in waiting.task_ids]
 
     def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
         """Wait until one of the tasks has ended; return this task. See `as_completed`."""
-        with Completed(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
+        with completed_sync.Completed(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
             return completed.__next__()
 
     def events(
@@ -507,7 +539,7 @@ class Client(SyncConnection):
         was read. Raises InvalidInput.
         """
         asked = event_requests.follow(name, queue, key, after, since, self._tenant)
-        return Events(self._store, asked, self._make_ready).open()
+        return events_sync.Events(self._store, asked, self._make_ready).open()
 
     @staticmethod
     def etag(task: Task) -> str:
@@ -757,7 +789,8 @@ class Client(SyncConnection):
                 try:
                     if happening is None:
                         # The client looks once more after the stream is open, so that no end is missed.
-                        happening = Events(self._store, event_requests.follow_flow(flow_key), self._make_ready)
+                        wanted = event_requests.follow_flow(flow_key)
+                        happening = events_sync.Events(self._store, wanted, self._make_ready)
                         happening.open()
                         waiting.look_again()
                     else:
@@ -796,7 +829,7 @@ class Client(SyncConnection):
         queue: str | None = None,
         name: str | None = None,
         tenant: str | None = None,
-        timeout: timedelta | float | None = control_requests.PATIENCE,
+        timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Stop workers from claiming tasks of this queue, name or tenant until `resume`. Current runs continue.
 
@@ -812,7 +845,7 @@ class Client(SyncConnection):
         queue: str | None = None,
         name: str | None = None,
         tenant: str | None = None,
-        timeout: timedelta | float | None = control_requests.PATIENCE,
+        timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does."""
         return self._put_control(control_requests.pause(queue, name, tenant, paused=False, timeout=timeout))
@@ -828,7 +861,7 @@ class Client(SyncConnection):
         key_rate: control_requests.Rate | None = None,
         tenant_concurrency: int | None = None,
         tenant_rate: control_requests.Rate | None = None,
-        timeout: timedelta | float | None = control_requests.PATIENCE,
+        timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Limit the runs of a queue's tasks, or of a tenant's tasks in all queues, counted over all workers.
 
@@ -857,7 +890,7 @@ class Client(SyncConnection):
         queue: str,
         fair: bool = True,
         *,
-        timeout: timedelta | float | None = control_requests.PATIENCE,
+        timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Let the tenants of a queue take turns, or let them no longer.
 
@@ -874,7 +907,7 @@ class Client(SyncConnection):
         *,
         success: int | None = None,
         fail: int | None = None,
-        timeout: timedelta | float | None = control_requests.PATIENCE,
+        timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Keep only the newest finished tasks of a queue.
 
@@ -927,7 +960,7 @@ class Client(SyncConnection):
 
         Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
         """
-        spec = ScheduleSpec(schedule_id, task, when, params, **given)
+        spec = scheduling.ScheduleSpec(schedule_id, task, when, params, **given)
         definition = spec.prepare(self._tenant)
         change = scheduling.put(definition, if_exists)
         return self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
@@ -1038,7 +1071,7 @@ class Client(SyncConnection):
         """Return a task with the reasons why it waits, or a malformed document with its fault; raise TaskNotFound."""
         return self._run(explain.inspect(task_id))
 
-    def diagnose(self, *, patience: timedelta = doctor.PATIENCE) -> list[doctor.Finding]:
+    def diagnose(self, *, patience: timedelta = OVERDUE) -> list[Finding]:
         """Examine the server, the collections, the workers and the tasks; return the findings. This changes nothing.
 
         A problem is returned as a finding and raises no error. Due tasks that no worker can take are a WARN. They are a

@@ -66,7 +66,7 @@ class Actor:
 class ActionDocument(BaseModel):
     """One document in the collection `actions`: the beginning of an action, or its result."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id", min_length=1)]  #: a result has the action's id with ":result" behind it
     #: When the server stored the document. The server fills this in, to the second, and no two have the same.

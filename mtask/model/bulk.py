@@ -127,7 +127,7 @@ def _text_of(value: bytes) -> str:
 class BulkDocument(BaseModel):
     """A bulk change that was begun: one document in the collection `bulks`."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id")]
     action: Action

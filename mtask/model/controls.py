@@ -35,7 +35,7 @@ class Limit(BaseModel):
     None: no such limit.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
 
     concurrency: Annotated[int, Field(ge=1, le=MAX_PERMITS), WHOLE] | None = None
     starts: Annotated[int, Field(ge=1, le=MAX_PERMITS), WHOLE] | None = None
@@ -59,7 +59,7 @@ class Limit(BaseModel):
 class Control(BaseModel):
     """The control of one queue, one task name or one tenant."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id")]  #: for example "queue:mail", "name:send_email" or "tenant:acme"
     kind: Kind
@@ -109,7 +109,7 @@ class Running(BaseModel):
 class PermitPoolDocument(BaseModel):
     """The permits of a limited queue, of one limit_key or tenant in it, or of a tenant: a document in `places`."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[
         Text, Field(alias="_id")

@@ -63,7 +63,7 @@ MAX_CALLS = 1000
 _MARSHAL_VERSION = 2
 _MAX_KNOWN_BYTES = 1_000
 
-_document = ConfigDict(extra="ignore", populate_by_name=True)
+_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 #: A BSON date. Text that looks like a date is refused, because the server would not compare it as a date.
 Instant = Annotated[AwareDatetime, Strict()]
 #: A BSON string. Bytes are refused.

@@ -92,7 +92,7 @@ RetryScope = Literal["task", "worker"]
 class TaskOption(BaseModel):
     """The options of a task, under the names that they have in its document. Durations are whole milliseconds."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="ignore")
 
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000), WHOLE] = 0
     concurrent_worker_cnt: Annotated[int, Field(ge=1, le=MAX_WORKERS_PER_TASK), WHOLE] = 1

@@ -16,7 +16,7 @@ MAX_LINES = 10_000
 MAX_BYTES = 256 * 1024
 MAX_TEXT, MAX_TRACEBACK = 4_000, 16_000
 
-_document = ConfigDict(extra="ignore", populate_by_name=True)
+_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
 
 class LogLine(BaseModel):

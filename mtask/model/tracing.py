@@ -23,7 +23,7 @@ Trace = Mapping[str, str]
 class TraceContext(BaseModel):
     """The span that has published a task."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(defer_build=True, extra="ignore")
 
     # Who cannot read a text follows no trace. So a text of another form makes no task malformed.
     traceparent: Annotated[str, Strict(), Field(max_length=MAX_TRACEPARENT)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mtask.client.asking import within
 from mtask.client.asking.pointing import TaskPointer, id_of, ids_of, position_of
@@ -21,7 +21,7 @@ from mtask.client.asking.publication import (
     prepare_many,
 )
 from mtask.client.asking.within import PublishMiddleware
-from mtask.client.reading import decrypting, views
+from mtask.client.reading import views
 from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields
 from mtask.client.reading.versions import is_etag_of
 from mtask.errors import (
@@ -42,17 +42,33 @@ from mtask.errors import (
     TaskRunning,
     shown,
 )
+from mtask.lazy import LazyModule
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks, gathering, workers
+from mtask.store import workers
 from mtask.store.driver.operation import Operation
-from mtask.store.encryption import sealing, unsealing
-from mtask.store.flows import retention, settling
+from mtask.store.encryption import sealing
 from mtask.store.statements import filters
-from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import Policy, Published
+
+if TYPE_CHECKING:
+    from mtask.client.reading import decrypting
+    from mtask.store import callbacks, gathering
+    from mtask.store.encryption import unsealing
+    from mtask.store.flows import retention, settling
+    from mtask.store.streams import events
+    from mtask.store.streams.events import TaskEvent
+else:
+    # A plain publish needs none of these.
+    decrypting = LazyModule("mtask.client.reading.decrypting")
+    callbacks = LazyModule("mtask.store.callbacks")
+    gathering = LazyModule("mtask.store.gathering")
+    unsealing = LazyModule("mtask.store.encryption.unsealing")
+    retention = LazyModule("mtask.store.flows.retention")
+    settling = LazyModule("mtask.store.flows.settling")
+    events = LazyModule("mtask.store.streams.events")
 
 T = TypeVar("T")
 #: The most attempts of a change that another change of the task disturbs.
@@ -390,7 +406,7 @@ class WaitPolicy:
 
     def note(self, event: TaskEvent | None) -> None:
         """If the event is the removal of the task, set `is_removed`."""
-        self.is_removed |= event is not None and event.kind is EventKind.REMOVED
+        self.is_removed |= event is not None and event.kind is events.EventKind.REMOVED
 
     def next_pause(self, elapsed: float) -> float | None:
         """Return the seconds to wait before the next read, or None when time is up."""

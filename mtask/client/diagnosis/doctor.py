@@ -21,10 +21,8 @@ from mtask.store.layout import setup
 from mtask.store.layout.schema import schema_title
 from mtask.store.queues import controls
 
-__all__ = ["PATIENCE", "Finding", "Level", "examine"]
+__all__ = ["Finding", "Level", "examine"]
 
-#: The longest time that a due task may wait. A longer wait is a problem.
-PATIENCE = timedelta(minutes=5)
 CLOCK_TOLERANCE = timedelta(seconds=2)
 OPLOG_WINDOW = timedelta(hours=1)
 #: The longest time that an expired task may still exist. MongoDB's TTL monitor runs once a minute.

@@ -29,9 +29,6 @@ from mtask.store.tasks.publishing import milliseconds
 Rate: TypeAlias = tuple[int, timedelta | float]
 #: The most workers that an error names.
 _EXAMPLES = 5
-#: The default time limit of a wait for confirmations. It is longer than the time for which a dead worker counts as
-#: live.
-PATIENCE = timedelta(seconds=60)
 
 
 def control_of(document: Mapping[str, Any]) -> Control:

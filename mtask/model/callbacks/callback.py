@@ -41,7 +41,7 @@ _FIELDS = frozenset({"url", "on", "secret"})
 class Callback(BaseModel):
     """Whom the ends of a task are told to."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     url: Annotated[Text, Field(pattern=r"^https?://", max_length=MAX_URL)]
     on: Annotated[list[Told], Field(min_length=1, max_length=3)]
@@ -54,7 +54,7 @@ class Callback(BaseModel):
 class OwedCallback(BaseModel):
     """One end of a task that is still to be told. `url`, `secret` and `tenant` are those of the callback at the end."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     number: PositiveCount  #: the number of the end: 1 for the first one that is told
     status: Told

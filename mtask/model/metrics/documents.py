@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtask.model.documents import Instant, Text
 from mtask.model.options import Count
 
-_document = ConfigDict(extra="ignore", populate_by_name=True)
+_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 #: A sum of durations, in seconds. The bound is far above all sums.
 Seconds = Annotated[float, Field(ge=0, le=1e15)]
 #: The `_id` of the totals of dead workers, and of the counts of tasks.

@@ -45,7 +45,7 @@ def _scalar(value: Any) -> Any:
 class LookupEntry(BaseModel):
     """One pair of a lookup's name and value, as a task's document holds it."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(defer_build=True, extra="ignore")
 
     k: Annotated[str, Field(pattern=LOOKUP_NAME_PATTERN), Strict()]
     v: Annotated[SealedAny, AfterValidator(_scalar)]

@@ -28,7 +28,7 @@ Overlap = Literal["allow", "skip"]
 #: The origin of a schedule. "app": a handler of an app declares the schedule. "client": a client made it.
 Source = Literal["app", "client"]
 
-_document = ConfigDict(extra="ignore", populate_by_name=True)
+_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 _MILLISECOND = timedelta(milliseconds=1)
 #: The most firings that can lie within GRACE.
 _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1

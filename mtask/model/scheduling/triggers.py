@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPARE = 8
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
-_trigger = ConfigDict(frozen=True, extra="forbid")
+_trigger = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
 
 def _whole(moment: datetime) -> datetime:

@@ -67,6 +67,18 @@ STARTS = {
             "typer",
         },
     ),
+    "from mtask import Client": (
+        f"from mtask import Client\n{_MODULES}",
+        {
+            "mtask.app",
+            "mtask.client.aio",
+            "mtask.client.asking.flow_requests",
+            "mtask.client.diagnosis",
+            "mtask.client.reading.completed_sync",
+            "mtask.client.reading.decrypting",
+            "mtask.store.flows.settling",
+        },
+    ),
     "mtask find": (
         _FIND,
         {
