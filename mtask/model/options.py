@@ -41,6 +41,8 @@ MAX_COUNT = 2**53
 
 
 def _as_integer(value: object) -> object:
+    if type(value) is int:  # nearly always; the checks below take longer
+        return value
     # Drivers of other languages write large whole numbers as doubles, so such doubles are accepted. Text and booleans
     # are refused as mistakes.
     if isinstance(value, bool | str | bytes):

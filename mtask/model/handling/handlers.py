@@ -73,6 +73,8 @@ class Handler:
         """
         if params is None and self.sole_parameter is None:
             params = {}
+        if not self.fields and type(params) is dict and not params:
+            return {}  # nothing is expected, and nothing is given
         if not isinstance(params, Mapping):
             if params is None:
                 params = {}

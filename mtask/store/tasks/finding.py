@@ -60,6 +60,9 @@ SCAN_VIEW: Mapping[str, Any] = {
     "task_state.status": 1,
     "now": x.NOW,
 }
+#: The same without the server's time. An expression in a projection costs the server a third of the query's CPU, and
+#: the client a quarter of what it takes to read the answer.
+_TIMELESS_VIEW: Mapping[str, Any] = {field: wanted for field, wanted in SCAN_VIEW.items() if field != "now"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Scan:
     """The result of one batch query."""
 
     documents: list[Document]
+    #: The server's time. None: nothing was found, or only due tasks were asked for.
     server_time: datetime | None
     is_complete: bool
     #: Whether some of the found tasks are not due yet.
@@ -88,12 +92,13 @@ def scan(
     The highest priority comes first. Among equal priorities, the longest due task comes first.
 
     `left_out` holds limit_keys to exclude. `also` holds further guards. If `timeout` is None, the usual limit of an
-    operation applies.
+    operation applies. If `horizon_ms` is 0, all found tasks are due, and the scan does not ask for the server's time.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
     claimable = filters.with_guards(claimable, also)
-    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout))
+    view = SCAN_VIEW if horizon_ms else _TIMELESS_VIEW
+    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view))
 
 
 def scan_begun(
@@ -168,17 +173,19 @@ def _scan(
     limit: int,
     index: str,
     timeout: timedelta | None = None,
+    view: Mapping[str, Any] = SCAN_VIEW,
 ) -> Operation[Scan]:
-    call = tasks("find", criteria, SCAN_VIEW, sort=order, limit=limit, batch_size=limit, hint=index)
+    call = tasks("find", criteria, view, sort=order, limit=limit, batch_size=limit, hint=index)
     found = yield call.within(timeout)
-    now = found[0]["now"] if found else None
-    return Scan(found, now, len(found) < limit, any(_is_future(document, now) for document in found))
+    now = found[0].get("now") if found else None
+    has_future = now is not None and any(_is_future(document, now) for document in found)
+    return Scan(found, now, len(found) < limit, has_future)
 
 
-def _is_future(document: Document, now: datetime | None) -> bool:
+def _is_future(document: Document, now: datetime) -> bool:
     state = document.get("task_state")
     moment = state.get("next_preempt_time") if isinstance(state, dict) else None
-    return isinstance(moment, datetime) and now is not None and moment > now
+    return isinstance(moment, datetime) and moment > now
 
 
 def look(task_ids: Sequence[str]) -> Operation[list[Document]]:

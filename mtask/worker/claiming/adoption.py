@@ -67,7 +67,9 @@ class Adoption:
                 if isinstance(read, Exception):
                     raise read
                 task, is_readable = read
-                own = next(entry for entry in reversed(task.runs) if entry.run_id == run_ids[task_id])
+                run_id, own = run_ids[task_id], task.runs[-1]
+                if own.run_id != run_id:
+                    own = next(entry for entry in reversed(task.runs) if entry.run_id == run_id)
                 run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
             except Exception as error:  # an error at one task does not stop the others' adoption

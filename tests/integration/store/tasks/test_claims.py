@@ -437,6 +437,17 @@ def test_a_ping_tells_the_holder_that_it_is_to_stop(store: SyncStore) -> None:
     assert store.run(claims.held(["task:k"]))[0]["task_state"]["cancel_requested"] is True
 
 
+def test_scan_for_due_tasks_alone_finds_no_others_and_asks_for_no_time(store: SyncStore) -> None:
+    publish(store, "now")
+    publish(store, "soon", start=timedelta(seconds=5))
+    due = store.run(finding.scan(["default"], ["task"], "w", 0, 10))
+    assert ([found["_id"] for found in due.documents], due.server_time, due.has_future) == (["task:now"], None, False)
+    near = store.run(finding.scan(["default"], ["task"], "w", 10_000, 10))
+    assert [found["_id"] for found in near.documents] == ["task:now", "task:soon"]
+    assert near.server_time is not None
+    assert near.has_future
+
+
 def test_a_claim_whose_reply_was_lost_is_read_back_by_its_token(store: SyncStore) -> None:
     for key in ("a", "b", "c"):
         publish(store, key)
