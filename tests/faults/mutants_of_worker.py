@@ -23,6 +23,7 @@ _CLAIMS = "tests/integration/worker/claiming/test_claims.py"
 _DOCUMENTS = "tests/integration/worker/test_documents.py"
 _ENDINGS = "tests/integration/worker/running/test_endings.py"
 _LEAKS = "tests/integration/worker/test_leaks.py"
+_GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
 
 _SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
@@ -109,6 +110,30 @@ WORKER_MUTATIONS = (
         (Edit(_ADOPTION,
               'self._limits.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
+    ),
+    Mutation(
+        "gives-way-with-events-at-hand",
+        "A worker lets others go first though further events have come with the last one.",
+        (Edit(_STREAM, "if not stream.has_more:", "if True:"),),
+        (f"{_GIVING_WAY}::test_events_that_came_together_are_all_taken_before_a_worker_gives_way",),
+    ),
+    Mutation(
+        "never-gives-way",
+        "All workers read their streams again at once while the first one claims.",
+        (Edit(_STREAM, "await asyncio.sleep(_GIVE_WAY)", "pass"),),
+        (f"{_GIVING_WAY}::test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not",),
+    ),
+    Mutation(
+        "gives-way-in-a-series",
+        "A worker lets others go first after each event, so that a series of events comes late.",
+        (Edit(_STREAM, "elif self._last_event - last > _APART:", "else:"),),
+        (f"{_GIVING_WAY}::test_events_in_series_are_not_late",),
+    ),
+    Mutation(
+        "stream-read-before-the-claim",
+        "A worker asks for the next event first and sends its claim second.",
+        (Edit(_STREAM, "_TURNS_OF_CLAIM = 2", "_TURNS_OF_CLAIM = 0"),),
+        (f"{_GIVING_WAY}::test_claim_is_sent_before_the_stream_is_read_again",),
     ),
     Mutation(
         "no-scan-after-a-lost-stream",

@@ -253,6 +253,12 @@ class Stream:
         """Whether more events can come."""
         return self._cursor.alive
 
+    @property
+    def has_more(self) -> bool:
+        """Whether further events have come with the last one, so that the next one costs no read."""
+        # The driver tells this only to itself, for the resume token.
+        return self._cursor._cursor._has_next()
+
     async def next(self) -> Event | None:
         """Return the next event, or None if none came for a while. Raises DatabaseError."""
         if self._traffic.density is not self.density and self.is_open:

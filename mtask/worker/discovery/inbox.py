@@ -124,6 +124,10 @@ class Inbox:
             # that time reads the rest.
             self._look_when_due(task_id, name, due)
 
+    def ranks_first(self, task_id: Any) -> bool:
+        """Whether this worker ranks first for a task. True for a malformed `_id`: nobody ranks for it."""
+        return type(task_id) is not str or self._ranks.rank(task_id, task_id.partition(":")[0]) == 0
+
     def is_served(self, queue: str | None) -> bool:
         """Whether this worker serves the queue."""
         return queue in self._queues

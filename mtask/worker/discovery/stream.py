@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from math import inf
+from time import monotonic
 
 from mtask.errors import MtaskError
 from mtask.model.rules import HORIZON
@@ -22,6 +24,13 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
+#: After an event of a task for which another worker ranks first, this worker leaves its stream unread for this time, in
+#: seconds. Meanwhile the first worker claims the task. The claim and its end then wake no stream that waits.
+_GIVE_WAY = 0.015
+#: A worker gives way only if its last event came this many seconds ago or earlier. So a series of events is not late.
+_APART = 0.05
+#: The number of turns of the event loop from an event to the claim that it causes.
+_TURNS_OF_CLAIM = 2
 
 
 class StreamLoop:
@@ -43,6 +52,8 @@ class StreamLoop:
         self._scans = scans
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
+        #: The time of the last event with which no other came (monotonic seconds).
+        self._last_event = -inf
         self.event_cnt = 0
         #: Whether a change stream is open, so that no event is missed.
         self.is_open = False
@@ -93,8 +104,25 @@ class StreamLoop:
     async def _read(self, stream: Stream) -> None:
         while stream.is_open and not self._is_stopping:
             event = await stream.next()
-            if event is not None and not self._take(event):
+            if event is None:
+                continue
+            if not self._take(event):
                 return
+            if not stream.has_more:
+                await self._let_claim(event)
+
+    async def _let_claim(self, event: Event) -> None:
+        """Read the stream again only when the worker that ranks first has had its turn to claim the task."""
+        last, self._last_event = self._last_event, monotonic()
+        if event.kind is not EventKind.TASK_INSERTED or not event.is_wanted:
+            return
+        if self._inbox.ranks_first(event.task_id):
+            # The claimer wakes in the loop's next turn, and the claim is sent in the turn after it. The next read of
+            # the stream is prepared while the server works on the claim.
+            for _ in range(_TURNS_OF_CLAIM):
+                await asyncio.sleep(0)
+        elif self._last_event - last > _APART:
+            await asyncio.sleep(_GIVE_WAY)
 
     def _take(self, event: Event) -> bool:
         """Handle one event without a call to the database; return False if a new stream must be opened."""
