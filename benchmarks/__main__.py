@@ -23,6 +23,7 @@ from benchmarks.cases import (
     idle,
     isolation,
     latency,
+    metrics,
     payload,
     peers,
     publish,
@@ -60,6 +61,7 @@ BENCHMARKS: dict[str, Measure] = {
     "encryption": encryption.measure,
     "web": web.measure,
     "start": start.measure,
+    "metrics": metrics.measure,
 }
 _USUAL_TASKS = {
     "publish": publish.TASKS,
@@ -345,6 +347,23 @@ def _encryption(
     _run({"encryption": Options(runs, tasks)}, Shared(uri, folder, cache_mb))
 
 
+@app.command("metrics")
+def _metrics(
+    finished: Finished = _USUAL.finished,
+    delayed: Delayed = 0,
+    rate: Annotated[float | None, _rate(metrics.RATE, "Scrapes")] = None,
+    window: Window = metrics.WINDOW,
+    uri: Uri = None,
+    runs: Runs = metrics.RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """Scrapes of `mtask metrics` in a large collection: what the server and the process take, over whole rounds."""
+    options = Options(runs, rate=rate, finished=finished, delayed=delayed, window=window)
+    _run({"metrics": options}, Shared(uri, folder, cache_mb))
+
+
 @app.command("start")
 def _start(
     uri: Uri = None,
@@ -414,7 +433,7 @@ def _all(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """All benchmarks but `peers`, one after the other, on one server."""
+    """All benchmarks but `metrics` and `peers`, one after the other, on one server."""
     sizes = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
     options = Options(runs, workers=workers, window=window, **sizes)
     counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _COUNTS = "mtask/store/metrics/counts.py"
+_EXPOSITION = "mtask/client/exposing/exposition.py"
 _FLEET = "mtask/store/metrics/fleet.py"
 _METER = "mtask/worker/state/meter.py"
 _RECORDER = "mtask/worker/upkeep/recorder.py"
@@ -17,6 +18,12 @@ _COUNT_TESTS = "tests/integration/store/metrics/test_counts.py"
 _WORKER_TESTS = "tests/integration/worker/upkeep/test_recorder.py"
 
 METRIC_MUTATIONS = (
+    Mutation(
+        "text-of-former-counts",
+        "Scrapes show the first counts of tasks for ever.",
+        (Edit(_EXPOSITION, "time != fleet.count_time", "time is None"),),
+        ("tests/unit/client/test_exposing.py::test_text_of_one_count_is_made_once_and_the_rest_anew",),
+    ),
     Mutation(
         "totals-without-a-guard",
         "Of two processes that fold at once, the second undoes what the first has added.",

@@ -44,10 +44,10 @@ def metrics(
 
     if port is None and host is not None:
         raise InvalidInput("--host needs --port: without it, the metrics are printed once.", field="host")
-    client = cli.client(reads_only=True)
+    client, text_of = cli.client(reads_only=True), exposition.FleetText()
 
     def make() -> bytes:
-        return exposition.text_of(list(exposition.of_fleet(client.metrics())))
+        return text_of.of(client.metrics())
 
     if port is None:
         text = make().decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -37,9 +38,38 @@ def text_of(families: Sequence[Metric]) -> bytes:
     return generate_latest(registry)
 
 
+class FleetText:
+    """Makes the text of each scrape of the metrics of all workers and queues.
+
+    The lines of tasks and queues stay the same until the tasks are counted again. So their text is made once for each
+    count: with many queues, they are most of the lines.
+    """
+
+    def __init__(self) -> None:
+        self._counted: tuple[datetime | None, bytes] = (None, b"")
+
+    def of(self, fleet: FleetMetrics) -> bytes:
+        """Return the text. Several threads may call this, with metrics of one database."""
+        time, text = self._counted
+        if fleet.count_time is None or time != fleet.count_time:
+            text = text_of(list(_of_queues(fleet)))
+            self._counted = (fleet.count_time, text)
+        return text + text_of(list(_of_workers(fleet)))
+
+
 def of_fleet(fleet: FleetMetrics) -> Iterator[Metric]:
     """Return the metrics of all workers and queues."""
     yield from _of_queues(fleet)
+    yield from _of_workers(fleet)
+
+
+def _of_workers(fleet: FleetMetrics) -> Iterator[Metric]:
+    if fleet.count_time is not None:
+        yield GaugeMetricFamily(
+            "mtask_counts_age_seconds",
+            "Time since the tasks were counted for mtask_tasks.",
+            value=max(0.0, (fleet.time - fleet.count_time).total_seconds()),
+        )
     yield from of_tally(fleet.tally)
     workers = [one.worker for one in fleet.workers]
     slots = {one.worker.worker_id: {"busy": one.busy_cnt, "free": one.free_cnt} for one in fleet.workers}
@@ -85,12 +115,6 @@ def _of_queues(fleet: FleetMetrics) -> Iterator[Metric]:
         age.add_metric([found.queue], seconds)
         former.add_metric([found.queue], seconds)
     yield from (tasks, bounded, age, former)
-    if fleet.count_time is not None:
-        yield GaugeMetricFamily(
-            "mtask_counts_age_seconds",
-            "Time since the tasks were counted for mtask_tasks.",
-            value=max(0.0, (fleet.time - fleet.count_time).total_seconds()),
-        )
 
 
 def of_tally(tally: Tally) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from prometheus_client.core import GaugeMetricFamily
 
 from mtask.client import AsyncClient
-from mtask.client.exposing.exposition import CONTENT_TYPE, of_fleet, text_of
+from mtask.client.exposing.exposition import CONTENT_TYPE, FleetText, text_of
 from mtask.web.bodies import about
 from mtask.web.routes.common import TheHub, router
 
@@ -21,12 +21,13 @@ class Metrics:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self._text_of = FleetText()
 
     async def read(self) -> bytes:
         """Return the metrics as text."""
         fleet = await self._client.metrics()
         # Hundreds of names make thousands of lines, so they are written in a thread.
-        return await asyncio.to_thread(lambda: text_of(list(of_fleet(fleet))))
+        return await asyncio.to_thread(self._text_of.of, fleet)
 
 
 @routes.get(
