@@ -91,7 +91,7 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the page or the API answer; raise a Refusal."""
         self._admit(scope)
-        if self._page.owns(scope["path"]):
+        if scope["mtask.is_page"]:
             await self._page(scope, receive, send)
             return
         # What the request changes goes into the action log under the name of its token.
@@ -108,7 +108,8 @@ class Gate:
         _check_origin(headers, scope, host)
         paths.check_query(scope.get("query_string", b""))
         path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
-        caller = ANYBODY if path in _WITHOUT_TOKEN or self._page.owns(path) else self._caller(headers)
+        is_page = scope["mtask.is_page"] = self._page.owns(path, headers.get("accept", ""))
+        caller = ANYBODY if is_page or path in _WITHOUT_TOKEN else self._caller(headers)
         scope["mtask.caller"] = caller
         # Who asks whether the server lives is never turned away: an orchestrator would end the server.
         delay = 0.0 if path in _WITHOUT_TOKEN else self._rates.delay(caller.name, time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -40,6 +41,9 @@ from mtask.web.tokens import Tokens
 logger = logging.getLogger("mtask.web")
 _LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
 _HEADS = frozenset({"GET", "HEAD"})
+#: The first segments of the API's addresses.
+_OF_THE_API = frozenset({"v1", "jobs", "metrics", "healthz", "readyz"})
+_FIRST = re.compile("[/:]")
 
 
 class WebPage:
@@ -56,9 +60,14 @@ class WebPage:
             self.addresses |= views.addresses
         self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 
-    def owns(self, path: str) -> bool:
-        """Whether the page answers at this path, and not the API."""
-        return path in self._paths or path == _ICON or path.startswith(_STATIC)
+    def owns(self, path: str, accept: str = "") -> bool:
+        """Whether the page answers at this path, and not the API. `accept` is the request's header Accept.
+
+        A browser at an address that nothing serves gets a page that says so.
+        """
+        if path in self._paths or path == _ICON or path.startswith(_STATIC):
+            return True
+        return "text/html" in accept and _FIRST.split(path.removeprefix("/"))[0] not in _OF_THE_API
 
     async def end(self) -> None:
         """End all live pages."""
@@ -124,6 +133,8 @@ class WebPage:
             left.headers["Set-Cookie"] = set_cookie(request, "")
             return left
         address = self.addresses.get((method, path))
+        if address is None and path not in self._paths:
+            raise NotFound("There is no such address.")
         if address is None:
             raise MethodNotAllowed("This address does not take this method.")
         visit = Visit(request, self._parts, session, query_of(request), form)

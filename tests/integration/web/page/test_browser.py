@@ -46,6 +46,10 @@ VIEWS = {
     "schedules": ("/schedules", "nightly-report"),
     "log": ("/log", "add schedule"),
 }
+#: The tables and figures that show only a part of what they hold. A graph may be larger than the screen.
+_CUT = """return [...document.querySelectorAll('.scroll:not(.graph), .figure b')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1)
+  .map(e => `${e.innerText.slice(0, 60)} ${e.scrollWidth} ${e.clientWidth}`)"""
 ON_PHONE_IN_THE_DARK = ("overview", "tasks-filtered", "task-failed", "flow")
 
 
@@ -69,6 +73,49 @@ def test_view_fits_wide_and_phone_and_dark_without_a_complaint(
                 name = f"{view}{'-phone' * (width == PHONE)}{'-dark' * is_dark}.png"
                 browser.picture(PICTURES / name)
     assert browser.js("return document.querySelectorAll('main script, main img, [onerror]').length") == 0
+
+
+def test_nothing_leads_out_of_a_phone_s_screen(browser: Browser, stage: Stage) -> None:
+    stage.client.add_schedule("far-away", "send_email", "30 2 * * *", timezone="America/Argentina/ComodRivadavia")
+    browser.size(PHONE)
+    for path, text in (
+        ("/", "Oldest due"),
+        ("/queues", "reports"),
+        ("/flows", "order-4711"),
+        ("/schedules", "ComodRivadavia"),
+        ("/log", "far-away"),
+        (task("charge_card", "order-7"), "web-1"),
+    ):
+        browser.open(path)
+        browser.shows(text)
+        # As long as a distance gets.
+        browser.js("for (const e of document.querySelectorAll('time[data-ago]')) e.textContent = '59 min 59 s ago'")
+        assert browser.js(_CUT) == [], path
+    stage.client.remove_schedule("far-away")
+
+
+def test_question_opens_within_a_phone_s_screen(browser: Browser) -> None:
+    browser.size(PHONE)
+    browser.open(task("sync_stock", "stock/hamburg"))
+    for action in ("cancel", "remove"):
+        browser.press(f"#{action} summary")
+        left, right = browser.js(
+            "const r = document.querySelector(`#${arguments[0]} .sheet`).getBoundingClientRect();"
+            "return [r.left, r.right]",
+            action,
+        )
+        assert 0 <= left < right <= PHONE, action
+        assert browser.is_too_wide() == "", action
+        browser.press(f"#{action} summary")
+
+
+def test_filter_that_is_refused_is_asked_once_and_offers_no_change(browser: Browser, stage: Stage) -> None:
+    browser.open("/tasks?status=NONE")
+    browser.shows("status: use WAITING")
+    browser.complaints()  # Chromium tells of the answer 422 itself
+    assert "No task matches" not in browser.text()
+    assert browser.all("#bulk") == []
+    assert browser.js("return document.getElementById('live').hasAttribute('hx-get')") is False
 
 
 def test_login_takes_the_token_out_of_the_address_bar(browser: Browser, stage: Stage) -> None:

@@ -372,3 +372,24 @@ def test_a_referer_that_is_no_address_leads_to_no_page(serve: Callable[..., None
             assert (paused.status_code, paused.headers["location"]) == (303, "/queue?queue=q")
 
     serve(scenario)
+
+
+def test_browser_at_an_unknown_address_gets_a_page_and_a_program_a_problem(serve: Callable[..., None]) -> None:
+    html = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+    async def scenario(server: Serving) -> None:
+        async with visiting(server, "read") as visitor:
+            for path in ("/nowhere", "/tasks/echo/a", "//", "/" + "x" * 300):
+                page = await visitor.get(path, **html)
+                assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8"), path
+                assert "There is no such address." in page.text
+                assert 'href="/tasks"' in page.text, "it leads on"
+            for path in ("/v1/nowhere", "/v1/tasks:nothing", "/metrics", "/jobs"):
+                answer = await visitor.get(path, **html)
+                assert (answer.status_code, answer.headers["content-type"]) == (401, "application/problem+json"), path
+            assert (await visitor.get("/nowhere")).headers["content-type"] == "application/problem+json"
+        async with visiting(server) as stranger:
+            led = await stranger.get("/nowhere", **html)
+            assert (led.status_code, led.headers["location"]) == (303, "/login?next=%2Fnowhere")
+
+    serve(scenario)
