@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtask.cli.context import CALL_TIMEOUT, SERVER_TIMEOUT, Cli
+from mtask.cli.context import SERVER_TIMEOUT, Cli
 from mtask.cli.options import command
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
@@ -98,7 +98,6 @@ def web(
             cli.uri(),
             database=cli.database(),
             check=not read_only,
-            timeout=CALL_TIMEOUT,
             server_timeout=SERVER_TIMEOUT,
             middleware=middleware,
             encryption=cli.encryption(),

@@ -159,3 +159,25 @@ def test_page_says_that_the_database_is_away_and_goes_on(single_set: ReplicaSet,
         single_set.restart(node)
         eventually(lambda: http.get("/").status_code == 200, PATIENCE, "it goes on by itself")
     assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_a_publish_is_answered_with_its_key_while_the_database_is_frozen(
+    single_set: ReplicaSet, tmp_path: Path
+) -> None:
+    body = {"name": "a", "params": {}}
+    with (
+        command(single_set.uri, "frozen", tmp_path) as (_, printed),
+        httpx.Client(base_url=printed["url"], timeout=40, trust_env=False) as http,
+    ):
+        http.headers["Authorization"] = f"Bearer {printed['token']}"
+        assert http.post("/v1/tasks", json=body).status_code == 201
+        node = single_set.primary()
+        single_set.pause(node)
+        try:
+            answer = http.post("/v1/tasks", json=body)  # takes 10 s: the limit of one call of the client
+        finally:
+            single_set.resume(node)
+        assert answer.status_code == 503
+        key = answer.json()["key"]
+        again = http.put(f"/v1/tasks/a/{key}", json={"params": {}})
+        assert again.status_code in (200, 201)
