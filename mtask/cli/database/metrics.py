@@ -54,7 +54,7 @@ def metrics(
         cli.answer({"metrics": text}) if cli.is_json else sys.stdout.write(text)
         return
     address = DEFAULT_HOST if host is None else host
-    with serving.serving(address, port, make, exposition.CONTENT_TYPE) as bound:
+    with serving.serving(address, port, serving.Kept(make), exposition.CONTENT_TYPE) as bound:
         shown = f"[{address}]" if ":" in address else address
         url = f"http://{shown}:{bound}/metrics"
         cli.answer({"url": url}, f"metrics: {url}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,8 @@ _PATHS = frozenset({"/", "/metrics"})
 #: The time after which a slow client is cut off, in seconds.
 _PATIENCE = 10.0
 _MAX_PORT = 65_535
+#: The time for which an answer is kept, in seconds. It is far below the interval of a scraper.
+_KEPT = 1.0
 
 
 class _Server(ThreadingHTTPServer):
@@ -72,6 +75,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log no scrapes."""
+
+
+class Kept:
+    """Keeps an answer for a second, so that many scrapes cost what one costs. Threads may ask at once."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._answer: tuple[bytes, float] | None = None
+
+    def __call__(self) -> bytes:
+        """Return the kept answer, or make a new one. What `make` raises is raised, and not kept."""
+        with self._lock:
+            if self._answer is None or time.monotonic() - self._answer[1] >= _KEPT:
+                made_at = time.monotonic()  # the answer is as old as its reading
+                self._answer = self._make(), made_at
+            return self._answer[0]
 
 
 def check_address(host: str, port: int) -> None:

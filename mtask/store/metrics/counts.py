@@ -27,8 +27,8 @@ _MS = timedelta(milliseconds=1)
 #: The most tasks of a queue and status that metrics count, by keys of an index.
 MOST_COUNTED = 100_000
 #: The longest time for which one process counts for all; and the least time for which counts are fresh. They are fresh
-#: for `_TIMES` the time that the counting took. So counts take less than a hundredth of one core of the database.
-_LEASE, _FRESH, _TIMES = timedelta(seconds=60), timedelta(seconds=2), 150
+#: for `_TIMES` the time that the counting took. So counts take a third of a hundredth of one core of the database.
+_LEASE, _FRESH, _TIMES = timedelta(seconds=60), timedelta(seconds=2), 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
-"""The text of metrics: what was made for earlier counts of tasks is used again only for the same counts."""
+"""The text of metrics: what was made is used again only for the same counts of tasks, or within a second."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mtask.client.exposing import exposition
+from mtask.client.exposing import exposition, serving
 from mtask.client.reading.metrics import FleetMetrics, QueueMetrics
+from mtask.errors import MtaskError
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import TaskStatus
 from mtask.store.tasks.counting import Count
+from tests.mongo import eventually
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -56,3 +59,18 @@ def test_tasks_that_are_not_counted_yet_leave_no_text_behind() -> None:
     counted = fleet(NOW, 4)
     assert parsed(text_of.of(counted)) == whole(counted)
     assert parsed(text_of.of(uncounted)) == whole(uncounted)
+
+
+def test_answer_is_kept_for_a_second_and_a_failure_is_not() -> None:
+    made = iter([b"first", b"second"])
+    kept = serving.Kept(lambda: next(made))
+    assert [kept(), kept()] == [b"first", b"first"]
+    eventually(lambda: kept() == b"second", 20, "a second has passed")
+
+    def fail() -> bytes:
+        raise MtaskError("away")
+
+    broken = serving.Kept(fail)
+    for _ in range(2):
+        with pytest.raises(MtaskError):
+            broken()

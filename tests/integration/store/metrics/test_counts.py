@@ -57,7 +57,7 @@ def test_counts_are_shared_until_a_pause_is_over(store: SyncStore) -> None:
     assert document is not None
     took = document["update_time"] - document["count_time"]
     pause = document["fresh_until"] - document["update_time"]
-    assert pause == max(timedelta(seconds=2), 150 * took)
+    assert pause == max(timedelta(seconds=2), 300 * took)
     keep_fresh(store)
     publish(store, "c")
     assert counted(store) == {"default": 1, "other": 1}
