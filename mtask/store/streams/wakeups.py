@@ -255,9 +255,12 @@ class Stream:
 
     @property
     def has_more(self) -> bool:
-        """Whether further events have come with the last one, so that the next one costs no read."""
-        # The driver tells this only to itself, for the resume token.
-        return self._cursor._cursor._has_next()
+        """Whether further events have come with the last one, so that the next one costs no read.
+
+        The driver tells this only to itself, for the resume token. False with a driver that no longer does.
+        """
+        has_next = getattr(getattr(self._cursor, "_cursor", None), "_has_next", None)
+        return has_next is not None and bool(has_next())
 
     async def next(self) -> Event | None:
         """Return the next event, or None if none came for a while. Raises DatabaseError."""

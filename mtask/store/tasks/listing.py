@@ -38,8 +38,6 @@ _PLACE = "p"
 STEPS = (1_000, 2_000)
 #: The largest set of tasks that is sorted as a whole.
 SORTED = 10_000
-#: The most tasks of one instant that are sorted at once. A walk along the ids usually fills a page from more tasks.
-_TIED = 500
 #: The most ranges of an index that one query merges.
 _PAIRS = 200
 #: The most names that are looked for, and the most ids that are read, for a page.
@@ -149,19 +147,11 @@ class _Span:
     """The tasks of a walk that descends between two instants."""
 
     low: datetime | None
-    high: datetime | None  #: exclusive, unless `is_high_included`
+    high: datetime | None  #: exclusive
     is_low_excluded: bool = False
-    is_high_included: bool = False
-    #: The span whose later end this is. The steps of the walk are counted from the beginning of that span.
-    whole: _Span | None = None
-
-    @property
-    def counted(self) -> _Span:
-        """The span from whose beginning the steps are counted."""
-        return self.whole or self
 
     def part(self, path: str) -> Filter:
-        bounds = {} if self.high is None else {"$lte" if self.is_high_included else "$lt": self.high}
+        bounds = {} if self.high is None else {"$lt": self.high}
         bounds |= {} if self.low is None else {"$gt" if self.is_low_excluded else "$gte": self.low}
         return {path: bounds} if bounds else {}
 
@@ -170,17 +160,8 @@ class _Span:
 
     def split(self, at: Place) -> tuple[list[_Part], list[_Part]]:
         """Return the parts up to a place, with the task there, and the parts behind it."""
-        done: list[_Part] = [replace(self, low=at.time, is_low_excluded=True), _Tie(at.time, None, at.task_id)]
+        done: list[_Part] = [_Span(at.time, self.high, True), _Tie(at.time, None, at.task_id)]
         return done, [_Tie(at.time, at.task_id), _Span(self.low, at.time)]
-
-    def is_behind(self, at: Place) -> bool:
-        """Whether the place lies before the beginning of this span."""
-        return self.high is not None and at.time > self.high
-
-    def split_before(self, at: Place) -> tuple[list[_Part], list[_Part]]:
-        """Return the part up to the instant of a place, and the part from this instant on. No instant is split."""
-        later = _Span(self.low, at.time, self.is_low_excluded, True, self.counted)
-        return [replace(self, low=at.time, is_low_excluded=True)], [later]
 
     def begin(self) -> Place | None:
         return None if self.high is None else Place(self.high, "")
@@ -193,11 +174,6 @@ class _Tie:
     time: datetime
     below: str | None
     least: str | None = None
-
-    @property
-    def counted(self) -> _Tie:
-        """The tasks from whose beginning the steps are counted: these."""
-        return self
 
     def part(self, path: str) -> Filter:
         ids = {} if self.below is None else {"$lt": self.below}
@@ -403,29 +379,14 @@ def _descend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[li
         if walk.tested:
             if not steps:
                 return rows, part.begin()
-            mark: Place | None = None
-            size = steps[0]
-            if pending:
-                # The walk goes on behind the tasks of this instant: they count as a part of the step. Mostly there are
-                # few of them, or none.
-                size = yield from count_up_to({**walk.ranges, **part.part(path)}, size, walk.index)
-                if not size:
-                    continue
-            if size < steps[0]:
-                steps[0] -= size
-            else:
-                mark = yield from walk.key_at(part.counted.part(path), size, part.order(path))
-                if mark is not None and isinstance(part, _Span) and part.is_behind(mark):
-                    # So many tasks were added since the step before that the count ended among those already passed.
-                    mark = yield from walk.key_at(part.part(path), size, part.order(path))
+            mark = yield from walk.key_at(part.part(path), steps[0], part.order(path))
             if mark is not None:
-                done = steps.pop(0)
+                steps.pop(0)
                 now, behind = part.split(mark)
-                if isinstance(part, _Span) and steps:
-                    # Another step follows. It begins at an instant: that takes fewer queries than one between two ids.
-                    now, behind = part.split_before(mark)
-                    steps[0] += done
                 pending = [*behind, *pending]
+            elif pending:
+                # The walk goes on behind the tasks of this instant: they count as a part of the step.
+                steps[0] -= yield from count_up_to({**walk.ranges, **part.part(path)}, steps[0], walk.index)
         for each in now:
             if len(rows) < limit:
                 rows += yield from walk.find(each.part(path), limit - len(rows), each.order(path))
@@ -502,13 +463,12 @@ def _tie_of(
     """Return the tasks of one instant with ids behind this one, sorted by id, and where the search stopped."""
     tie: Filter = {walk.order.path: time}
     by_id = [("_id", 1)]
-    ranges, few = {**walk.ranges, **tie}, min(_TIED, SORTED)
-    if (yield from count_up_to(ranges, few + 1, walk.index)) <= few:
+    if (yield from count_up_to({**walk.ranges, **tie}, SORTED + 1, walk.index)) <= SORTED:
         return (yield from walk.find({**tie, "_id": {"$gt": after}}, limit, by_id)), None
-    # If there are very many tasks of this instant, a walk along the ids soon meets them: the count of them costs more.
+    # There are so many tasks of this instant that a walk along the ids soon meets them.
     along = replace(walk, index=_ID_INDEX)
     rows: list[Document] = []
-    for number, step in enumerate(steps or STEPS[:1]):
+    for step in steps or STEPS[:1]:
         ids: Filter = {"$gt": after}
         passed = yield tasks("find", {"_id": ids}, {"_id": 1}, sort=by_id, skip=step - 1, limit=1, hint=_ID_INDEX)
         end = passed[0]["_id"] if passed and isinstance(passed[0]["_id"], str) else None
@@ -517,7 +477,4 @@ def _tie_of(
         if len(rows) >= limit or end is None:
             return rows, None
         after = end
-        if number == 0 and (yield from count_up_to(ranges, SORTED + 1, walk.index)) <= SORTED:
-            rows += yield from walk.find({**tie, "_id": {"$gt": after}}, limit - len(rows), by_id)
-            return rows, None
     return rows, Place(time, after)
