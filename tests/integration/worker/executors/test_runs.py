@@ -208,10 +208,14 @@ def test_no_more_isolated_tasks_are_claimed_than_executors_take_soon(
             for number in range(3):
                 await it.ended(await it.publish("here", f"{number}"), "SUCCESS")
             assert it.bench.count("RUNNING") == 2
+            assert sum(len(it.bench.state(task_id)["worker_states"]) for task_id in held) == 2
             it.open_gate()
             for task_id in held:
                 await it.ended(task_id, "SUCCESS")
-            assert {len(it.bench.state(task_id)["worker_states"]) for task_id in held} == {1}
+                # Now runs may wait for an executor. On a slow machine one may wait too long, and is handed back.
+                *others, last = it.bench.state(task_id)["worker_states"]
+                assert last["status"] == "SUCCESS"
+                assert all("no slot free" in one["fail_reason"] for one in others)
             await it.bench.at_rest()
 
     asyncio.run(scenario())
