@@ -19,7 +19,7 @@ _PATHS = frozenset({"/", "/metrics"})
 _PATIENCE = 10.0
 _MAX_PORT = 65_535
 #: The time for which an answer is kept, in seconds. It is far below the interval of a scraper.
-_KEPT = 1.0
+_KEPT = 2.0
 
 
 class _Server(ThreadingHTTPServer):
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Kept:
-    """Keeps an answer for a second, so that many scrapes cost what one costs. Threads may ask at once."""
+    """Keeps an answer for two seconds, so that many scrapes cost what one costs. Threads may ask at once."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""The text of metrics: what was made is used again only for the same counts of tasks, or within a second."""
+"""The text of metrics: it is used again for the same counts of tasks, or for two seconds."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_tasks_that_are_not_counted_yet_leave_no_text_behind() -> None:
     assert parsed(text_of.of(uncounted)) == whole(uncounted)
 
 
-def test_answer_is_kept_for_a_second_and_a_failure_is_not() -> None:
+def test_answer_is_kept_for_two_seconds_and_a_failure_is_not() -> None:
     made = iter([b"first", b"second"])
     kept = serving.Kept(lambda: next(made))
     assert [kept(), kept()] == [b"first", b"first"]
-    eventually(lambda: kept() == b"second", 20, "a second has passed")
+    eventually(lambda: kept() == b"second", 20, "two seconds have passed")
 
     def fail() -> bytes:
         raise MtaskError("away")
