@@ -29,8 +29,6 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 _GIVE_WAY = 0.015
 #: A worker gives way only if its last event came this many seconds ago or earlier. So a series of events is not late.
 _APART = 0.05
-#: The number of turns of the event loop from an event to the claim that it causes.
-_TURNS_OF_CLAIM = 2
 
 
 class StreamLoop:
@@ -109,19 +107,17 @@ class StreamLoop:
             if not self._take(event):
                 return
             if not stream.has_more:
-                await self._let_claim(event)
+                await self._give_way(event)
 
-    async def _let_claim(self, event: Event) -> None:
-        """Read the stream again only when the worker that ranks first has had its turn to claim the task."""
+    async def _give_way(self, event: Event) -> None:
+        """Leave the stream unread for a moment if another worker ranks first for a new task."""
         last, self._last_event = self._last_event, monotonic()
-        if event.kind is not EventKind.TASK_INSERTED or not event.is_wanted:
-            return
-        if self._inbox.ranks_first(event.task_id):
-            # The claimer wakes in the loop's next turn, and the claim is sent in the turn after it. The next read of
-            # the stream is prepared while the server works on the claim.
-            for _ in range(_TURNS_OF_CLAIM):
-                await asyncio.sleep(0)
-        elif self._last_event - last > _APART:
+        if (
+            event.kind is EventKind.TASK_INSERTED
+            and event.is_wanted
+            and self._last_event - last > _APART
+            and not self._inbox.ranks_first(event.task_id)
+        ):
             await asyncio.sleep(_GIVE_WAY)
 
     def _take(self, event: Event) -> bool:
