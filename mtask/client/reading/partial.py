@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -74,6 +74,10 @@ class TaskFields(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return the fields with their values."""
+        return self._values.items()
 
     def __repr__(self) -> str:
         return f"TaskFields({self.id!r}, {dict(self._values)!r})"
