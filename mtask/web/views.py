@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -66,6 +66,8 @@ def instant(moment: datetime) -> str:
 
 def plain(value: Any) -> Any:
     """Return a value of mtask's own in JSON types."""
+    if value is None or type(value) is str or type(value) is bool:
+        return value
     if isinstance(value, datetime):
         return instant(value)
     if isinstance(value, timedelta):
@@ -74,11 +76,12 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    return extended_exactly(value)
+    return str(value) if isinstance(value, str) else extended_exactly(value)
+
+
+def record(found: Any) -> Json:
+    """Return the fields of a dataclass that holds no other dataclass. Unlike `asdict`, this copies no value."""
+    return {field.name: plain(getattr(found, field.name)) for field in fields(found)}
 
 
 def task(found: Task, caller: Caller) -> Json:

@@ -1,6 +1,5 @@
 """The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
 
-from dataclasses import asdict
 from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -69,7 +68,7 @@ async def stats(counts: TheCounts) -> Any:
 @lru_cache(1)
 def _text_of(counted: Statistics) -> bytes:
     """Return statistics as JSON: the same text until they are counted anew."""
-    return views.text_of({"stats": [views.plain(asdict(row)) for row in counted.rows]})
+    return views.text_of({"stats": [views.record(row) for row in counted.rows]})
 
 
 @routes.get("/v1/queues", response_model=QueueList, openapi_extra=_READ)
@@ -203,7 +202,7 @@ async def actions(
         actor=actor, intent=intent, target=target, since=given_instant(since, "since"), limit=limit, after=cursor
     )
     next_cursor = found[-1].id if len(found) == limit else None
-    return views.answer({"actions": [views.plain(asdict(one)) for one in found], "next_cursor": next_cursor})
+    return views.answer({"actions": [views.record(one) for one in found], "next_cursor": next_cursor})
 
 
 # --- workers ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from mtask.model.listing import Order, Place
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import counting, listing
+from mtask.store.tasks import counting, listing, names
 from mtask.store.tasks.counting import Count
 from mtask.store.tasks.listing import Asked
 from tests.explaining import Examined, examined_by
@@ -256,7 +256,7 @@ def test_any_length_of_steps_gives_the_same_list(
 
 
 def test_a_cursor_of_a_tenant_names_no_key_of_another_one(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_NAMES", 1)  # so that the tenant's tasks are looked for among all tasks
+    monkeypatch.setattr(names, "MOST", 1)  # so that the tenant's tasks are looked for among all tasks
     monkeypatch.setattr(listing, "STEPS", (7, 40))
     for status in (None, "FAIL", "INIT"):
         asked = Asked({"key_prefix": "rare:", "status": status})
