@@ -89,26 +89,12 @@ def test_integers_that_a_double_cannot_hold_leave_as_text() -> None:
     ]
 
 
+_LEAVES: list[Any] = [
+    *(None, True, 1, -(2**53), 2**53 + 1, Int64(5), Int64(2**60), 1.5, -0.0, float("nan"), float("inf"), "", "a", b"b"),
+    *(ObjectId("0" * 24), Decimal128("1.2"), UUID(int=5), datetime(2020, 1, 1, tzinfo=UTC), MinKey(), Regex("a")),
+]
 _BSON = st.recursive(
-    st.sampled_from(
-        [
-            None,
-            True,
-            1,
-            -(2**53),
-            2**53 + 1,
-            Int64(5),
-            Int64(2**60),
-            1.5,
-            -0.0,
-            float("nan"),
-            float("inf"),
-            "",
-            "a",
-            b"b",
-        ]
-        + [ObjectId("0" * 24), Decimal128("1.2"), UUID(int=5), datetime(2020, 1, 1, tzinfo=UTC), MinKey(), Regex("a")]
-    ),
+    st.sampled_from(_LEAVES),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(st.sampled_from(["a", "", "b.c", "$oid", "$date", "é"]), inner, max_size=3),
