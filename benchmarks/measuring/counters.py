@@ -145,6 +145,12 @@ def cpu_of(pids: Iterable[int]) -> float:
     return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the processes that this process has started, and that are there."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for one in lists for child in one.split()]
+
+
 def _ticks(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
