@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -147,8 +148,11 @@ def cpu_of(pids: Iterable[int]) -> float:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that this process has started, and that are there."""
-    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for one in lists for child in one.split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _ticks(pid: int) -> int:

@@ -9,6 +9,8 @@ from math import inf
 
 #: The trials of each length. The shortest one counts: whatever else the machine does can only make a trial longer.
 _TRIALS = 200
+#: The longest wait for bare processes, in seconds: one that cannot start must not be waited for without an end.
+_PATIENCE = 300.0
 
 
 def spin(rounds: int) -> int:
@@ -35,9 +37,9 @@ def bare_rate(processes: int, rounds: int, count: int) -> float:
     several = [context.Process(target=_spin_often, args=(gate, rounds, count)) for _ in range(processes)]
     for one in several:
         one.start()
-    gate.wait()
+    gate.wait(_PATIENCE)
     began = time.monotonic()
-    gate.wait()
+    gate.wait(_PATIENCE)
     seconds = time.monotonic() - began
     for one in several:
         one.join()
@@ -45,10 +47,10 @@ def bare_rate(processes: int, rounds: int, count: int) -> float:
 
 
 def _spin_often(gate: threading.Barrier, rounds: int, count: int) -> None:
-    gate.wait()
+    gate.wait(_PATIENCE)
     for _ in range(count):
         spin(rounds)
-    gate.wait()
+    gate.wait(_PATIENCE)
 
 
 def _least_time(rounds: int) -> float:
