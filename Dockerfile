@@ -1,4 +1,4 @@
-# The worker: docker build -t mtask . && docker run -e MTASK_URI=URI mtask PACKAGE.MODULE:APP
+# The worker: docker build -t mtask . && docker run --init -e MTASK_URI=URI mtask PACKAGE.MODULE:APP
 # The web page: docker build --target web -t mtask-web . && docker run -e MTASK_URI=URI -e MTASK_WEB_TOKENS=JSON mtask-web
 # Your own app: an image `FROM mtask` that copies it into /service. docs/operations.md tells more.
 

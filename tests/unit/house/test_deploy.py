@@ -211,6 +211,14 @@ def test_worker_is_given_longer_to_stop_than_it_takes() -> None:
     assert "lifecycle" not in spec["containers"][0]
 
 
+def test_worker_is_not_the_first_process_of_its_container() -> None:
+    """The first process must reap what handlers leave behind, which a worker does not."""
+    assert pod("Deployment", "mtask-worker")["shareProcessNamespace"] is True
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    assert compose["services"]["worker"]["init"] is True
+    assert "docker run --init -e MTASK_URI=URI mtask " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
 def test_probes_of_the_worker_tell_a_dead_worker_from_an_absent_database(tmp_path: Path) -> None:
     [container] = pod("Deployment", "mtask-worker")["containers"]
     [path] = [variable["value"] for variable in container["env"] if variable["name"] == "MTASK_HEALTH_FILE"]
