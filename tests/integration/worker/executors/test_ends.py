@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_execut
             await it.ended(task_id, "FAIL")
             for pid in await children_of(it, task_id):
                 # Not even a zombie is left.
-                await until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), message=f"{pid} reaped")
+                gone = partial(_is_gone, pid)
+                await until(gone, message=f"{pid} reaped")
 
     asyncio.run(scenario())
 
@@ -257,3 +259,7 @@ def test_a_graceful_stop_waits_for_handlers_and_hands_the_others_back(
             assert not any(map(is_alive, pids))
 
     asyncio.run(scenario())
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
