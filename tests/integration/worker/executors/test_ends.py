@@ -78,9 +78,8 @@ def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_execut
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
             task_id = await it.publish("die", "1", {"folder": str(tmp_path), "how": "exit"}, **ONCE)
             await it.ended(task_id, "FAIL")
-            for pid in await children_of(it, task_id):
-                # Not even a zombie is left.
-                await until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), message=f"{pid} reaped")
+            [child] = await children_of(it, task_id)
+            await until(lambda: not Path(f"/proc/{child}").exists(), message="not even a zombie is left")
 
     asyncio.run(scenario())
 
