@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mtask.client.asking.publication import TaskSpec
 from mtask.errors import HandlerError
-from mtask.model.documents import Task
+from mtask.model.documents import StoredTask, Task
 from mtask.model.handling.middleware import Around, leave, name_of, tell_of_failure
 from mtask.model.status import RunStatus
 from mtask.model.tracing import Trace
@@ -106,7 +106,7 @@ class FinishCall:
     """
 
     #: The same as `task`, but it is not to be changed: to read it costs nothing.
-    stored_task: Task
+    stored_task: StoredTask
     run_id: str
     attempt: int
     worker_id: str
