@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,10 +78,8 @@ def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_execut
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
             task_id = await it.publish("die", "1", {"folder": str(tmp_path), "how": "exit"}, **ONCE)
             await it.ended(task_id, "FAIL")
-            for pid in await children_of(it, task_id):
-                # Not even a zombie is left.
-                gone = partial(_is_gone, pid)
-                await until(gone, message=f"{pid} reaped")
+            [child] = await children_of(it, task_id)
+            await until(lambda: not Path(f"/proc/{child}").exists(), message="not even a zombie is left")
 
     asyncio.run(scenario())
 
@@ -259,7 +256,3 @@ def test_a_graceful_stop_waits_for_handlers_and_hands_the_others_back(
             assert not any(map(is_alive, pids))
 
     asyncio.run(scenario())
-
-
-def _is_gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
