@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections import Counter
@@ -222,18 +223,32 @@ def _parsed(text: str) -> _Markup:
 @lru_cache
 def vocabulary() -> frozenset[tuple[str, str]]:
     """Return each element with each of its attributes, as the templates and the code have them."""
-    folder = files("mtask.web.page") / "templates"
-    known: set[tuple[str, str]] = {("time", ""), ("time", "datetime"), ("time", "title"), ("time", "data-ago")}
-    for template in folder.iterdir():
+    page = files("mtask.web.page")
+    known: set[tuple[str, str]] = set()
+    for template in (page / "templates").iterdir():
         source = re.sub(r"\{#.*?#\}|\{%.*?%\}", "", template.read_text(), flags=re.DOTALL)
-        source = re.sub(r"\{\{.*?\}\}", "x", source, flags=re.DOTALL)
-        for tag, attributes in _parsed(source).elements:
-            known |= {(tag, ""), *((tag, name) for name, _ in attributes)}
+        known |= _pairs(re.sub(r"\{\{.*?\}\}", "x", source, flags=re.DOTALL))
+    for drawn in ("rendering.py", "drawing/rows.py"):
+        for node in ast.walk(ast.parse((page / drawn).read_text())):
+            if isinstance(node, ast.JoinedStr):
+                known |= _pairs("".join(_literal(part) for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                known |= _pairs(node.value)
     return frozenset(known)
 
 
+def _pairs(source: str) -> set[tuple[str, str]]:
+    found = _parsed(source).elements
+    return {(tag, name) for tag, attributes in found for name in ("", *(name for name, _ in attributes))}
+
+
+def _literal(part: ast.expr) -> str:
+    """Return a part of a formatted text; `x` stands for what is put in."""
+    return part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "x"
+
+
 def page_faults(text: str) -> Iterable[str]:
-    """Return what a page holds that its templates do not make."""
+    """Return what a page holds that neither its templates nor the code that draws rows makes."""
     known = vocabulary()
     tags = "|".join(sorted({tag for tag, _ in known}))
     if not re.match(r"<!doctype html>\n", text) and "<html" in text:
