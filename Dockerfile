@@ -1,4 +1,4 @@
-# The worker: docker build -t mtask . && docker run -e MTASK_URI=URI mtask PACKAGE.MODULE:APP
+# The worker: docker build -t mtask . && docker run --init -e MTASK_URI=URI mtask PACKAGE.MODULE:APP
 # The web page: docker build --target web -t mtask-web . && docker run -e MTASK_URI=URI -e MTASK_WEB_TOKENS=JSON mtask-web
 # Your own app: an image `FROM mtask` that copies it into /service. docs/operations.md tells more.
 
@@ -8,10 +8,10 @@ WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY mtask ./mtask
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# Further extras of mtask, comma-separated: --build-arg EXTRAS=web,motor
+# The extras of mtask, comma-separated or empty: --build-arg EXTRAS=web,motor
 ARG EXTRAS=web
 RUN python -m venv --without-pip /opt/mtask \
-    && pip --python /opt/mtask/bin/python install --no-cache-dir --compile "$(echo /wheels/mtask-*.whl)[${EXTRAS}]"
+    && pip --python /opt/mtask/bin/python install --no-cache-dir --compile "$(echo /wheels/mtask-*.whl)${EXTRAS:+[$EXTRAS]}"
 
 FROM python:3.12-slim AS runtime
 # The number of the user, so that Kubernetes can tell that it is not root.

@@ -183,7 +183,7 @@ class _Tracing:
         """Observe the writing of an outcome."""
         if call.trace is not None and not is_sampled(call.trace):
             return  # nobody records its parent
-        task = call.task
+        task = call.stored_task
         attributes = _attributes("settle", "settle", task.queue, task.name)
         attributes |= {
             "messaging.message.id": task.id,

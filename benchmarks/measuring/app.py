@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.measuring.spinning import spin
 from mtask import App, Context
 from mtask.worker.worker import Worker
 
@@ -23,6 +24,7 @@ TELL_CLAIMS = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 app = App()
+app.task(spin)
 
 
 @app.task
@@ -33,14 +35,6 @@ async def noop() -> None:
 @app.task
 def sync_noop() -> None:
     """Do nothing, in a thread."""
-
-
-@app.task
-def spin(seconds: float) -> None:
-    """Use the processor in Python for this time, of this thread."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
 
 
 @app.task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -143,6 +144,15 @@ def cpu_parts(costs: Sequence[Cost]) -> dict[str, float]:
 def cpu_of(pids: Iterable[int]) -> float:
     """Return the CPU that these processes have taken so far, in seconds; a process that has ended counts 0."""
     return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that this process has started, and that are there."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _ticks(pid: int) -> int:

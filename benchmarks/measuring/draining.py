@@ -14,7 +14,7 @@ from typing import Any
 from pymongo import AsyncMongoClient
 
 from benchmarks.measuring import raw
-from benchmarks.measuring.counters import Cost
+from benchmarks.measuring.counters import Cost, children_of, cpu_of
 from benchmarks.measuring.fleet import APP, Claims, Fleet
 from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server, wait_until
 from mtask.model.rules import HORIZON
@@ -46,6 +46,19 @@ class Drained:
 
     cost: Cost
     claims: Claims
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The cost of a drain by a worker, and what the processes that it has started took beside it."""
+
+    cost: Cost
+    children_cpu: float  #: seconds
+
+    @property
+    def children_us(self) -> float:
+        """CPU of these processes for each task, µs."""
+        return self.children_cpu / self.cost.tasks * 1e6
 
 
 def insert_backlog(
@@ -109,16 +122,19 @@ def drain_with(
 
 def drain_warm(
     server: Server, scratch: Scratch, name: str, count: int, params: Any, flags: Sequence[str], executors: int
-) -> Cost:
+) -> Warm:
     """Drain a backlog by a worker with these flags, whose executors have all run a task before."""
     with Fleet(server, scratch, more_flags=flags) as fleet:
         start_executors(scratch, executors)
         fleet.hold_back()
         backlog = insert_backlog(scratch, name, count, params=lambda _: params)
+        children = [child for pid in fleet.pids for child in children_of(pid)]
         with server.metered(fleet.pids) as meter:
+            before = cpu_of(children)
             fleet.release()
             _wait_drained(scratch, fleet, meter, count)
-        return _cost(scratch, backlog, meter)
+            after = cpu_of(children)
+        return Warm(_cost(scratch, backlog, meter), after - before)
 
 
 def start_executors(scratch: Scratch, executors: int) -> None:

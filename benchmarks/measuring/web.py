@@ -6,10 +6,7 @@ Requests use bare connections: a comfortable client would take the cores that se
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,16 +14,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 from urllib.parse import urlsplit
 
-from benchmarks.measuring.counters import cpu_of
-from benchmarks.measuring.fleet import Process
-from benchmarks.measuring.server import NotMeasured, Scratch, Server, wait_quiet, wait_until
+from benchmarks.measuring.server import NotMeasured, Scratch, Server
+from benchmarks.measuring.serving import Serving
 from benchmarks.report.figures import quantile
 
-_START_PATIENCE = 120.0
 #: The longest time of one request, in seconds.
 _PATIENCE = 60.0
 #: The longest time, in seconds, that a connection is kept for another request.
@@ -36,60 +29,27 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LONGEST = 1 << 20
 
 
-class Web:
-    """`mtask web` on a database, as users start it; a context manager that opens when it serves."""
+class Web(Serving):
+    """`mtask web` on a database."""
 
     def __init__(self, server: Server, scratch: Scratch) -> None:
-        self._folder = Path(tempfile.mkdtemp(dir=server.folder))
-        flags = ["--uri", scratch.uri, "--database", scratch.name, "web", "--port", "0", "--json"]
-        self._process = Process("web", self._folder, "mtask.cli.main", *flags)
-        self._printed: Any = None
+        super().__init__(server, scratch, "web")
         self._cookie = ""
 
-    def __enter__(self) -> Self:
-        try:
-            wait_until(self._is_serving, _START_PATIENCE, "mtask web", interval=0.05)
-            self._cookie = asyncio.run(self._log_in())
-            wait_quiet([self.pid])
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port."""
-        parts = urlsplit(self._printed["url"])
-        return str(parts.hostname), int(parts.port or 0)
+    def opened(self) -> None:
+        """Begin the session of the page."""
+        self._cookie = asyncio.run(self._log_in())
 
     def request(self, path: str) -> bytes:
         """Return a GET of this path: of the API with the token, of the page with the cookie of a session."""
         host, port = self.address
         is_of_api = path.startswith(("/v1/", "/metrics", "/healthz", "/readyz"))
-        proof = f"Authorization: Bearer {self._printed['token']}" if is_of_api else f"Cookie: {self._cookie}"
+        proof = f"Authorization: Bearer {self.printed['token']}" if is_of_api else f"Cookie: {self._cookie}"
         return f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n{proof}\r\n\r\n".encode()
 
     def memory(self) -> int:
         """Return the resident memory of the process, in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-
-    def cpu(self) -> float:
-        """Return the CPU that the process has taken so far, in seconds."""
-        return cpu_of([self.pid])
-
-    def check(self) -> None:
-        """Raise NotMeasured if it has ended."""
-        self._process.check()
 
     def get(self, path: str) -> Answer:
         """Ask once."""
@@ -100,24 +60,12 @@ class Web:
 
         return asyncio.run(ask())
 
-    def _is_serving(self) -> bool:
-        self._process.check()
-        try:
-            self._printed = json.loads((self._folder / "web.log").read_text())
-        except ValueError:
-            return False
-        return True
-
     async def _log_in(self) -> str:
         """Exchange the token for the cookie of a session."""
-        path = urlsplit(self._printed["page"])
+        path = urlsplit(self.printed["page"])
         async with connected(self) as connection:
             answer = await connection.ask(f"{path.path}?{path.query}")
         return answer.headers["set-cookie"].partition(";")[0]
-
-    def _stop(self) -> None:
-        self._process.send(signal.SIGTERM)
-        self._process.end()
 
 
 @dataclass(frozen=True, slots=True)

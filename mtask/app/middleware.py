@@ -29,12 +29,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mtask.client.asking.publication import TaskSpec
 from mtask.errors import HandlerError
-from mtask.model.documents import Task
+from mtask.model.documents import StoredTask, Task
 from mtask.model.handling.middleware import Around, leave, name_of, tell_of_failure
 from mtask.model.status import RunStatus
 from mtask.model.tracing import Trace
@@ -105,7 +105,8 @@ class FinishCall:
     The `yield` returns True if the outcome was written, and False if the lease was lost.
     """
 
-    task: Task
+    #: The same as `task`, but it is not to be changed: to read it costs nothing.
+    stored_task: StoredTask
     run_id: str
     attempt: int
     worker_id: str
@@ -115,6 +116,15 @@ class FinishCall:
     returns: Any
     #: The span of the run, if it has one.
     trace: Trace | None = None
+    _task: Task | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def task(self) -> Task:
+        """The task as it was at the claim of the run. Its options are a copy, which is made when it is first read."""
+        if self._task is None:
+            object.__setattr__(self, "_task", self.stored_task.with_own_options())
+        assert self._task is not None
+        return self._task
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

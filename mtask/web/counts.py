@@ -25,17 +25,27 @@ class CountedQueues:
     time: datetime
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """The counts by queue, name and status. Each count is another one, whatever it has found."""
+
+    rows: Sequence[StatRow]
+
+
 class Counts:
     """The counts. A small database is counted as often as somebody asks, a large one for a fortieth of the time."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self.queues: Shared[CountedQueues] = Shared(self._count_queues, **_FRESH)
-        self.stats: Shared[Sequence[StatRow]] = Shared(lambda: client.stats(most=STATISTICS), **_FRESH)
+        self.stats: Shared[Statistics] = Shared(self._count_stats, **_FRESH)
 
     async def _count_queues(self) -> CountedQueues:
         now = await self._client.server_time()
         return CountedQueues(await self._client.queues(most=MOST), now)
+
+    async def _count_stats(self) -> Statistics:
+        return Statistics(await self._client.stats(most=STATISTICS))
 
     async def end(self) -> None:
         """End the counts that have begun."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,26 +42,46 @@ LISTED = (
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer in JSON."""
-    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return answer_of(text_of(document), status, headers)
+
+
+def text_of(document: Any) -> bytes:
+    """Return a document as JSON."""
+    return _ENCODER.encode(document).encode("ascii")
+
+
+def answer_of(text: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer with a text that is JSON already."""
     sent = {"Cache-Control": "no-store", **(headers or {})}
     return Response(text, status, headers=sent, media_type="application/json")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
+
+def instant(moment: datetime) -> str:
+    """Return an instant as ISO 8601 text in UTC."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
 def plain(value: Any) -> Any:
     """Return a value of mtask's own in JSON types."""
+    if value is None or type(value) is str or type(value) is bool:
+        return value
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return instant(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    return extended_exactly(value)
+    return str(value) if isinstance(value, str) else extended_exactly(value)
+
+
+def record(found: Any) -> Json:
+    """Return the fields of a dataclass that holds no other dataclass. Unlike `asdict`, this copies no value."""
+    return {field.name: plain(getattr(found, field.name)) for field in fields(found)}
 
 
 def task(found: Task, caller: Caller) -> Json:
@@ -133,12 +153,12 @@ def listed(found: TaskFields, caller: Caller) -> Json:
         "_id": caller.shown_id(found.id),
         "name": found.name,
         "key": caller.shown_key(found.key),
-        "fields": {field: _field(value) for field, value in found.items()},
+        "fields": {field: value if type(value) is str else _field(value) for field, value in found.items()},
     }
 
 
 def _field(value: Any) -> Any:
-    return plain(value) if isinstance(value, datetime) else extended_exactly(value)
+    return instant(value) if isinstance(value, datetime) else extended_exactly(value)
 
 
 def event(found: TaskEvent, caller: Caller) -> Json:
@@ -187,9 +207,13 @@ def flow(found: FlowState, caller: Caller) -> Json:
 
 def flow_row(found: FlowRow, caller: Caller) -> Json:
     """Return a flow of a list."""
-    made: Json = plain(asdict(found))
-    made["key"], made["head"] = caller.shown_key(found.key), caller.shown_id(found.head)
-    return {**made, "is_ended": found.is_ended}
+    return {
+        "key": caller.shown_key(found.key),
+        "head": caller.shown_id(found.head),
+        "create_time": plain(found.create_time),
+        "counts": dict(found.counts),
+        "is_ended": found.is_ended,
+    }
 
 
 def worker(found: WorkerDocument, now: datetime) -> Json:

@@ -67,6 +67,12 @@ EXECUTOR_MUTATIONS = (
         (f"{_HOSTILE}::test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again",),
     ),
     Mutation(
+        "orphans-that-stay-zombies",
+        "Where the worker is the first process of a container, what executors leave behind is never reaped.",
+        (Edit(_EXECUTOR, "        self._reap(_REAP_TRIES)\n", ""),),
+        (f"{_ENDS}::test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_executors_leave",),
+    ),
+    Mutation(
         "wait-that-looks-again-and-again",
         "The wait for the end of a process sleeps in between.",
         (

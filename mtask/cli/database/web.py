@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from mtask.settings import read_settings
 
 PANEL = "Database"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
+#: The number of new objects between two garbage collections, as in a worker.
+_GC_THRESHOLD = 10_000
 
 
 def register(app: typer.Typer) -> None:
@@ -86,6 +89,11 @@ def web(
     listening = server.listen(settings)
 
     def ready(bound: int) -> None:
+        # What the server consists of stays to its end, so no collection looks at it again: that would take longer than
+        # most requests.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
         url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
         page = url if token is None else f"{url}/login?token={token}"
         lines = [f"page: {page}", f"API: {url}/v1 (OpenAPI: {url}/v1/openapi.json)"]

@@ -54,6 +54,8 @@ def inspect(task_id: str) -> Operation[Inspected]:
         return Inspected(seen.document, None, error.reason, [], seen.now)
     if task.status is TaskStatus.WAITING:
         return Inspected(seen.document, task, None, (yield from in_flow(task.id)), seen.now)
+    if task.status.is_final:
+        return Inspected(seen.document, task, None, [], seen.now)
     workers = views.workers_of(seen.workers)
     holds = yield from controls.known()
     return Inspected(seen.document, task, None, waits_for(task, workers, seen.now, holds), seen.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -75,6 +75,10 @@ class TaskFields(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def items(self) -> ItemsView[str, Any]:
+        """Return the fields with their values."""
+        return self._values.items()
+
     def __repr__(self) -> str:
         return f"TaskFields({self.id!r}, {dict(self._values)!r})"
 
@@ -126,6 +130,10 @@ def _advice(name: str, last: str) -> str:
     return f"use {', '.join(_USUAL)}, or another field of the document (docs/design/document.md). {param}"
 
 
+#: The types of most values. None of these can be an encrypted value.
+_UNSEALED = frozenset({str, int, bool, float, datetime, type(None)})
+
+
 def fields_of(documents: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> list[TaskFields]:
     """Return the replies of a partial read. A document whose `_id` is no text is left out, and the log warns of it."""
     found = []
@@ -134,7 +142,9 @@ def fields_of(documents: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
         if type(task_id) is not str:
             logger.warning("malformed task left out: its _id %s is no text", shown(task_id))
             continue
-        shown_values = (Sealed(value) if is_sealed(value) else value for value in document[ASKED])
-        values = dict(zip(fields, shown_values, strict=True))
-        found.append(TaskFields(task_id, created if isinstance(created, datetime) else None, values))
+        values = document[ASKED]
+        if not _UNSEALED.issuperset(map(type, values)):
+            values = [Sealed(value) if is_sealed(value) else value for value in values]
+        asked = dict(zip(fields, values, strict=True))
+        found.append(TaskFields(task_id, created if isinstance(created, datetime) else None, asked))
     return found

@@ -109,9 +109,14 @@ def _check_levels(value: Any, left: int) -> None:
 
 def extended_exactly(value: Any) -> Any:
     """Return the value in JSON types, like `extended`. Integers that a double cannot hold become `$numberLong`."""
-    # Most values of a list need no conversion, which costs 15 µs each.
-    if value is None or type(value) in (str, bool) or (type(value) is int and abs(value) <= _EXACT):
+    # Most values need no conversion, which costs 15 µs each.
+    kind = type(value)
+    if value is None or kind is str or kind is bool or (kind is int and abs(value) <= _EXACT):
         return value
+    if kind is dict and all(type(name) is str for name in value):
+        return {name: extended_exactly(item) for name, item in value.items()}
+    if kind is list:
+        return [extended_exactly(item) for item in value]
     return _without_large(extended(value))
 
 

@@ -196,6 +196,8 @@ class SyncStore:
         self.timeout = timeout
         #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
         self.sealer: Any = None
+        #: The names of tasks that searches have found, for `mtask.store.tasks.names`.
+        self.names: set[str] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
@@ -225,6 +227,8 @@ class SyncStore:
                 try:
                     if call.target == "keys":
                         answer = self.sealer if call.method == "get" else _of_vault(self.sealer, call)
+                    elif call.target == "names":
+                        answer = self.names
                     else:
                         with bounded(call.timeout or self.timeout, session is not None):
                             answer = self._answer(call, session)
@@ -283,6 +287,8 @@ class AsyncStore:
         self.timeout = timeout
         #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.
         self.sealer: Any = None
+        #: The names of tasks that searches have found, for `mtask.store.tasks.names`.
+        self.names: set[str] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
@@ -311,6 +317,9 @@ class AsyncStore:
             call = next(operation)
             while True:
                 try:
+                    if call.target == "names":
+                        call = operation.send(self.names)
+                        continue
                     if call.target == "keys":
                         # Data keys are loaded in a thread, as this may ask another server.
                         answer = (

@@ -21,6 +21,7 @@ from mtask.store.statements import filters
 from mtask.store.statements.filters import FIRST_TIME, NEXT, Filter
 from mtask.store.tasks import listing
 from mtask.store.tasks.listing import Asked, count_up_to
+from mtask.store.tasks.names import names_of_tasks
 from mtask.store.tasks.queries import by_index
 
 #: The most tasks that a count counts.
@@ -111,7 +112,7 @@ def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
         ranges = {"tenant": criteria["tenant"]}
         return [_Part(ranges, TENANT_INDEX, asked.rest("tenant"))]
     if keys or prefix is not None:
-        known = names or (yield from listing.names_of_tasks())
+        known = names or (yield from names_of_tasks())
         if known is not None and keys:
             return [
                 _Part({"_id": {"$in": [f"{n}:{k}" for n in known for k in keys]}}, "_id_", asked.rest("name", "key"))

@@ -27,6 +27,8 @@ from mtask.store.layout.indexes import (
 )
 from mtask.store.statements import filters, views
 from mtask.store.statements.filters import FIRST_TIME, LAST_TIME, NEXT, Filter
+from mtask.store.tasks import names as task_names
+from mtask.store.tasks.names import names_of_tasks
 from mtask.store.tasks.queries import by_index
 
 Document = dict[str, Any]
@@ -34,14 +36,15 @@ _ID_INDEX = "_id_"
 _STATUS = "task_state.status"
 #: The field of a reply that holds the instant by which the list is sorted.
 _PLACE = "p"
-#: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it.
+#: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it. A walk
+#: along one range takes both as one step, as it is cheap for the server to pass the keys of one range.
 STEPS = (1_000, 2_000)
 #: The largest set of tasks that is sorted as a whole.
 SORTED = 10_000
 #: The most ranges of an index that one query merges.
 _PAIRS = 200
-#: The most names that are looked for, and the most ids that are read, for a page.
-_NAMES, _IDS = 50, 1_000
+#: The most ids that are read for a page.
+_IDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,25 @@ class Asked:
         """Whether the list walks along the index of tenants, by the time of creation."""
         return self.is_of_tenant and self.order is Order.CREATED
 
+    @property
+    def of_statuses(self) -> Filter | None:
+        """The tasks that `mtask_status` can count, though it does not have the order of the list; None: there are none.
+
+        They are those of some statuses, and of some names if all statuses are final: in this index, the instants of
+        open tasks come before their names.
+        """
+        statuses, names = self.several("status"), self.several("name")
+        if statuses and self.order is Order.CREATED:
+            return {_STATUS: filters.any_of(statuses)}
+        if names and self.order is Order.FINISHED:
+            return {_STATUS: filters.any_of(statuses), "name": filters.any_of(names)}
+        return None
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a criterion is given that mostly leads to few tasks."""
+        return any(self.criteria.get(name) is not None for name in ("key", "key_prefix", "lookup", "tenant"))
+
     def several(self, name: str) -> list[str]:
         """Return the values of a criterion."""
         wanted = self.criteria.get(name)
@@ -90,11 +112,15 @@ class Asked:
 
     def tested(self, *used: str) -> Filter:
         """Return the same filter for a walk along an index with `_id`, which tells the name: no document is read."""
-        names = self.several("name")
-        if not names:
-            return self.rest(*used)
-        of_names = filters.has_key_prefix(self.criteria.get("key_prefix") or "", names)
-        return {**self.rest(*used, "name", "key_prefix"), **of_names}
+        names, queues = self.several("name"), self.several("queue")
+        matched: Filter = {}
+        if names:
+            matched |= filters.has_key_prefix(self.criteria.get("key_prefix") or "", names)
+            used = (*used, "name", "key_prefix")
+        if queues and "queue" not in used:
+            matched |= filters.is_of_queues(queues)
+            used = (*used, "queue")
+        return {**self.rest(*used), **matched}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +223,24 @@ _Part = _Span | _Tie
 
 def page(asked: Asked, limit: int, after: Place | None, fields: Sequence[str] | None) -> Operation[Found]:
     """Return the next page of a list: at most `limit` tasks."""
-    small = yield from _small_set(asked)
+    rows: list[Document] = []
+    stopped: Place | None = None
+    small: _Set | None = None
+    steps = list(STEPS)
+    counted = None if asked.is_led else asked.of_statuses
+    if counted is not None:
+        if (yield from count_up_to(counted, steps[0] + 1, STATUS_INDEX)) <= steps[0]:
+            small = _set_of(counted)
+        else:
+            # There are many such tasks: the page is probably full after the first step, and no more are counted.
+            rows, stopped = yield from _walked(asked, limit + 1, after, fields, [steps.pop(0)])
+            if stopped is None or len(rows) > limit or not steps:
+                return _found(rows, limit, stopped, asked)
+    small = small or (yield from _small_set(asked))
     if small is not None:
-        rows = yield from _sorted(asked, small, limit + 1, after, fields)
-        stopped = None
-    else:
-        rows, stopped = yield from _walked(asked, limit + 1, after, fields)
-    return _found(rows, limit, stopped, asked)
+        return _found((yield from _sorted(asked, small, limit + 1, after, fields)), limit, None, asked)
+    more, stopped = yield from _walked(asked, limit + 1 - len(rows), stopped or after, fields, steps)
+    return _found(rows + more, limit, stopped, asked)
 
 
 def _found(rows: list[Document], limit: int, stopped: Place | None, asked: Asked) -> Found:
@@ -263,17 +300,13 @@ def _small_set(asked: Asked) -> Operation[_Set | None]:
             return _Set({"_id": {"$in": ids}}, _ID_INDEX, ("name", "key", "key_prefix"))
     elif prefix is not None:
         known = names or (yield from names_of_tasks())
-        if known is not None and len(known) <= _NAMES:
+        if known is not None and len(known) <= task_names.MOST:
             ranges = filters.with_key_prefix(known, prefix)
             if (yield from count_up_to(ranges, SORTED + 1, _ID_INDEX)) <= SORTED:
                 return _Set(ranges, _ID_INDEX, ("name", *used))
-    statuses = asked.several("status")
-    if statuses and (asked.order is Order.CREATED or (names and asked.order is Order.FINISHED)):
-        # Open tasks are sorted by their instants before their names, so the index does not count names of those.
-        of_names = {"name": filters.any_of(names)} if asked.order is Order.FINISHED else {}
-        matched = {_STATUS: filters.any_of(statuses), **of_names}
-        if (yield from count_up_to(matched, SORTED + 1, STATUS_INDEX)) <= SORTED:
-            return _Set(matched, STATUS_INDEX, ("status", *of_names))
+    matched = asked.of_statuses
+    if matched is not None and (yield from count_up_to(matched, SORTED + 1, STATUS_INDEX)) <= SORTED:
+        return _set_of(matched)
     queues = asked.several("queue")
     if queues and asked.order is Order.DUE:
         # A walk in the order of time reads the tasks of all queues. The index of the workers knows those of one queue.
@@ -282,6 +315,11 @@ def _small_set(asked: Asked) -> Operation[_Set | None]:
         if (yield from count_up_to(matched, most + 1, DISCOVERY_INDEX)) <= most:
             return _Set(matched, DISCOVERY_INDEX, ("queue",))
     return None
+
+
+def _set_of(matched: Filter) -> _Set:
+    """Return the set of the tasks with some statuses, and perhaps some names."""
+    return _Set(matched, STATUS_INDEX, ("status", "name") if "name" in matched else ("status",))
 
 
 def _sorted(
@@ -302,21 +340,6 @@ def _sorted(
     return (yield from walk.find(within, limit, [(order.path, direction), ("_id", direction)]))
 
 
-def names_of_tasks() -> Operation[list[str] | None]:
-    """Return the names of all tasks, by one seek for each. None: there are too many."""
-    names: list[str] = []
-    after = ""
-    while len(names) <= _NAMES:
-        found = yield tasks("find", {"_id": {"$gt": after}}, {"_id": 1}, sort=[("_id", 1)], limit=1, hint=_ID_INDEX)
-        if not found or not isinstance(found[0]["_id"], str):
-            return names
-        name, colon, _ = found[0]["_id"].partition(":")
-        if colon:
-            names.append(name)
-        after = f"{name};"  # the character behind the colon
-    return None
-
-
 def count_up_to(matched: Filter, limit: int, index: str) -> Operation[int]:
     """Return the number of matching tasks, at most `limit`. The index alone tells it."""
     answer = yield command("count", "tasks", query=matched, limit=limit, hint=index)
@@ -327,7 +350,7 @@ def count_up_to(matched: Filter, limit: int, index: str) -> Operation[int]:
 
 
 def _walked(
-    asked: Asked, limit: int, after: Place | None, fields: Sequence[str] | None
+    asked: Asked, limit: int, after: Place | None, fields: Sequence[str] | None, steps: Sequence[int]
 ) -> Operation[tuple[list[Document], Place | None]]:
     """Return the next tasks, and the place at which the walk stopped before their end."""
     order, criteria = asked.order, asked.criteria
@@ -335,7 +358,7 @@ def _walked(
     if order is Order.DUE:
         of_statuses = {_STATUS: filters.any_of(asked.several("status"))}
         walk = _Walk(STATUS_INDEX, of_statuses, order, asked.rest("status"), first, last, fields)
-        return (yield from _ascend(walk, limit, after))
+        return (yield from _ascend(walk, limit, after, steps))
     if order is Order.FINISHED:
         pairs: list[_Walk] = []
         queues = asked.several("queue") or (yield from queues_of_finished())
@@ -345,7 +368,7 @@ def _walked(
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), _STATUS: filters.any_of(statuses)}
             pairs.append(_Walk(FINISHED_INDEX, ranges, order, asked.tested("status", "queue"), first, last, fields))
-        return (yield from _merged(pairs, limit, after))
+        return (yield from _merged(pairs, limit, after, steps))
     index, ranges, used = RECENT_INDEX, Filter(), "lookup"
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
@@ -353,7 +376,7 @@ def _walked(
         index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
     walk = _Walk(index, ranges, order, asked.tested(used), asked.since, last, fields)
-    return (yield from _descend(walk, limit, after))
+    return (yield from _descend(walk, limit, after, [sum(steps)]))
 
 
 def queues_of_finished() -> Operation[list[str]]:
@@ -364,7 +387,9 @@ def queues_of_finished() -> Operation[list[str]]:
     return sorted(row["_id"] for row in rows if isinstance(row["_id"], str))
 
 
-def _descend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[list[Document], Place | None]]:
+def _descend(
+    walk: _Walk, limit: int, after: Place | None, given: Sequence[int]
+) -> Operation[tuple[list[Document], Place | None]]:
     """Walk from the latest instant to the earliest one."""
     path = walk.order.path
     last = after.time if after is not None and (walk.last is None or after.time < walk.last) else walk.last
@@ -372,35 +397,43 @@ def _descend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[li
     if after is not None and after.task_id and after.time == last and (walk.first is None or after.time >= walk.first):
         pending.insert(0, _Tie(after.time, after.task_id))
     rows: list[Document] = []
-    steps = list(STEPS)
+    steps = list(given)
     while pending and len(rows) < limit:
         part = pending.pop(0)
         now: list[_Part] = [part]
         if walk.tested:
             if not steps:
                 return rows, part.begin()
+            if pending:
+                # The walk goes on behind the tasks of this instant: they count as a part of the step.
+                tied = yield from count_up_to({**walk.ranges, **part.part(path)}, steps[0], walk.index)
+                if not tied:
+                    continue
+                if tied < steps[0]:
+                    steps[0] -= tied
+                    rows += yield from walk.find(part.part(path), limit - len(rows), part.order(path))
+                    continue
             mark = yield from walk.key_at(part.part(path), steps[0], part.order(path))
             if mark is not None:
                 steps.pop(0)
                 now, behind = part.split(mark)
                 pending = [*behind, *pending]
-            elif pending:
-                # The walk goes on behind the tasks of this instant: they count as a part of the step.
-                steps[0] -= yield from count_up_to({**walk.ranges, **part.part(path)}, steps[0], walk.index)
         for each in now:
             if len(rows) < limit:
                 rows += yield from walk.find(each.part(path), limit - len(rows), each.order(path))
     return rows, None
 
 
-def _merged(walks: Sequence[_Walk], limit: int, after: Place | None) -> Operation[tuple[list[Document], Place | None]]:
+def _merged(
+    walks: Sequence[_Walk], limit: int, after: Place | None, steps: Sequence[int]
+) -> Operation[tuple[list[Document], Place | None]]:
     """Walk along several parts of an index, and merge what they find."""
     if len(walks) == 1:
-        return (yield from _descend(walks[0], limit, after))
+        return (yield from _descend(walks[0], limit, after, steps))
     found: list[list[Document]] = []
     stopped: list[Place] = []
     for walk in walks:
-        rows, place = yield from _descend(walk, limit, after)
+        rows, place = yield from _descend(walk, limit, after, steps)
         found.append(rows)
         if place is not None:
             stopped.append(place)
@@ -416,12 +449,14 @@ def _merged(walks: Sequence[_Walk], limit: int, after: Place | None) -> Operatio
     return [row for row in rows if rank(row) >= (end.time, end.task_id)][:limit], end
 
 
-def _ascend(walk: _Walk, limit: int, after: Place | None) -> Operation[tuple[list[Document], Place | None]]:
+def _ascend(
+    walk: _Walk, limit: int, after: Place | None, given: Sequence[int]
+) -> Operation[tuple[list[Document], Place | None]]:
     """Walk from the earliest instant to the latest one. The index does not sort the tasks of one instant by id."""
     path = walk.order.path
     rows: list[Document] = []
     low, is_low_excluded = walk.first or FIRST_TIME, False
-    steps = list(STEPS)
+    steps = list(given)
     if after is not None and after.time >= low:
         low, is_low_excluded = after.time, True
         if walk.last is None or low < walk.last:

@@ -86,9 +86,9 @@ class Queue:
         return self.oldest if self.oldest is not None and self.oldest <= now else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """The state of the whole database."""
+    """The state of the whole database. Each reading of it is another one, whatever it holds."""
 
     now: datetime
     queues: Mapping[str, Queue]
@@ -220,7 +220,8 @@ class Reads:
         workers = await self._client.workers(live_only=False)
         controls = await self._client.controls()
         counted = await self._counts.queues.get()
-        queues = queues_of(counted.queues, await self._counts.stats.get(), controls, workers, now)
+        rows = (await self._counts.stats.get()).rows
+        queues = queues_of(counted.queues, rows, controls, workers, now)
         names = [control for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
         return State(now, queues, workers, names, counted.time)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -35,7 +36,7 @@ SECURITY: Mapping[str, str] = {
     "X-Frame-Options": "DENY",
 }
 #: An en dash: what is shown where there is nothing.
-_NOTHING = "\u2013"
+NOTHING = "\u2013"
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -96,7 +97,7 @@ def templates() -> Environment:
         "pretty": pretty,
         "size": len,
     }
-    made.globals |= {"url": url, "static": static_url}
+    made.globals |= {"badge": badge, "icon": icon, "static": static_url, "task_link": task_link, "url": url}
     return made
 
 
@@ -131,6 +132,77 @@ def _escaped(character: str) -> str:
     return ascii(character)[1:-1]
 
 
+def shown(value: Any) -> str:
+    """Return a value as HTML: it may stand between tags, and within the quotes of an attribute.
+
+    Whatever is written into HTML in Python goes through this function, as templates do the same by themselves.
+    """
+    text = str(value)
+    return text if _PLAIN(text) else str(escape(visible(text)))
+
+
+#: Whether a text holds only characters that no HTML needs to escape. Most names, keys and ids are such texts, and a
+#: list has hundreds of them.
+_PLAIN = re.compile(r"[A-Za-z0-9 _./:,@+-]*").fullmatch
+
+
+#: What the icon of a status shows, and what that of any other status shows.
+_DASH = '<path d="M3 6h6"/>'
+_ICONS: Mapping[str, str] = {
+    "SUCCESS": '<path d="M2 6.5 4.8 9.3 10 3.2"/>',
+    "RUNNING": '<path class="full" d="M3 1.8 10 6 3 10.2z"/>',
+    "FAIL": '<path d="M2.6 2.6 9.4 9.4M9.4 2.6 2.6 9.4"/>',
+    "INIT": '<circle cx="6" cy="6" r="4"/>',
+    "WAITING": '<path d="M2 6h.1M6 6h.1M10 6h.1"/>',
+    "CANCELED": '<circle cx="6" cy="6" r="4.2"/><path d="M3.2 8.8 8.8 3.2"/>',
+    "TIMEOUT": '<circle cx="6" cy="6" r="4.4"/><path d="M6 3.4V6l1.8 1.4"/>',
+}
+
+
+def icon(status: Any) -> Markup:
+    """Return the icon of a status."""
+    drawn = _ICONS.get(status, _DASH) if isinstance(status, str) else _DASH
+    return Markup(
+        '<svg class="icon" viewBox="0 0 12 12" width="12" height="12" aria-hidden="true" focusable="false">'
+        f"{drawn}</svg>"
+    )
+
+
+def badge(status: Any) -> Markup:
+    """Return a status with its icon. None: the task is malformed. Malformed tasks may have any other value."""
+    known = _BADGES.get(status) if isinstance(status, str) else None
+    return _badge(status) if known is None else known
+
+
+def _badge(status: Any) -> Markup:
+    kind = status if isinstance(status, str) and status in _ICONS else "GONE"
+    words = "malformed" if status is None else "gone" if status == "GONE" else shown(status)
+    return Markup(f'<span class="badge st-{kind}">{icon(status)}{words}</span>')
+
+
+#: The badges of the usual statuses, drawn once: a list has one in each row.
+_BADGES: Mapping[str, Markup] = {status: _badge(status) for status in (*_ICONS, "GONE")}
+
+
+def task_link(name: str, key: str, most: int = 64) -> Markup:
+    """Return a link to a task."""
+    # What `quote_plus` returns needs no escape. The id of a malformed document may hold no key.
+    address = f"/task?name={_quoted(name)}" + (f"&amp;key={quote_plus(key)}" if key else "")
+    shown_name, shown_key = shown(name), shown(key)
+    brief_name = shown_name if len(name) <= 48 else shown(brief(name, 48))
+    brief_key = shown_key if len(key) <= most else shown(brief(key, most))
+    return Markup(
+        f'<a href="{address}" title="{shown_name}:{shown_key}"><span class="tname">{brief_name}</span>'
+        f'<span class="tkey"><bdi>{brief_key}</bdi></span></a>'
+    )
+
+
+@lru_cache(1_024)
+def _quoted(name: str) -> str:
+    """Return a name of tasks or of a queue as a part of an address. There are few of them, and each is in many rows."""
+    return quote_plus(name)
+
+
 def brief(text: str, most: int = 80) -> str:
     """Return a text that is not longer than this; the middle is left out, as both ends tell most."""
     if len(text) <= most:
@@ -156,14 +228,14 @@ def whole(value: Any) -> str:
 def number(value: float | None) -> str:
     """Return a number for readers; a dash for None."""
     if value is None:
-        return _NOTHING
+        return NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
 
 
 def length(seconds: float | None) -> str:
     """Return a length of time in the two greatest units."""
     if seconds is None:
-        return _NOTHING
+        return NOTHING
     if seconds < 0:
         return f"-{length(-seconds)}"
     if seconds < 1:
@@ -180,17 +252,21 @@ def length(seconds: float | None) -> str:
 def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> str:
     """Return an instant as text, in UTC; with `fine`, to the millisecond."""
     if moment is None:
-        return _NOTHING
+        return NOTHING
     text = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f" if day else "%H:%M:%S.%f")
     return text[:-3] if fine else text[:-7]
 
 
-def ago(moment: datetime | None, now: datetime, missing: str = _NOTHING) -> Markup:
+def ago(moment: datetime | None, now: datetime, missing: str = NOTHING) -> Markup:
     """Return an instant as its distance from now. A script keeps the distance up to date."""
+    return Markup(age(moment, now) if moment is not None else escape(missing))
+
+
+def age(moment: datetime | None, now: datetime) -> str:
+    """Return the same as HTML; a dash for None. A list has two of these in each row."""
     if moment is None:
-        return Markup(escape(missing))
+        return NOTHING
     seconds = (now - moment).total_seconds()
     text = f"in {length(-seconds)}" if seconds < -0.5 else f"{length(max(0.0, seconds))} ago"
     exact = moment.astimezone(UTC).isoformat(timespec="milliseconds")
-    # Digits and units need no escape, and a list has two of these in each row.
-    return Markup(f'<time datetime="{exact}" title="{clock(moment)} UTC" data-ago>{text}</time>')
+    return f'<time datetime="{exact}" title="{exact[:10]} {exact[11:19]} UTC" data-ago>{text}</time>'

@@ -19,11 +19,13 @@ from mtask.web.bodies import about
 from mtask.web.hub import BEHIND, LOST, Selects, place_of
 from mtask.web.problems import Busy
 from mtask.web.routes.common import TheCaller, TheHub, TheSettings, router
+from mtask.web.schemas import Key
 
 routes = router("events")
 
 #: The time between two comments on a quiet stream, in seconds. They keep proxies from closing it.
 _QUIET = 15.0
+Keys = Annotated[list[Key] | None, Query(description="May be given several times.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 
 
@@ -40,7 +42,7 @@ async def events(
     settings: TheSettings,
     name: Several = None,
     queue: Several = None,
-    key: Several = None,
+    key: Keys = None,
     kind: Annotated[list[EventKind] | None, Query(description="May be given several times.")] = None,
     after: Annotated[str | None, Query(description="Like Last-Event-ID.")] = None,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,

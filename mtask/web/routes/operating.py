@@ -1,7 +1,7 @@
 """The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
 
-from dataclasses import asdict
 from datetime import timedelta
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
@@ -13,6 +13,7 @@ from mtask.model.publishing.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
+from mtask.web.counts import Statistics
 from mtask.web.models.common import Removed
 from mtask.web.models.operating import (
     ActionList,
@@ -61,8 +62,13 @@ async def stats(counts: TheCounts) -> Any:
 
     At most 2,000 tasks of each status are counted. `is_more`: the status has more tasks, so the counts are incomplete.
     """
-    rows = await counts.stats.get()
-    return views.answer({"stats": [views.plain(asdict(row)) for row in rows]})
+    return views.answer_of(_text_of(await counts.stats.get()))
+
+
+@lru_cache(1)
+def _text_of(counted: Statistics) -> bytes:
+    """Return statistics as JSON: the same text until they are counted anew."""
+    return views.text_of({"stats": [views.record(row) for row in counted.rows]})
 
 
 @routes.get("/v1/queues", response_model=QueueList, openapi_extra=_READ)
@@ -78,7 +84,7 @@ async def queues(counts: TheCounts, client: TheClient) -> Any:
         queue["counts"] = {status.value: count.count for status, count in counted.counts.items() if count.count}
         queue["more"] = [status.value for status, count in counted.counts.items() if count.is_more]
         queue["oldest_preempt_time"] = views.plain(counted.oldest_preempt_time)
-    for row in await counts.stats.get():
+    for row in (await counts.stats.get()).rows:
         queue = found.setdefault(row.queue, _queue(row.queue))
         if row.stuck is not None and row.stuck not in queue["stuck"]:
             queue["stuck"].append(row.stuck)
@@ -196,7 +202,7 @@ async def actions(
         actor=actor, intent=intent, target=target, since=given_instant(since, "since"), limit=limit, after=cursor
     )
     next_cursor = found[-1].id if len(found) == limit else None
-    return views.answer({"actions": [views.plain(asdict(one)) for one in found], "next_cursor": next_cursor})
+    return views.answer({"actions": [views.record(one) for one in found], "next_cursor": next_cursor})
 
 
 # --- workers ----------------------------------------------------------------------------------------------

@@ -13,13 +13,21 @@ from typing import Protocol
 
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.messages import run_message
-from mtask.worker.executors.processes import DeathWatch, cause_of_death, kill_group, resident_bytes
+from mtask.worker.executors.processes import (
+    DeathWatch,
+    cause_of_death,
+    kill_group,
+    reap_group,
+    resident_bytes,
+)
 from mtask.worker.log import fields, logger
 from mtask.worker.running.outcomes import ExecutorDied
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 #: The time between SIGTERM and SIGKILL for a handler that is to end, in seconds.
 GRACE = 1.0
+#: The pause between two tries to reap what an executor has left behind, in seconds, and the most tries.
+_REAP_PAUSE, _REAP_TRIES = 0.1, 50
 #: An idle executor is replaced if this part of the memory that it had left at its start is gone. Else the next run
 #: would be killed for what earlier runs have kept.
 _KEPT_SHARE = 0.5
@@ -200,12 +208,18 @@ class Executor:
         # The process is not reaped yet, so its number cannot belong to another one.
         kill_group(self.pid, signal.SIGKILL)
         code = self._process.wait()
+        self._reap(_REAP_TRIES)
         self._channel.close()
         cause = self._cause or cause_of_death(code)
         if self._done is not None and not self._done.done():
             self._done.set_exception(ExecutorDied(cause))
         self.ended.set()
         self._owner.died(self, cause)
+
+    def _reap(self, tries: int) -> None:
+        """Reap what the handlers have left behind, if it has become the worker's: it may take a moment to die."""
+        if reap_group(self.pid) and tries > 1:
+            asyncio.get_running_loop().call_later(_REAP_PAUSE, self._reap, tries - 1)
 
     async def wait_ended(self, seconds: float) -> None:
         """Wait for the end of the process, but at most for this time."""

@@ -68,6 +68,19 @@ def kill_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
+def reap_group(pid: int) -> bool:
+    """Reap the processes of a killed group that have become this process's children; return whether some are left.
+
+    They do so where this process is the first one of a container. The executor itself must have been reaped before.
+    While a process of the group is there, as a zombie too, the system gives its number to no other group.
+    """
+    with suppress(ChildProcessError):
+        while os.waitpid(-pid, os.WNOHANG) != (0, 0):
+            pass
+        return True
+    return False
+
+
 def wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait for the end of a child process, but at most for this time; return whether it has ended.
 

@@ -169,10 +169,8 @@ class Finisher:
             self._launch()  # else the next group gathers already
 
     def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
-        task, returns = run.task.with_own_options(), outcome.returns
-        call = FinishCall(
-            task, run.run_id, run.attempt, self._worker_id, outcome.status, outcome.reason, returns, run.trace
-        )
+        status, reason, returns = outcome.status, outcome.reason, outcome.returns
+        call = FinishCall(run.task, run.run_id, run.attempt, self._worker_id, status, reason, returns, run.trace)
         return watch(self._middleware, call)
 
     async def drain(self) -> None:

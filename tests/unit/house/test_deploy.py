@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -135,6 +136,22 @@ def test_image_asks_for_health_as_the_worker_tells_it() -> None:
     assert f":{value_of('--port', json.loads(last('web', 'ENTRYPOINT')))}/healthz" in probe[2]
 
 
+@pytest.mark.parametrize(("extras", "installed"), [("web,motor", "mtask-1.whl[web,motor]"), ("", "mtask-1.whl")])
+def test_image_is_built_with_the_extras_that_are_asked_for_or_none(tmp_path: Path, extras: str, installed: str) -> None:
+    (tmp_path / "mtask-1.whl").touch()
+    [run] = [rest for name, rest in stages()["build"] if name == "RUN" and " install " in rest]
+    wheel = run.partition("--compile ")[2].replace("/wheels/", "")
+    told = subprocess.run(
+        ["sh", "-euc", f"echo {wheel}"],
+        cwd=tmp_path,
+        env={**os.environ, "EXTRAS": extras},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.strip() == installed
+
+
 @pytest.mark.long
 def test_commands_of_the_image_work_in_a_folder(tmp_path: Path) -> None:
     """The build of the image, by hand: the wheel and its environment, but with the packages of this environment."""
@@ -144,8 +161,11 @@ def test_commands_of_the_image_work_in_a_folder(tmp_path: Path) -> None:
         shutil.copy(ROOT / path, tmp_path)
     shutil.copytree(ROOT / "mtask", tmp_path / "mtask", ignore=shutil.ignore_patterns("__pycache__"))
     for run in runs:
-        command = run.replace("/wheels", str(wheels)).replace("/opt/mtask", str(target)).replace("${EXTRAS}", "web")
-        subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, capture_output=True, timeout=280)
+        command = run.replace("/wheels", str(wheels)).replace("/opt/mtask", str(target))
+        environment = {**os.environ, "EXTRAS": "web"}
+        subprocess.run(
+            ["sh", "-euc", command], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=280
+        )
     scripts = target / "bin"
     for command in ("mtask --version", "mtask-worker --version", "mtask-web --help", "mtask-health --help"):
         name, flag = command.split()
@@ -209,6 +229,14 @@ def test_worker_is_given_longer_to_stop_than_it_takes() -> None:
     timeout = float(value_of("--shutdown-timeout", spec["containers"][0]["args"]))
     assert spec["terminationGracePeriodSeconds"] >= timeout + LAST_RESORT + 5
     assert "lifecycle" not in spec["containers"][0]
+
+
+def test_worker_is_not_the_first_process_of_its_container() -> None:
+    """The first process must reap what handlers leave behind, which a worker does not."""
+    assert pod("Deployment", "mtask-worker")["shareProcessNamespace"] is True
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    assert compose["services"]["worker"]["init"] is True
+    assert "docker run --init -e MTASK_URI=URI mtask " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def test_probes_of_the_worker_tell_a_dead_worker_from_an_absent_database(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from mtask.client.reading.flows import StepState
 from mtask.errors import InvalidInput
 from mtask.web.access import Role
 from mtask.web.page.drawing.graph import BOX_HEIGHT, BOX_WIDTH, MOST_STEPS, graph
+from mtask.web.page.drawing.rows import bar, flow_rows
 from mtask.web.page.rendering import url
 from mtask.web.page.views import Addresses, Visit
 
@@ -29,7 +30,9 @@ async def flows(visit: Visit) -> Response:
     reads = visit.parts.reads
     found = await reads.within(visit.parts.client.flows(prefix=prefix, limit=_MOST_FLOWS))
     rows = [(visit.caller.shown_key(row.key), row) for row in found]
-    return visit.html("flows.html", flows=rows, prefix=given, now=await reads.now(), is_cut=len(found) == _MOST_FLOWS)
+    now = await reads.now()
+    table = flow_rows(rows, now)
+    return visit.html("flows.html", flows=rows, table=table, prefix=given, now=now, is_cut=len(found) == _MOST_FLOWS)
 
 
 @addresses.get_at("/flow")
@@ -50,6 +53,7 @@ async def flow(visit: Visit) -> Response:
         box=(BOX_WIDTH, BOX_HEIGHT),
         rows=[(step, *_split(visit, step.task_id), caller.shown_text(step.reason or "")) for step in rows[:_MOST_ROWS]],
         names=names,
+        bar=bar(found.counts, len(found.steps)),
         left_out=max(0, len(rows) - _MOST_ROWS),
         groups=sorted(Counter(dict(layers)).items()),
         most=MOST_STEPS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from mtask.errors import InvalidInput
+from mtask.web.page.drawing.rows import action_rows
 from mtask.web.page.rendering import url
 from mtask.web.page.views import Addresses, Visit
 
@@ -30,15 +31,17 @@ async def log(visit: Visit) -> Response:
         found = await reads.within(reading)
     except InvalidInput as error:
         wrong = str(error)
+    now = await reads.now()
     more = url("/log", **given, cursor=found[-1].id) if len(found) == _PAGE else None
     return visit.html(
         "log.html",
         code=422 if wrong else 200,
-        actions=[(action, _address(action.target)) for action in found],
+        actions=found,
+        table=action_rows([(action, _address(action.target)) for action in found], now),
         given={name: given.get(name, "") for name in ("actor", "intent", "target")},
         more=more,
         wrong=wrong,
-        now=await reads.now(),
+        now=now,
         is_first=not query.text("cursor"),
     )
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from starlette.responses import Response
 
+from mtask.web.page.drawing.rows import queue_rows
 from mtask.web.page.reads import Queue, State
 from mtask.web.page.views import Addresses, Visit, see
 
@@ -22,7 +23,12 @@ async def overview(visit: Visit) -> Response:
     state = await visit.parts.reads.state()
     rates = visit.parts.pulse(visit.caller).rates(state.now)
     return visit.html(
-        "overview.html", state=state, now=state.now, rates=rates, troubles=troubles(state), late=state.now - _LATE
+        "overview.html",
+        state=state,
+        queue_table=queue_rows(state, rates),
+        now=state.now,
+        troubles=troubles(state),
+        late=state.now - _LATE,
     )
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from mtask.errors import ControlUnconfirmed, InvalidInput
 from mtask.model.controls import Control, Limit
 from mtask.web.access import Role
+from mtask.web.page.drawing.rows import queue_rows
 from mtask.web.page.forms import Form
 from mtask.web.page.reads import Queue
 from mtask.web.page.rendering import url
@@ -25,7 +26,7 @@ async def queues(visit: Visit) -> Response:
     """List the queues, and the task names that are paused."""
     state = await visit.parts.reads.state()
     rates = visit.parts.pulse(visit.caller).rates(state.now)
-    return visit.html("queues.html", state=state, now=state.now, rates=rates)
+    return visit.html("queues.html", state=state, queue_table=queue_rows(state, rates), now=state.now)
 
 
 @addresses.get_at("/queue", of_database=True)

@@ -18,6 +18,7 @@ from mtask.model.publishing.tenants import check_tenant
 from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import parse_strict
 from mtask.web.access import Caller
+from mtask.web.page.drawing.rows import task_rows
 from mtask.web.page.forms import Form
 from mtask.web.page.reads import PAGE, Search
 from mtask.web.page.rendering import url
@@ -63,10 +64,12 @@ def _list(
 ) -> Response:
     query = visit.query
     given, chosen = given_in(query), query.texts("status")
+    found = [row_of(row, visit.caller) for row in rows]
     return visit.html(
         "tasks.html",
         code=422 if wrong else 200,
-        rows=[row_of(row, visit.caller) for row in rows],
+        rows=found,
+        table=task_rows(found, now),
         now=now,
         fresh=fresh,
         more=more,
@@ -110,7 +113,7 @@ async def _fresh(visit: Visit, wanted: Search, shown: Sequence[str]) -> int:
 
 def row_of(row: TaskFields, caller: Caller) -> dict[str, Any]:
     """Return a task of a list as templates show it. A task that is gone has the status GONE."""
-    values = dict(row)
+    values = dict(row.items())
     return {
         "name": row.name,
         "key": caller.shown_key(row.key),

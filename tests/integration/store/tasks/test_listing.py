@@ -11,7 +11,8 @@ import pytest
 from mtask.model.listing import Order, Place
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import counting, listing
+from mtask.store.statements import filters
+from mtask.store.tasks import counting, listing, names
 from mtask.store.tasks.counting import Count
 from mtask.store.tasks.listing import Asked
 from tests.explaining import Examined, examined_by
@@ -240,6 +241,16 @@ def test_many_queues_are_merged_from_several_queries(
     assert [i for page in pages(store, asked, 50) for i in page] == expected(everything, asked)
 
 
+@pytest.mark.parametrize("queue", ["q.1", "q|2", "a(b", "q$", "größe 日本語 🚀", "x" * 256, "\\z", "^q"])
+def test_the_test_of_a_queue_means_equality(store: SyncStore, queue: str) -> None:
+    near = [queue, queue[:-1], f"{queue}x", f"x{queue}", queue.upper() + "!", queue.replace(".", "a"), "q", "2", ""]
+    documents = {"$documents": [{"queue": name} for name in dict.fromkeys([*near, f"{queue}\n"])] + [{"queue": 7}, {}]}
+    for wanted in ([queue], [queue, "q"], [queue, *(f"{number}-{queue}" for number in range(2_000))]):
+        found = list(store.database.aggregate([documents, {"$match": filters.is_of_queues(wanted)}]))
+        same = list(store.database.aggregate([documents, {"$match": {"queue": {"$in": wanted}}}]))
+        assert found == same
+
+
 @pytest.mark.parametrize("steps", [(1,), (3, 11), (299, 301)])
 def test_any_length_of_steps_gives_the_same_list(
     store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...]
@@ -256,7 +267,7 @@ def test_any_length_of_steps_gives_the_same_list(
 
 
 def test_a_cursor_of_a_tenant_names_no_key_of_another_one(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_NAMES", 1)  # so that the tenant's tasks are looked for among all tasks
+    monkeypatch.setattr(names, "MOST", 1)  # so that the tenant's tasks are looked for among all tasks
     monkeypatch.setattr(listing, "STEPS", (7, 40))
     for status in (None, "FAIL", "INIT"):
         asked = Asked({"key_prefix": "rare:", "status": status})

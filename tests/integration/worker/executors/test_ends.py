@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,17 @@ from tests.mongo import PATIENCE, until
 from tests.mongo import Client as Mongo
 
 ONCE = {"max_unexpected_retries": 0}
+_PR_SET_CHILD_SUBREAPER = 36
 STUCK = ["never looks", "ignores SIGTERM", "forks", "spins in C"]
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """Orphans become children of this process, as they become those of the first process of a container."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    yield
+    prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 async def children_of(it: Isolated, task_id: str) -> list[int]:
@@ -53,6 +66,20 @@ def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on(
             await it.ended(here, "SUCCESS")
             await until(lambda: len(it.executors.pids) == 2 and dead not in it.executors.pids, message="replaced")
             await it.bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets another process than the first one adopt orphans")
+def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_executors_leave(
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, adopting: None
+) -> None:
+    async def scenario() -> None:
+        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+            task_id = await it.publish("die", "1", {"folder": str(tmp_path), "how": "exit"}, **ONCE)
+            await it.ended(task_id, "FAIL")
+            [child] = await children_of(it, task_id)
+            await until(lambda: not Path(f"/proc/{child}").exists(), message="not even a zombie is left")
 
     asyncio.run(scenario())
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.min_key import MinKey
+from bson.objectid import ObjectId
+from bson.regex import Regex
+from bson.son import SON
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtask.errors import InvalidInput
-from mtask.store.driver.extended_json import extended_exactly, parse_strict
+from mtask.store.driver.extended_json import _without_large, extended, extended_exactly, parse_strict
 
 
 @pytest.mark.parametrize(
@@ -77,3 +87,26 @@ def test_integers_that_a_double_cannot_hold_leave_as_text() -> None:
         True,
         7,
     ]
+
+
+_LEAVES: list[Any] = [
+    *(None, True, 1, -(2**53), 2**53 + 1, Int64(5), Int64(2**60), 1.5, -0.0, float("nan"), float("inf"), "", "a", b"b"),
+    *(ObjectId("0" * 24), Decimal128("1.2"), UUID(int=5), datetime(2020, 1, 1, tzinfo=UTC), MinKey(), Regex("a")),
+]
+_BSON = st.recursive(
+    st.sampled_from(_LEAVES),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["a", "", "b.c", "$oid", "$date", "é"]), inner, max_size=3),
+        st.lists(inner, max_size=1).map(tuple),
+        inner.map(lambda value: SON([("z", value)])),
+        inner.map(lambda value: {5: value}),
+    ),
+    max_leaves=12,
+)
+
+
+@given(_BSON)
+def test_values_that_need_no_conversion_come_out_as_those_that_are_converted(value: Any) -> None:
+    converted = json.dumps(_without_large(extended(value)))
+    assert json.dumps(extended_exactly(value)) == converted

@@ -9,8 +9,10 @@ import pytest
 from bson import Int64
 from pydantic import ValidationError
 
+from mtask.app.middleware import FinishCall
 from mtask.model.documents import StoredTask
 from mtask.model.options import DEFAULT_OPTION
+from mtask.model.status import RunStatus
 from mtask.store.statements.requests import task_document
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,6 +56,26 @@ def test_what_a_handler_does_to_its_options_is_its_own() -> None:
     named = _task(specific_worker_ids=["w2"]).with_own_options()
     named.task_option.specific_worker_ids.append("w1")
     assert _task(specific_worker_ids=["w2"]).task_option.specific_worker_ids == ["w2"]
+
+
+def test_what_middleware_does_to_options_at_the_finish_is_its_own_and_nothing_is_copied_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[StoredTask] = []
+    copy = StoredTask.with_own_options
+
+    def noting(task: StoredTask) -> StoredTask:
+        copies.append(copy(task))
+        return copies[-1]
+
+    monkeypatch.setattr(StoredTask, "with_own_options", noting)
+    finish = FinishCall(_task(), "run", 1, "w1", RunStatus.SUCCESS, None, None)
+    assert finish.stored_task.queue == "default"
+    assert copies == []
+    finish.task.task_option.specific_worker_ids.append("w1")
+    assert finish.task.task_option.specific_worker_ids == ["w1"]
+    assert len(copies) == 1
+    assert finish.stored_task.task_option.specific_worker_ids == []
 
 
 def test_options_of_any_size_and_depth_are_taken_or_refused_alike() -> None:
