@@ -1,14 +1,17 @@
-"""payload: the cost of a thousand leases at once, and of tasks with large params and returns."""
+"""payload: a thousand leases at once, tasks with large params and returns, and small tasks beside very large ones."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+from benchmarks.cases import latency
 from benchmarks.measuring import raw
+from benchmarks.measuring.arrivals import Arrivals, through_workers
 from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
 from benchmarks.measuring.draining import drain_raw, drain_with, insert_backlog
 from benchmarks.measuring.fleet import Fleet
@@ -27,12 +30,18 @@ _RAW_ROUNDS = 10
 _MOST_CPU = Target.at_most(2.0, "value", "%")
 _NO_LAPSE = Target.at_most(0, "value")
 _RATE = Target.at_least(0.75)
+ALONE, BESIDE = "alone", "beside large tasks"
+#: This many large tasks come due together, each second, with params and returns of this many bytes.
+_LARGE_A_SECOND, _LARGE_BYTES = 10, 1_000_000
+#: Seconds from the insert of the large tasks to the first that is due; and seconds for which they outlast the others.
+_LEAD, _REST = 2.0, 2
 
 
 def measure(server: Server, options: Options) -> Result:
     """Hold many runs at once; then drain tasks with large params and returns by the raw loop and by mtask, in turn."""
     count = options.tasks_or(TASKS)
     pings = _pings(server, options)
+    beside = _beside_large(server, options)
     costs: dict[str, list[Cost]] = {RAW: [], MTASK: []}
 
     def params(number: int) -> Document:
@@ -51,7 +60,7 @@ def measure(server: Server, options: Options) -> Result:
     return Result(
         "payload",
         f"{options.held:,} tasks running at once, pinged every {PING_SECONDS} s; {count:,} tasks with {name}",
-        [*pings, *cost_figures(name, costs[MTASK], costs[RAW], _RATE)],
+        [*pings, *beside, *cost_figures(name, costs[MTASK], costs[RAW], _RATE)],
         {
             "held": options.held,
             "window_s": options.window,
@@ -66,6 +75,34 @@ def measure(server: Server, options: Options) -> Result:
             f"Raw pings: a grouped update and a read, by a sync client, every {PING_SECONDS} s.",
         ],
     )
+
+
+# --- small tasks beside large ones --------------------------------------------------------------------------------
+
+
+def _beside_large(server: Server, options: Options) -> list[Figure]:
+    """Measure the latency of small tasks in a worker, alone and while large tasks come due in it, in turn."""
+    found: dict[str, list[Arrivals]] = {BESIDE: [], ALONE: []}
+    for run in range(options.runs):
+        for side in turns(list(found), run):
+            server.say(f"payload: latency, run {run + 1} of {options.runs}, {side}")
+            with server.scratch() as scratch, Fleet(server, scratch) as fleet:
+                if side == BESIDE:
+                    _insert_large(scratch, int(latency.TASKS / latency.RATE) + _REST)
+                found[side].append(through_workers(server, scratch, fleet, latency.TASKS, latency.RATE, "run"))
+                if side == BESIDE and not scratch.span("echo", "large").succeeded:
+                    raise NotMeasured("no large task has run beside the small ones.")
+    what = f"latency of small tasks at {latency.RATE:g}/s beside {_LARGE_A_SECOND} tasks of 1 MB a second"
+    return latency.latency_figures(what, found[BESIDE], found[ALONE], against_name=ALONE)
+
+
+def _insert_large(scratch: Scratch, seconds: int) -> None:
+    """Insert the large tasks of this many seconds, in the order in which they come due."""
+    begin, params = scratch.age() + timedelta(seconds=_LEAD), {"text": text_of(0, _LARGE_BYTES)}
+    for second in range(seconds):
+        delay = begin + timedelta(seconds=second)
+        keys = [f"large/{second:03}-{number}" for number in range(_LARGE_A_SECOND)]
+        raw.insert(scratch.tasks, (raw.document("echo", key, scratch.now, params, delay) for key in keys))
 
 
 def text_of(number: int, size: int) -> str:

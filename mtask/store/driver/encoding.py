@@ -26,6 +26,7 @@ MAX_NESTING = 100
 #: A size in bytes. A value up to this size cannot have more than MAX_NESTING levels, so its depth is not checked.
 _SHALLOW_BYTES = 5 * MAX_NESTING
 _SMALL = (type(None), bool, float)
+_CONTAINERS, _TEXTS = frozenset({dict, list}), frozenset({str, bytes, Binary})
 
 
 def as_sent(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -59,6 +60,19 @@ def stored_size(value: Any) -> int:
     if size > _SHALLOW_BYTES and _is_deeper(value, MAX_NESTING):
         raise NotStorable(f"it is nested more than {MAX_NESTING} levels deep")
     return size
+
+
+def rough_size(value: Any) -> int:
+    """Return about a decoded value's size in bytes as BSON. Small values count as nothing."""
+    kind = type(value)
+    if kind is dict and not any(type(part) in _CONTAINERS for part in value.values()):
+        return sum(len(part) for part in value.values() if type(part) in _TEXTS)
+    if kind in _CONTAINERS:
+        try:
+            return len(bson.encode({"": value}, codec_options=CODEC))
+        except Exception:  # not every value that can be read can be written
+            return 0
+    return len(value) if kind in _TEXTS else 0
 
 
 def is_readable(value: Any) -> bool:

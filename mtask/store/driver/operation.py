@@ -20,9 +20,10 @@ Operation = Generator["Call", Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a driver's method. The driver lacks these four methods; the stores provide them:
+    """One call of a driver's method. The driver lacks these five methods; the stores provide them:
 
     - `find` returns a list;
+    - `find_naive` does the same, and is faster: dates have no time zone. See `mtask.store.driver.dates`;
     - `rows` runs an aggregation and returns a list;
     - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
     - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.

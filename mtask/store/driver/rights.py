@@ -70,7 +70,7 @@ PURPOSES: Mapping[Role, str] = {
 _READ: Actions = ("find",)
 #: The actions that a user needs, by the method of the call.
 _METHODS: Mapping[str, Actions] = {
-    **dict.fromkeys(("find", "find_one", "rows", "count_documents", "estimated_document_count"), _READ),
+    **dict.fromkeys(("find", "find_naive", "find_one", "rows", "count_documents", "estimated_document_count"), _READ),
     **dict.fromkeys(("insert_one", "insert_new"), ("insert",)),
     **dict.fromkeys(("update_one", "update_many", "replace_one", "find_one_and_update"), ("update",)),
     **dict.fromkeys(("delete_one", "delete_many"), ("remove",)),

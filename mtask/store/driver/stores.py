@@ -78,7 +78,12 @@ _PLAIN: CodecOptions[Document] = CODEC.with_options(type_registry=TypeRegistry()
 #: A codec that decodes any BSON, but cannot encode every value. It leaves UUIDs as bytes, because a value with the BSON
 #: subtype of UUIDs may be no UUID. With `CODEC`, one such value makes the whole reply unreadable.
 READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
-_READS = frozenset({"find", "find_one", "rows", "find_one_and_update"})
+#: The codec of `find_naive`. Its dates are in UTC, but do not say so, and it decodes references as the driver's DBRef.
+#: With a type registry, the driver decodes each document of a reply twice.
+NAIVE: CodecOptions[Document] = _PLAIN.with_options(tz_aware=False, tzinfo=None)
+_READING_NAIVE = NAIVE.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
+_FINDS = frozenset({"find", "find_naive"})
+_READS = _FINDS | {"find_one", "rows", "find_one_and_update"}
 _GUARANTEES: dict[str, Any] = {
     "codec_options": CODEC,
     "read_preference": ReadPreference.PRIMARY,
@@ -127,6 +132,11 @@ def _as_written(value: Any) -> Any:
     return value
 
 
+def _as_documents(found: list[Any]) -> list[Document]:
+    """Return documents. Without a type registry, the driver takes a document with `$ref` and `$id` for a DBRef."""
+    return [document if type(document) is dict else _as_written(document) for document in found]
+
+
 def _of_vault(sealer: Any, call: Call) -> Any:
     """Ask the key vault. This blocks."""
     return getattr(sealer.vault, call.method)(*call.args)
@@ -137,6 +147,8 @@ def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
         return session
     if call.method == "find_one_and_update":
         return store.answering[call.target]
+    if call.method == "find_naive":
+        return store.naive[call.target]
     if call.target == "admin":
         return store.client["admin"]
     return store.database if call.target == "database" else store.collections[call.target]
@@ -167,6 +179,10 @@ def _read_anew(call: Call) -> Call:
     return Call(call.target, "find_one", (_encoded(wanted), call.kwargs.get("projection")), timeout=call.timeout)
 
 
+def _reading(call: Call) -> CodecOptions[Document]:
+    return _READING_NAIVE if call.method == "find_naive" else READING
+
+
 def _encoded(part: Any) -> Any:
     # The part is encoded here with `CODEC`, because `READING` cannot write every value.
     return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
@@ -188,6 +204,9 @@ class SyncStore:
         }
         self.answering: dict[str, Collection[Document]] = {
             name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
+        }
+        self.naive: dict[str, Collection[Document]] = {
+            name: self.database.get_collection(name, codec_options=NAIVE) for name in COLLECTIONS
         }
 
     @property
@@ -226,13 +245,14 @@ class SyncStore:
             return self._ask(call, session, _target(self, call, session))
         except InvalidBSON:
             again = _read_anew(call)
-            return self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+            return self._ask(again, session, self.collections[again.target].with_options(codec_options=_reading(again)))
 
     def _ask(self, call: Call, session: ClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
-        if call.method == "find":
+        if call.method in _FINDS:
             with target.find(*call.args, **kwargs) as cursor:
-                return cursor.to_list()
+                found = cursor.to_list()
+            return _as_documents(found) if call.method == "find_naive" else found
         if call.method == "rows":
             with target.aggregate(*call.args, **kwargs) as cursor:
                 return cursor.to_list()
@@ -276,6 +296,9 @@ class AsyncStore:
         }
         self.answering: dict[str, AsyncCollection[Document]] = {
             name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
+        }
+        self.naive: dict[str, AsyncCollection[Document]] = {
+            name: self.database.get_collection(name, codec_options=NAIVE) for name in COLLECTIONS
         }
 
     @property
@@ -359,13 +382,15 @@ class AsyncStore:
             return await self._ask(call, session, _target(self, call, session))
         except InvalidBSON:
             again = _read_anew(call)
-            return await self._ask(again, session, self.collections[again.target].with_options(codec_options=READING))
+            target = self.collections[again.target].with_options(codec_options=_reading(again))
+            return await self._ask(again, session, target)
 
     async def _ask(self, call: Call, session: AsyncClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
-        if call.method == "find":
+        if call.method in _FINDS:
             async with target.find(*call.args, **kwargs) as cursor:
-                return await cursor.to_list()
+                found = await cursor.to_list()
+            return _as_documents(found) if call.method == "find_naive" else found
         if call.method == "rows":
             async with await target.aggregate(*call.args, **kwargs) as cursor:
                 return await cursor.to_list()

@@ -13,8 +13,10 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DocumentTooLarge
-from mtask.model.documents import runs_in
+from mtask.model.documents import StoredTask, runs_in
 from mtask.model.status import FINAL, RunStatus
+from mtask.store.driver.dates import with_zones
+from mtask.store.driver.encoding import rough_size
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, pipelines, short
@@ -42,11 +44,13 @@ def claim(
     are_simple: bool = False,
     as_group: bool = False,
     tell_changed: Callable[[int], None] | None = None,
+    tell_size: Callable[[int, int], None] | None = None,
 ) -> Operation[list[Document]]:
     """Claim these tasks, as far as the rules allow. Return the claimed documents, each with this worker's new run.
 
     A claim of one task takes one round trip, a claim of several takes two. `token` is new random text. The run_ids are
-    made from it. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards.
+    made from it. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards. Dates
+    in the documents may have no time zone yet: see `claimed_task`.
 
     `are_simple` says that the tasks look simple, so the short statement is sent first. The short statement does not
     claim tasks that turn out not to be simple. If there are several tasks, the general statement then claims those
@@ -56,6 +60,9 @@ def claim(
     `tell_changed` is called with the number of tasks that the claim has changed but not won: it has closed their lapsed
     runs. `as_group` claims even a single task in the form for several, which always knows that number. The form for one
     task only knows it if the task has ended.
+
+    `tell_size` is called with the number of documents that were read back, and the size of their params in bytes. The
+    document of a task that is claimed alone is not read back.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
@@ -77,7 +84,7 @@ def claim(
         # the short statement may be due again. The guard excludes them.
         guard[f"{filters.RUNS}.run_id"] = {"$nin": list(run_ids_of(task_ids, token).values())}
         claimed_cnt += (yield tasks("update_many", guard, pipeline, hint=BY_ID).within(timeout)).modified_count
-    documents = (yield from claimed(task_ids, token)) if claimed_cnt else []
+    documents = (yield from claimed(task_ids, token, tell_size)) if claimed_cnt else []
     if tell_changed is not None and claimed_cnt > len(documents):
         tell_changed(claimed_cnt - len(documents))
     return documents
@@ -94,11 +101,27 @@ def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
     return {task_id: f"{token}-{place}" for place, task_id in enumerate(task_ids)}
 
 
-def claimed(task_ids: Sequence[str], token: str) -> Operation[list[Document]]:
-    """Return the tasks that the claim with this token got. Use this to read the result back after a lost reply."""
+def claimed(
+    task_ids: Sequence[str], token: str, tell_size: Callable[[int, int], None] | None = None
+) -> Operation[list[Document]]:
+    """Return the tasks that the claim with this token got. Use this to read the result back after a lost reply.
+
+    The dates in them have no time zone yet: see `claimed_task`. `tell_size`: see `claim`.
+    """
     run_ids = list(run_ids_of(task_ids, token).values())
-    found: list[Document] = yield tasks("find", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
+    call = tasks("find_naive", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
+    found: list[Document] = yield call
+    if tell_size is not None:
+        tell_size(len(found), sum(rough_size(document.get("params")) for document in found))
     return found
+
+
+def claimed_task(document: Document) -> StoredTask:
+    """Return the task of a claimed document, and give each date in the document a time zone; raise ValidationError."""
+    # A good task has no date in its options, and they are a third of its values.
+    options = {"task_option": document.pop("task_option")} if "task_option" in document else {}
+    with_zones(document).update(options)
+    return StoredTask.model_validate(document)
 
 
 def run_of(document: Document, run_id: str) -> Document | None:

@@ -67,7 +67,7 @@ _TIMELESS_VIEW: Mapping[str, Any] = {field: wanted for field, wanted in SCAN_VIE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The result of one batch query."""
+    """The result of one batch query. Dates in it have no time zone. They are in UTC."""
 
     documents: list[Document]
     #: The server's time. None: nothing was found, or only due tasks were asked for.
@@ -175,7 +175,7 @@ def _scan(
     timeout: timedelta | None = None,
     view: Mapping[str, Any] = SCAN_VIEW,
 ) -> Operation[Scan]:
-    call = tasks("find", criteria, view, sort=order, limit=limit, batch_size=limit, hint=index)
+    call = tasks("find_naive", criteria, view, sort=order, limit=limit, batch_size=limit, hint=index)
     found = yield call.within(timeout)
     now = found[0].get("now") if found else None
     has_future = now is not None and any(_is_future(document, now) for document in found)

@@ -351,6 +351,8 @@ class Limits:
 
         `is_closed`: the run is closed, or its task was removed.
         """
+        if not self._held:
+            return
         held = self._held.pop((permits.token_of(run_id), task_id), None)
         if held and is_closed:
             self._to_give_back += held

@@ -11,6 +11,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, runs_in
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
+from mtask.store.tasks.claims import claimed_task
 from mtask.store.tasks.lapses import lapse_in
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.keys import Unreadable
@@ -56,7 +57,7 @@ class Adoption:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
-        are_simple = True
+        are_simple, held = True, []
         now = monotonic()
         self.won_cnt += len(documents)
         tasks = await self._readable(documents)
@@ -80,20 +81,21 @@ class Adoption:
                 self._meter.lapsed([lapse])  # the claim has closed lapsed runs
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
             if own.status is RunStatus.RUNNING and run.is_lease_valid:  # a run that is read back late may be over
-                self._runner.hold(run)
                 if not is_readable:
                     run.end(EndReason.UNREADABLE)
                     self._quarantine.leave_alone(task_id)
+                # final: another worker has since marked the task FAIL as malformed
+                if not is_readable or task.task_state.status.is_final:
+                    self._runner.hold([run])
                     self._runner.hand_back(run)
                     continue
-                if task.task_state.status.is_final:  # another worker has since marked the task FAIL as malformed
-                    self._runner.hand_back(run)
-                    continue
+                held.append(run)
                 self._slots.add(run, now)
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._questions.ask_holder(task_id)
             else:
                 self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
+        self._runner.hold(held)
         self._slots.start_waiting()
         self._ledger.forget_old_claims(now)
         if len(attempt.task_ids) > 1 and documents:
@@ -112,7 +114,7 @@ class Adoption:
         found: list[tuple[StoredTask, bool] | Exception] = []
         for document in documents:
             try:
-                found.append((StoredTask.model_validate(document), True))
+                found.append((claimed_task(document), True))
             except Exception as error:
                 found.append(error)
         if not self._keys.are_needed(documents):

@@ -114,7 +114,7 @@ class Claimer:
             is_worth_it = min(room, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
                 return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
-            entries = self._queue.take(min(room, MAX_GROUP), now)
+            entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
             if is_limited:
                 entries = [entry for entry in entries if not self._limits.park(entry)]
                 if not entries:

@@ -23,6 +23,10 @@ _CLAIM_SHARE = 0.4
 #: The most tasks to claim ahead, as a multiple of the number of slots. A limit is needed: if the process dies, each
 #: claimed task waits until its lease lapses.
 _MAX_TIMES = 10
+#: The most bytes of params in a group, and the most bytes that are claimed ahead, as far as sizes can be foreseen.
+_MAX_BYTES = 8 * 1024 * 1024
+#: If params are smaller than before, the expected size shrinks by this fraction of the difference.
+_SIZE_SHARE = 0.2
 
 
 class Pace:
@@ -40,6 +44,8 @@ class Pace:
         self._ended_since = 0
         self._ended = self._seconds = self._claim_seconds = 0.0
         self._ahead = 0
+        #: The size of a task's params that is expected, in bytes: that of the largest recent groups.
+        self._size = 0.0
 
     def ended(self) -> None:
         """Note that a run has ended."""
@@ -63,9 +69,24 @@ class Pace:
         self._ended = self._seconds = 0.0
         self._ended_since = self._ahead = 0
 
+    def read(self, count: int, size: int) -> None:
+        """Note the number of tasks of a claimed group, and the size of their params in bytes.
+
+        Large params take long to be read, and all of a group wait for them. They also fill the memory.
+        """
+        if count:
+            mean = size / count
+            self._size = max(mean, self._size + _SIZE_SHARE * (mean - self._size))
+
+    def within_bytes(self, count: int) -> int:
+        """Return this number of tasks, or the lower number, at least 1, that keeps their params within 8 MB."""
+        return count if self._size * count <= _MAX_BYTES else max(1, int(_MAX_BYTES / self._size))
+
     def ahead(self, slots: int) -> int:
         """Return the number of tasks to claim beyond the free slots; 0 if the last claim ended too long ago.
 
         `slots`: the number of all slots.
         """
-        return min(self._ahead, _MAX_TIMES * slots) if self._clock() - self._landed_at < _PAUSE else 0
+        return (
+            self.within_bytes(min(self._ahead, _MAX_TIMES * slots)) if self._clock() - self._landed_at < _PAUSE else 0
+        )

@@ -216,6 +216,7 @@ class Sender:
                 are_simple=are_simple,
                 as_group=is_rescue,
                 tell_changed=closed.append,
+                tell_size=self._pace.read,
             )
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:

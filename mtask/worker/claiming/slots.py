@@ -46,6 +46,10 @@ class Slots:
         """The number of tasks to claim beyond the free slots."""
         return self._pace.ahead(self._vitals.concurrency)
 
+    def within_bytes(self, group: int) -> int:
+        """Return the size of a group of tasks, made smaller if their params are probably large."""
+        return self._pace.within_bytes(group)
+
     def set_concurrency(self, concurrency: int) -> None:
         """Let at most `concurrency` handlers run at once; 0 pauses the worker. Current runs continue."""
         self._vitals.concurrency = concurrency

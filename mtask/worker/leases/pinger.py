@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -114,17 +114,25 @@ class Pinger:
         """When the database last answered a heartbeat (monotonic seconds), and whether it answered the last one."""
         return self._answered, self._is_answered
 
-    def hold(self, run: HeldRun) -> None:
-        """Ping this run from now on."""
+    def hold_all(self, runs: Sequence[HeldRun]) -> None:
+        """Ping these runs from now on."""
+        if not runs:
+            return
         with self._condition:
-            self._runs[run.run_id] = run
-            if min(run.next_ping, run.trusted_until) < self._wake_at:
+            self._runs.update((run.run_id, run) for run in runs)
+            if min(min(run.next_ping, run.trusted_until) for run in runs) < self._wake_at:
                 self._condition.notify_all()
 
     def release(self, run: HeldRun) -> None:
         """Ping this run no more."""
         with self._condition:
             self._runs.pop(run.run_id, None)
+
+    def release_all(self, runs: Iterable[HeldRun]) -> None:
+        """Ping these runs no more."""
+        with self._condition:
+            for run in runs:
+                self._runs.pop(run.run_id, None)
 
     def held(self) -> list[HeldRun]:
         """Return the runs held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from math import inf
 from time import monotonic
 from typing import Any
@@ -56,7 +57,6 @@ class Runner:
         self._caller = caller
         self._settler = settler
         self._successes = successes
-        self._tasks: set[asyncio.Task[None]] = set()
         self._busy_threads = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -68,10 +68,11 @@ class Runner:
 
     # --- the steps of a run ---------------------------------------------------------------------------------
 
-    def hold(self, run: HeldRun) -> None:
-        """Hold the lease of a run that was claimed. The caller must call `start` or `hand_back` next."""
-        self._ledger.hold(run)
-        self._pinger.hold(run)
+    def hold(self, runs: Sequence[HeldRun]) -> None:
+        """Hold the leases of runs that were claimed. The caller must call `start` or `hand_back` for each next."""
+        for run in runs:
+            self._ledger.hold(run)
+        self._pinger.hold_all(runs)
 
     def start(self, run: HeldRun) -> None:
         """Start the handler of a run that is already held."""
@@ -81,10 +82,8 @@ class Runner:
             run.begins()  # an executor begins its run itself, as the run may wait for the executor
         loop = asyncio.get_running_loop()
         run.loop = loop
-        run.asyncio_task = task = loop.create_task(self._live(run))
+        run.asyncio_task = loop.create_task(self._live(run))  # the ledger keeps the run, and so the asyncio task
         run.on_end = self._on_end
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         if run.end_reason is not None:
             # The run was ended before `on_end` was set. `_on_end` is called in the next turn of the loop, because the
             # asyncio task must have begun before it is cancelled.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
+_SECOND = timedelta(seconds=1)
 
 
 class ServerClock:
@@ -11,12 +14,14 @@ class ServerClock:
 
     The wall clock of this machine is never read, because it may be wrong by minutes. The server reads its clock at an
     unknown time between `sent` and `received` (monotonic seconds). So each reading gives two bounds of the estimate.
+
+    Times without a time zone are in UTC: batch queries read dates like this.
     """
 
     def __init__(self, server_time: datetime, sent: float, received: float) -> None:
         # The first estimate assumes that the server read its clock just when the reply arrived. So the estimate lags
         # behind the server's clock by at most a round trip. Attempts may come late by that time, but never early.
-        self._offset = server_time.timestamp() - received
+        self._offset = _seconds(server_time) - received
         self.observe(server_time, sent, received)
 
     def observe(self, server_time: datetime, sent: float, received: float) -> None:
@@ -25,13 +30,18 @@ class ServerClock:
         So a slow reply does not spoil an estimate from a quick reply. And the estimate follows if either clock drifts
         or is set. `sent` and `received` are monotonic seconds.
         """
-        shown = server_time.timestamp()
+        shown = _seconds(server_time)
         self._offset = min(max(self._offset, shown - received), shown - sent)
 
     def monotonic_of(self, instant: datetime) -> float:
         """Return the monotonic instant (seconds) at which the server's clock shows this time."""
-        return instant.timestamp() - self._offset
+        return _seconds(instant) - self._offset
 
     def now(self) -> datetime:
         """Return the estimate of the server's time now."""
         return datetime.fromtimestamp(time.monotonic() + self._offset, tz=UTC)
+
+
+def _seconds(instant: datetime) -> float:
+    """Return the seconds since 1970."""
+    return (instant - _EPOCH) / _SECOND if instant.tzinfo is None else instant.timestamp()

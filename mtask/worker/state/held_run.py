@@ -24,6 +24,7 @@ from mtask.store.encryption.sealing import sealed_progress
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
+_MS = timedelta(milliseconds=1)
 
 
 class EndReason(Enum):
@@ -76,6 +77,7 @@ class HeldRun:
         "is_finishing",
         "is_locked",
         "is_pinged_apart",
+        "is_simple",
         "lease_ms",
         "loop",
         "marks",
@@ -91,6 +93,7 @@ class HeldRun:
         "succeeded_in_transaction",
         "suspended",
         "task",
+        "task_id",
         "took",
         "trace",
         "trusted_until",
@@ -98,12 +101,16 @@ class HeldRun:
 
     def __init__(self, task: StoredTask, own: Run, handler: Handler, sent: float) -> None:
         self.task = task
+        self.task_id = task.id
+        state, option = task.task_state, task.task_option
+        #: Whether the task wants one worker, and this run is its first, as far as this process knows.
+        self.is_simple = len(state.worker_states) == 1 and not state.failed_cnt and option.concurrent_worker_cnt == 1
         self.run_id = own.run_id
         self.attempt = own.attempt
         self.handler = handler
         # The claim wrote the times in `own`. The options in `task` were read after the claim, and may be newer.
-        self.lease_ms = (own.ping_expire_time - own.claim_time) // timedelta(milliseconds=1)
-        self.ping_interval = ping_seconds(min(task.task_option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
+        self.lease_ms = (own.ping_expire_time - own.claim_time) // _MS
+        self.ping_interval = ping_seconds(min(option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
         #: The monotonic instant (seconds) at which run_timeout_ms is over. It is set when the handler begins.
         self.deadline = inf
         #: The monotonic instant (seconds) at which the handler began; and the seconds that it took, once it has ended.
@@ -144,11 +151,6 @@ class HeldRun:
         self.sealer: Sealer | None = None
         self._end_lock = threading.Lock()
 
-    @property
-    def task_id(self) -> str:
-        """The task's `_id`."""
-        return self.task.id
-
     def begins(self) -> None:
         """Start to count run_timeout_ms. The time for which the run waited for a slot does not count."""
         limit_ms = self.task.task_option.run_timeout_ms
@@ -187,14 +189,6 @@ class HeldRun:
         if self.end_reason in SILENT:
             return "LOST"
         return "FAIL" if self.end_reason is EndReason.RUN_TIMEOUT else "CANCELED"
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether the task wants one worker, and this run is its first, as far as this process knows."""
-        state = self.task.task_state
-        return (
-            len(state.worker_states) == 1 and not state.failed_cnt and self.task.task_option.concurrent_worker_cnt == 1
-        )
 
     @property
     def is_over(self) -> bool:

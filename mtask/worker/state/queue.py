@@ -27,6 +27,8 @@ _SAME_TIME = 0.002
 #: If the heaps hold more items than twice the number of tasks plus this number, dropped items are removed from the
 #: heaps.
 _MAX_DROPPED = 1_000
+#: The items are counted after each such number of pushes.
+_COUNTED = 64
 
 
 _Ready = list[tuple[tuple[int, bool, float], int, "Entry"]]
@@ -168,7 +170,7 @@ class PreemptionQueue:
         heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
         if len(self._entries) > self.capacity + self.capacity // 4:
             self._shrink()
-        elif self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
+        elif not self._sequence % _COUNTED and self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
             self._clear_dropped()
 
     def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
@@ -214,13 +216,16 @@ class PreemptionQueue:
         if self._isolated is not None and first is not None and self._isolated.isolates(first.name):
             limit = min(limit, self._room)
         taken: list[Entry] = []
-        while first is not None and len(taken) < limit:
+        if first is None:
+            return taken
+        is_limited, kind = self._is_limited(first), (first.is_begun, first.rank > 0)
+        while len(taken) < limit:
             entry = self._peek(heap)
-            if entry is None or (entry.is_begun, entry.rank > 0) != (first.is_begun, first.rank > 0):
+            if entry is None or (entry.is_begun, entry.rank > 0) != kind:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
                 break
-            if self._is_limited(entry) != self._is_limited(first):
+            if self._is_limited(entry) != is_limited:
                 break
             if isinstance(heap, Turns):
                 heap.pop(entry)

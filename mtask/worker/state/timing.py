@@ -18,6 +18,9 @@ _CALM = 30.0
 
 async def wake_or_wait(wake: asyncio.Event, seconds: float | None) -> None:
     """Wait until the event is set, but for at most `seconds`; None: without a time limit."""
+    if seconds is None:
+        await wake.wait()
+        return
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wake.wait()

@@ -97,7 +97,7 @@ def sizes_of(worker: Any) -> dict[str, int]:
     claims = len(parts.claimer._in_flight) + len(parts.sender._apart) + len(parts.recovery.jobs)
     return {
         "leases": len(parts.pinger.held()),
-        "runs": len(ledger.running) + len(ledger._held) + len(parts.runner._tasks),
+        "runs": len(ledger.running) + len(ledger._held),
         "claims": len(ledger.claiming) + claims,
         "slots": len(ledger.claiming) + parts.slots.running_cnt,
         "suspensions": len(parts.runner._caller._transactions._suspensions),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -104,9 +105,9 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
             waited = Counter[str]()
             hold = bench.worker.parts.runner.hold
 
-            def held(run: object) -> None:
+            def held(runs: Sequence[HeldRun]) -> None:
                 waited["most"] = max(waited["most"], len(bench.worker.parts.slots._waiting))
-                hold(run)  # type: ignore[arg-type]
+                hold(runs)
 
             bench.worker.parts.runner.hold = held  # type: ignore[method-assign]
             await _publish(bench, "quick", 2_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -276,16 +277,16 @@ def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, data
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
             pinger = bench.worker.parts.pinger
-            hold = pinger.hold
+            hold_all = pinger.hold_all
             ended: list[HeldRun] = []
 
-            def hold_and_end(run: HeldRun) -> None:
-                hold(run)
-                if not ended:
-                    ended.append(run)
-                    run.end(EndReason.LEASE_LOST)
+            def hold_and_end(runs: Sequence[HeldRun]) -> None:
+                hold_all(runs)
+                if runs and not ended:
+                    ended.append(runs[0])
+                    runs[0].end(EndReason.LEASE_LOST)
 
-            pinger.hold = hold_and_end  # type: ignore[method-assign]
+            pinger.hold_all = hold_and_end  # type: ignore[method-assign]
             await bench.client.publish("work", {}, key="1")
             await until(lambda: ended)
             await bench.client.publish("work", {}, key="2")

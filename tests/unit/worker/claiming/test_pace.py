@@ -96,3 +96,29 @@ def test_after_it_was_wrong_it_begins_anew() -> None:
     pace.forget()
     assert pace.ahead(SLOTS) == 0
     assert _land(pace, clock, 10, 0.02, 0.04) == pytest.approx(40, abs=1)
+
+
+def test_groups_are_small_where_documents_are_large_and_grow_again_afterwards() -> None:
+    pace = Pace()
+    assert pace.within_bytes(200) == 200  # nothing is known yet
+    pace.read(20, 20_000_000)
+    assert pace.within_bytes(200) == 8
+    assert pace.within_bytes(0) == 0
+    pace.read(1, 16_000_000)
+    assert pace.within_bytes(200) == 1
+    for _ in range(60):
+        pace.read(200, 200_000)
+    assert pace.within_bytes(200) == 200
+
+
+def test_few_tasks_are_claimed_ahead_where_documents_are_large() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    for _ in range(10):
+        now += 0.1
+        for _ in range(500):
+            pace.ended()
+        pace.claimed(0.1)
+    assert pace.ahead(100) > 8
+    pace.read(10, 10_000_000)
+    assert pace.ahead(100) == 8

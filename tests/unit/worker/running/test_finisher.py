@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -72,6 +72,10 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 else:  # one more success for each that was written: some always wait
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
 
+            def release_all(self, runs: Iterable[Any]) -> None:
+                for run in runs:
+                    self.release(run)
+
         finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
@@ -97,6 +101,10 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                     is_over.set()
                 else:
                     finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
+
+            def release_all(self, runs: Iterable[Any]) -> None:
+                for run in runs:
+                    self.release(run)
 
         finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
         for number in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -37,3 +38,14 @@ def test_step_of_the_servers_clock_is_followed_to_within_the_reading(step: float
     clock = ServerClock(at(0), sent=100.0, received=100.002)
     clock.observe(at(1 + step), sent=100.999, received=101.002)
     assert clock.monotonic_of(at(10 + step)) == pytest.approx(110.0, abs=0.003)
+
+
+def test_time_without_a_time_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        clock = ServerClock(at(0).replace(tzinfo=None), sent=100.0, received=100.5)
+        assert clock.monotonic_of(at(10).replace(tzinfo=None)) == clock.monotonic_of(at(10)) == pytest.approx(110.5)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
