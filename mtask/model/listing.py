@@ -100,12 +100,27 @@ def end_of_prefix(prefix: str) -> str | None:
     return None
 
 
-def hidden(place: Place, key_prefix: str | None) -> Place:
-    """Return a place that means the same in a list of keys with this prefix, and that names no other task's key."""
+def _before_prefix(prefix: str) -> str:
+    """Return a text before all texts with this beginning, with next to none between: by code points."""
+    point = ord(prefix[-1])
+    if not point:
+        return prefix[:-1]
+    return prefix[:-1] + chr(_SURROGATES.start - 1 if point == _SURROGATES.stop else point - 1) + chr(_LAST)
+
+
+def hidden(place: Place, key_prefix: str | None, order: Order) -> Place:
+    """Return a place that means the same in a list of keys with this prefix, and that names no other task's key.
+
+    It never lies before the given place, in the direction of the order: else the list would pass the same ids again.
+    """
     if key_prefix is None or not place.task_id:
         return place
     name, _, key = place.task_id.partition(":")
     if key.startswith(key_prefix):
         return place
     end = end_of_prefix(key_prefix)
-    return Place(place.time, f"{name}:{end}" if end is not None and key >= end else f"{name}:")
+    is_behind = end is not None and key >= end
+    if order.is_descending:
+        return Place(place.time, f"{name}:{end}" if is_behind else f"{name}:")
+    # The character behind the colon begins what comes after all keys of the name.
+    return Place(place.time, f"{name};" if is_behind else f"{name}:{_before_prefix(key_prefix)}")

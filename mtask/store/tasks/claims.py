@@ -61,8 +61,7 @@ def claim(
     runs. `as_group` claims even a single task in the form for several, which always knows that number. The form for one
     task only knows it if the task has ended.
 
-    `tell_size` is called with the number of documents that were read back, and the size of their params in bytes. The
-    document of a task that is claimed alone is not read back.
+    `tell_size` is called with the number of tasks that were won, and the size of their params in bytes.
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
@@ -73,6 +72,8 @@ def claim(
         one = tasks("find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER, hint=BY_ID)
         document = yield one.within(timeout)
         if document and run_of(document, f"{token}-0"):
+            if tell_size is not None:
+                tell_size(1, rough_size(document.get("params")))
             return [document]
         if document and tell_changed is not None and document["task_state"].get("status") in FINAL:
             tell_changed(1)  # the task was open before, and a claim ends a task only by closing lapsed runs

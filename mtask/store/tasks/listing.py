@@ -251,7 +251,7 @@ def _found(rows: list[Document], limit: int, stopped: Place | None, asked: Asked
         # Malformed documents without an instant come last: no list goes on behind one.
         place = _place_of(rows[-1], asked.order)
     elif stopped is not None:
-        place = hidden(stopped, asked.criteria.get("key_prefix"))
+        place = hidden(stopped, asked.criteria.get("key_prefix"), asked.order)
         looked_to = stopped.time if len(rows) < limit else None
     return Found(rows, place, looked_to)
 

@@ -27,7 +27,10 @@ def names_of_tasks() -> Operation[list[str] | None]:
             remembered |= names
             return sorted(names)
         name, colon, _ = found[0]["_id"].partition(":")
-        (names if colon else nameless).add(name)
+        known = names if colon else nameless
+        if name in known:  # an id that is no UTF-8: what was read of it is not what the server compares
+            break
+        known.add(name)
     remembered.clear()  # of these names, some may be gone
     return None
 

@@ -90,12 +90,13 @@ class Adoption:
                     self._runner.hand_back(run)
                     continue
                 held.append(run)
-                self._slots.add(run, now)
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._questions.ask_holder(task_id)
             else:
                 self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
+        for run in held:
+            self._slots.add(run, now)
         self._slots.start_waiting()
         self._ledger.forget_old_claims(now)
         if len(attempt.task_ids) > 1 and documents:

@@ -132,6 +132,18 @@ def test_pages_together_are_the_list(store: SyncStore, everything: list[Document
         assert [task_id for page in read for task_id in page] == wanted
 
 
+@pytest.mark.parametrize("prefix", ["t0:", "t1:", "rare:"])
+def test_an_open_list_of_a_prefix_goes_on_within_an_instant_of_many_tasks(
+    store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    # No instant is sorted as a whole, so each is walked by ids, most of which have another prefix.
+    monkeypatch.setattr(listing, "STEPS", (200, 700))
+    monkeypatch.setattr(listing, "SORTED", 0)
+    asked = Asked({"key_prefix": prefix, "status": ["INIT", "RUNNING"]})
+    read = pages(store, asked, 40)
+    assert [task_id for page in read for task_id in page] == expected(everything, asked)
+
+
 @each
 def test_a_small_page_after_any_task_goes_on_with_the_next_one(
     store: SyncStore, everything: list[Document], criteria: Mapping[str, Any]

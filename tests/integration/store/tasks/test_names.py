@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import names
@@ -16,7 +18,8 @@ NAMES = ["a", "a-b", "a.b", "a/b", "a0", "ab", "b", "n1", "n10", "n2"]
 
 
 def insert(store: SyncStore, *ids: Any) -> None:
-    store.tasks.insert_many([{"_id": one} for one in ids], bypass_document_validation=True)
+    made = [one if isinstance(one, RawBSONDocument) else {"_id": one} for one in ids]
+    store.tasks.insert_many(made, bypass_document_validation=True)
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +64,15 @@ def test_ids_that_are_malformed_hide_no_name(store: SyncStore) -> None:
     insert(store, "", "a", "a:1", "b", "b0", "c:1", "c", 7, None)
     for _ in range(2):
         assert store.run(names_of_tasks()) == ["a", "c"]
+
+
+@pytest.mark.parametrize("malformed", ["XY:k", "XY"])
+def test_an_id_that_is_no_utf_8_ends_the_search(store: SyncStore, malformed: str) -> None:
+    # It is read as other text than the server compares, so no filter excludes it.
+    insert(store, "a:1", RawBSONDocument(bson.encode({"_id": malformed}).replace(b"XY", b"\xff\xfe")))
+    assert store.run(names_of_tasks()) is None
+    assert store.names == set()
+    store.tasks.delete_many({})
 
 
 def test_too_many_names_are_not_remembered(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import bson
 
 from mtask import App, AsyncClient, TaskSpec
+from mtask import Client as Sync
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import finding
+from mtask.store.tasks import claims, finding
 from mtask.worker.claiming import pace
 from tests.integration.worker_harness import working
 from tests.mongo import Client, until
@@ -72,6 +73,16 @@ def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(
     after_the_first = [size for _, size in sizes[1:]]
     assert after_the_first
     assert max(after_the_first) <= pace._MAX_BYTES + MB
+
+
+def test_a_claim_of_one_task_tells_its_size_too(store: SyncStore, client: Sync) -> None:
+    # Where params are large, tasks are claimed one by one: else nothing would tell that they are small again.
+    told: list[tuple[int, int]] = []
+    for key, text in (("large", "x" * MB), ("small", "x")):
+        client.publish("work", {"text": text}, key=key)
+        claim = claims.claim([f"work:{key}"], "w", key, tell_size=lambda count, size: told.append((count, size)))
+        assert store.run(claim)
+    assert told == [(1, MB), (1, 1)]
 
 
 async def _publish(client: AsyncClient, numbers: range, name: str) -> None:
