@@ -34,8 +34,8 @@ WORKER_MUTATIONS = (
         "times-by-the-local-clock",
         "When to try a task is read from the wall clock of the worker's machine.",
         (
-            Edit("mtask/worker/state/clock.py", "return instant.timestamp() - self._offset",
-                 "return instant.timestamp() - time.time() + time.monotonic()"),
+            Edit("mtask/worker/state/clock.py", "return _seconds(instant) - self._offset",
+                 "return _seconds(instant) - time.time() + time.monotonic()"),
         ),
         ("tests/unit/worker/state/test_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
     ),
@@ -397,7 +397,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "finished-runs-remembered",
         "The worker's memory grows with each task that it does.",
-        (Edit(_RUNNER, "task.add_done_callback(self._tasks.discard)", "pass"),),
+        (Edit(_RUNNER, "self._ledger.forget(run)\n        if run.marks", "if run.marks"),),
         (f"{_LEAKS}::test_worker_keeps_nothing_of_the_tasks_that_it_has_done",),
     ),
     Mutation(

@@ -13,6 +13,7 @@ from mtask.errors import LeaseLost, MtaskError
 from mtask.model import rules
 from mtask.model.status import RunStatus
 from mtask.store import diagnosis
+from mtask.store.driver.dates import with_zones
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.outcome import Outcome
@@ -143,7 +144,9 @@ class World:
         operation = claims.claim(task_ids, worker_id, token, are_simple=are_simple)
         found = self.step(act, operation, dict.fromkeys(task_ids, prediction), is_one_update=not are_simple)
         got = {task_id for task_id, run_id in run_ids.items() if self.run_of(task_id, run_id)}
-        assert {document["_id"]: document for document in found} == {task_id: self.stored[task_id] for task_id in got}
+        assert {document["_id"]: with_zones(document) for document in found} == {
+            task_id: self.stored[task_id] for task_id in got
+        }
         self.given += [(task_id, run_id, worker_id) for task_id, run_id in run_ids.items() if task_id in got]
 
     def can_be_taken(self, worker_id: str) -> set[str]:
