@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -102,14 +101,14 @@ def _handed_back(bench: Bench, why: str = "no slot") -> int:
 def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurrency(place: Place, stage: Stage) -> None:
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
-            waited = Counter[str]()
-            hold = bench.worker.parts.runner.hold
+            waited, slots = Counter[str](), bench.worker.parts.slots
+            add = slots.add
 
-            def held(runs: Sequence[HeldRun]) -> None:
-                waited["most"] = max(waited["most"], len(bench.worker.parts.slots._waiting))
-                hold(runs)
+            def added(run: HeldRun, now: float) -> None:
+                add(run, now)
+                waited["most"] = max(waited["most"], len(slots._waiting))
 
-            bench.worker.parts.runner.hold = held  # type: ignore[method-assign]
+            slots.add = added  # type: ignore[method-assign]
             await _publish(bench, "quick", 2_000)
             await until(lambda: bench.count("SUCCESS") == 2_000, message="all done")
             assert waited["most"] > SLOTS

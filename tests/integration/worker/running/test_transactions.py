@@ -176,6 +176,7 @@ def test_session_of_an_aborted_transaction_serves_no_other_run(
                 is_last = number > 3
                 await bench.client.publish(name, {"fails": not is_last}, key=f"{number}")
                 state = await bench.status(f"{name}:{number}", "SUCCESS" if is_last else "FAIL")
+                await bench.at_rest()  # the worker has its session back a moment after the commit
                 named.append(state["worker_states"][0]["session_id"])
             assert len(set(named[:5])) == 5, "each aborted one was for its run alone"
             assert named[5] == named[4], "one whose run has committed in time is used again"
