@@ -41,6 +41,8 @@ class Measured:
     drains: list[Drain] = field(default_factory=list)
     #: On Redis that writes each change to disk before it answers.
     durable_drains: list[Drain] = field(default_factory=list)
+    #: With the lasting setting, on a server that writes to disk before it answers: no kill loses a task.
+    kept_drains: list[Drain] = field(default_factory=list)
     quiets: list[Quiet] = field(default_factory=list)
     worker_killed: Survival | None = None
     worker_killed_lasting: Survival | None = None
@@ -185,6 +187,8 @@ def _measure_pace(one: Measured, servers: Servers, sizes: Sizes) -> None:
     if one.peer.server == REDIS:
         durable = servers.bench(one.peer, is_durable=True)
         _keep(one.durable_drains, _tried(one, f"drain, {REDIS_DURABLE}", lambda: trials.drain(durable, sizes)))
+    keeping = servers.bench(one.peer, is_durable=True)
+    _keep(one.kept_drains, _tried(one, "drain, lasting setting", lambda: trials.drain(keeping, sizes, is_lasting=True)))
 
 
 def _kill_workers(there: Sequence[Measured], servers: Servers, sizes: Sizes, say: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from benchmarks.cases.peers import Comparison, Measured
 from benchmarks.peers.catalogue import MTASK, REDIS
 from benchmarks.peers.lines import Survival
 from benchmarks.peers.servers import Mongo, Postgres, Redis
-from benchmarks.peers.trials import KILL_TASKS, RATE
+from benchmarks.peers.trials import KILL_TASKS, RATE, Drain
 from benchmarks.report.figures import Spread, ratio_by_run
 from benchmarks.report.table import shown
 
@@ -27,6 +27,7 @@ _ABSENT = "-"
 _TITLES = {server: kind.title for server, kind in (("mongo", Mongo), ("redis", Redis), ("postgres", Postgres))}
 _DURABLE = ", fsync always"
 _FAINT = "bright_black"
+_PACES = ("tasks/s", "mtask's pace to it", "worker CPU, µs", "server CPU, µs")
 _LONGEST_REASON = 240
 
 
@@ -47,7 +48,8 @@ class Sheet:
 def sheets(comparison: Comparison) -> list[Sheet]:
     """Return the tables: pace, publishing, waiting, and what survives."""
     there = [one for one in comparison.measured if one.is_there]
-    found = [_pace(there), _publishing(there), _waiting(there)]
+    found = [_pace(there), *([_keeping(there)] if any(one.kept_drains for one in there) else [])]
+    found += [_publishing(there), _waiting(there)]
     if any(one.worker_killed_lasting or one.server_killed for one in there):
         found += [_worker_killed(there, comparison), _server_killed(there)]
     return found
@@ -153,26 +155,33 @@ def write(comparison: Comparison, around: Mapping[str, Any], folder: Path) -> li
 
 
 def _pace(there: Sequence[Measured]) -> Sheet:
-    ours = next((one for one in there if one.peer.name == MTASK), None)
-    base = [drain.rate for drain in ours.drains] if ours else []
+    ours = next((one.drains for one in there if one.peer.name == MTASK), [])
     rows = []
     for one in there:
         for drains, suffix in ((one.drains, ""), (one.durable_drains, _DURABLE)):
             if drains or not suffix:
-                rates = [drain.rate for drain in drains]
-                is_paired = len(rates) == len(base)
-                ratio = Spread.of(ratio_by_run(base, rates) if is_paired else []).median
-                rows.append(
-                    [
-                        _named(one) + suffix,
-                        _median(rates),
-                        shown(ratio),
-                        _median(drain.worker_us for drain in drains),
-                        _median(drain.server_us for drain in drains),
-                    ]
-                )
-    columns = ["drain, one worker process", "tasks/s", "mtask's pace to it", "worker CPU, µs", "server CPU, µs"]
+                rows.append([_named(one) + suffix, *_paces(drains, ours)])
+    columns = ["drain, one worker process", *_PACES]
     return Sheet("Drain: no-op tasks of one worker process; CPU for each task", columns, rows)
+
+
+def _keeping(there: Sequence[Measured]) -> Sheet:
+    ours = next((one.kept_drains for one in there if one.peer.name == MTASK), [])
+    rows = []
+    for one in there:
+        suffix = _DURABLE if one.peer.server == REDIS else ""
+        rows.append([_named(one) + suffix, *_paces(one.kept_drains, ours)])
+    title = "The same with settings that keep the tasks of a killed worker and of a killed server"
+    return Sheet(title, ["drain, lasting setting", *_PACES], rows)
+
+
+def _paces(drains: Sequence[Drain], ours: Sequence[Drain]) -> list[str]:
+    """Return the cells of a drain: its pace, mtask's pace to it in the same run, and its CPU."""
+    rates = [drain.rate for drain in drains]
+    is_paired = len(drains) == len(ours)
+    ratio = Spread.of(ratio_by_run([drain.rate for drain in ours], rates) if is_paired else []).median
+    cpu = (_median(drain.worker_us for drain in drains), _median(drain.server_us for drain in drains))
+    return [_median(rates), shown(ratio), *cpu]
 
 
 def _publishing(there: Sequence[Measured]) -> Sheet:

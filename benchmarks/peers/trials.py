@@ -81,10 +81,10 @@ class Drain:
     single_rate: float
 
 
-def drain(bench: Bench, sizes: Sizes) -> Drain:
+def drain(bench: Bench, sizes: Sizes, *, is_lasting: bool = False) -> Drain:
     """Publish tasks, start a worker on them, and measure from the tenth part of them on."""
     single = max(10, sizes.tasks // 10)
-    with bench.opened("drain") as program:
+    with bench.opened("drain", _lease(bench, sizes, is_lasting)) as program:
         # First, because publishers of later tasks find their tables, indexes and scripts.
         alone = program.publish("single", single, first=_WARM_UP, bound=sizes.longest)
         bulk = program.publish("bulk", sizes.tasks, bound=sizes.longest)
@@ -158,7 +158,7 @@ def _waiting(bench: Bench, program: Program, worker: WorkerProcess, sizes: Sizes
 
 def kill_worker(bench: Bench, sizes: Sizes, *, is_lasting: bool) -> lines.Survival:
     """Kill a worker amid its tasks, start another one at once, and wait for all tasks or for `patience` seconds."""
-    lease = bench.peer.lease(sizes.lease) if is_lasting else None
+    lease = _lease(bench, sizes, is_lasting)
     with bench.opened("kill", lease) as program:
         program.publish("bulk", KILL_TASKS, hold_ms=_HOLD_MS)
         with program.worker() as worker:
@@ -202,6 +202,10 @@ def kill_server(bench: Bench, sizes: Sizes) -> lines.Survival:
                 elif time.monotonic() - quiet_since > _QUIET_PATIENCE:
                     break  # no start for a while: what is still missing is gone
         return lines.survival(program.notes(), count, killed_at)
+
+
+def _lease(bench: Bench, sizes: Sizes, is_lasting: bool) -> int | None:
+    return bench.peer.lease(sizes.lease) if is_lasting else None
 
 
 def _wait(worker: WorkerProcess, condition: Callable[[], bool], patience: float, what: str) -> None:

@@ -42,6 +42,7 @@ COMPARISON = Comparison(
         Measured(
             peer(MTASK),
             drains=[drained(2_000.0), drained(3_000.0)],
+            kept_drains=[drained(2_000.0), drained(4_000.0)],
             quiets=[Quiet(5.0, 9.0, 0.5, 0.25, 2.0)],
             worker_killed=Survival(24, 24, 0, 6, 6, 60.5),
             worker_killed_lasting=Survival(24, 24, 1, 6, 6, 6.25),
@@ -51,6 +52,7 @@ COMPARISON = Comparison(
             peer("bullmq"),
             drains=[drained(4_000.0), drained(4_000.0)],
             durable_drains=[drained(400.0)],
+            kept_drains=[drained(1_000.0), drained(1_000.0)],
             worker_killed=Survival(24, 4, 0, 20),
             server_killed=Survival(10, 0),
             server_killed_durable=Survival(10, 10),
@@ -141,16 +143,20 @@ def test_survival_tells_lost_interrupted_resumed_and_doubled_tasks_apart() -> No
 
 
 def test_tables_tell_medians_ratios_losses_and_what_was_not_measured() -> None:
-    pace, publishing, waiting, worker, server = report.sheets(COMPARISON)
+    pace, keeping, publishing, waiting, worker, server = report.sheets(COMPARISON)
     assert list(pace.rows[0]) == ["mtask (MongoDB)", "2,500", "1.00", "100", "200"]
     assert list(pace.rows[1])[:3] == ["BullMQ (Redis)", "4,000", "0.625"]
     assert list(pace.rows[2])[:3] == ["BullMQ (Redis), fsync always", "400", "-"]
+    assert list(keeping.rows[0])[:3] == ["mtask (MongoDB)", "3,000", "1.00"]
+    assert list(keeping.rows[1])[:3] == ["BullMQ (Redis), fsync always", "1,000", "3.00"]
     assert list(publishing.rows[0])[1:] == ["-", "500"]
     assert list(waiting.rows[0])[1:] == ["5.00", "9.00", "0.500", "0.250", "2.00"]
     assert list(worker.rows[0])[1:] == ["0 of 24", "60.5", "0 of 24, 1 done twice", "6.25"]
     assert list(worker.rows[1])[1:] == ["20 of 24", "not yet", "-", "-"]
     assert list(server.rows[1])[1:] == ["10 of 10", "0 of 10"]
-    assert all("RQ" not in row[0] for sheet in (pace, publishing, waiting, worker, server) for row in sheet.rows)
+    assert all(
+        "RQ" not in row[0] for sheet in (pace, keeping, publishing, waiting, worker, server) for row in sheet.rows
+    )
     assert "RQ (Redis): not measured: redis-server is not installed" in report.markdown(COMPARISON)
 
 
@@ -224,6 +230,7 @@ def test_peers_that_cannot_be_had_are_noted_and_mtask_is_measured(
     mine, installed, served = found.measured
     assert mine.failures == []
     assert mine.drains[0].rate > 0
+    assert mine.kept_drains[0].rate > 0
     assert mine.drains[0].bulk_rate > 0
     assert "rq could not be installed" in installed.failures[0]
     assert served.failures == ["not measured: postgres is not installed. Run: apt-get install postgresql"]
