@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mtask.model.status import RunStatus, TaskStatus
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.tasks.counting import Count, QueueCounts
+    from mtask.store.lists.counting import Count, QueueCounts
     from mtask.store.tasks.publishing import Published
     from mtask.version import __version__
 
@@ -123,7 +123,7 @@ _MODULES = {
     "mtask.model.scheduling.triggers": ("Cron",),
     "mtask.store.flows.operating": ("ChangedFlow",),
     "mtask.store.flows.publishing": ("PublishedFlow",),
-    "mtask.store.tasks.counting": ("Count", "QueueCounts"),
+    "mtask.store.lists.counting": ("Count", "QueueCounts"),
     "mtask.store.tasks.publishing": ("Published",),
     "mtask.version": ("__version__",),
 }

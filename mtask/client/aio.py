@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from mtask.store.encryption.vault import KeyRow
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.tasks import counting
-    from mtask.store.tasks.counting import Count, QueueCounts
+    from mtask.store.lists import counting
+    from mtask.store.lists.counting import Count, QueueCounts
     from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 else:
     # A service that publishes needs none of these.
@@ -83,7 +83,7 @@ else:
     run_log_requests = LazyModule("mtask.client.reading.run_logs")
     diagnosis = LazyModule("mtask.store.diagnosis")
     sealing = LazyModule("mtask.store.encryption.sealing")
-    counting = LazyModule("mtask.store.tasks.counting")
+    counting = LazyModule("mtask.store.lists.counting")
 
 
 class AsyncClient(AsyncConnection):

@@ -26,10 +26,10 @@ from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
 from mtask.store.flows import settling
 from mtask.store.layout import setup
+from mtask.store.lists import listing
+from mtask.store.lists.asked import Asked
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
-from mtask.store.tasks import listing
-from mtask.store.tasks.listing import Asked
 from mtask.store.tasks.queries import NEEDED_BY_NONE
 
 Document = dict[str, Any]

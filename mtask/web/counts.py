@@ -8,7 +8,7 @@ from datetime import datetime
 
 from mtask.client import AsyncClient
 from mtask.client.reading.views import StatRow
-from mtask.store.tasks.counting import MOST, QueueCounts
+from mtask.store.lists.counting import MOST, QueueCounts
 from mtask.web.sharing import Shared
 
 #: The most tasks of a status that the statistics count: these tasks are read, not only counted in an index.

@@ -17,7 +17,8 @@ from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation
-from mtask.store.tasks import counting, finding, queries
+from mtask.store.lists import counting
+from mtask.store.tasks import finding, queries
 
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)

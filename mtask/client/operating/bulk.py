@@ -21,8 +21,8 @@ from mtask.store import bulk, diagnosis
 from mtask.store.driver.extended_json import extended_exactly, parse_extended
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
-from mtask.store.tasks import counting
-from mtask.store.tasks.counting import Count
+from mtask.store.lists import counting
+from mtask.store.lists.counting import Count
 
 #: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
 _PAUSE = 1.0

@@ -13,8 +13,8 @@ from mtask.model.metrics.tally import Tally, tally_of
 from mtask.model.status import TaskStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
+from mtask.store.lists.counting import Count, QueueCounts
 from mtask.store.metrics import fleet
-from mtask.store.tasks.counting import Count, QueueCounts
 
 #: After this time without a write, a worker has counted nothing: its rate is 0.
 _RECENT = timedelta(seconds=25)

@@ -13,9 +13,10 @@ from mtask.errors import InvalidInput, shown
 from mtask.model.listing import Place, cursor_of, place_of
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
-from mtask.store.tasks import counting, listing
-from mtask.store.tasks.counting import Count
-from mtask.store.tasks.listing import Asked, Found
+from mtask.store.lists import counting, listing
+from mtask.store.lists.asked import Asked
+from mtask.store.lists.counting import Count
+from mtask.store.lists.listing import Found
 
 T = TypeVar("T")
 #: The most tasks of one page.

@@ -18,9 +18,9 @@ from mtask.model.metrics.tally import MAX_PAIRS, OTHER, Pair, tally_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command, metrics
 from mtask.store.layout import setup
+from mtask.store.lists import counting
+from mtask.store.lists.counting import Count, QueueCounts
 from mtask.store.statements import expressions as x
-from mtask.store.tasks import counting
-from mtask.store.tasks.counting import Count, QueueCounts
 
 Document = dict[str, Any]
 _MS = timedelta(milliseconds=1)

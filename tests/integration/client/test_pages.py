@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_cursors_say_what_they_were_made_of() -> None:
     for place in (Place(NOW, "a:é\0😀"), Place(NOW - timedelta(days=200_000), ""), Place(NOW, "n:" + "x" * 512)):
         for order in Order:
             assert place_of(cursor_of(order, place), order) == place
+        created = replace(place, create_time=NOW - timedelta(days=1))
+        assert place_of(cursor_of(Order.DUE, created), Order.DUE) == created
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mtask.client.reading.metrics import FleetMetrics, QueueMetrics, WorkerMetri
 from mtask.model.documents import WorkerDocument
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import TaskStatus
-from mtask.store.tasks.counting import Count
+from mtask.store.lists.counting import Count
 from tests.workers import ROOT
 
 FOLDER = ROOT / "examples" / "monitoring"

@@ -12,7 +12,7 @@ import pytest
 
 from mtask import Client, Flow
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import counting, listing
+from mtask.store.lists import counting, listing, small
 from mtask.web import counts
 from mtask.web.bulks import Bulks
 from mtask.web.page.page import WebPage
@@ -87,7 +87,7 @@ def _copied(step: Mapping[str, Any], key: str) -> Document:
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
-    monkeypatch.setattr(listing, "SORTED", SORTED)
+    monkeypatch.setattr(small, "SORTED", SORTED)
     monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
     for module in (counting, counts):
         monkeypatch.setattr(module, "MOST", MOST)

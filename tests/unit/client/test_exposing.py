@@ -13,7 +13,7 @@ from mtask.client.reading.metrics import FleetMetrics, QueueMetrics
 from mtask.errors import MtaskError
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import TaskStatus
-from mtask.store.tasks.counting import Count
+from mtask.store.lists.counting import Count
 from tests.mongo import eventually
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -17,10 +17,11 @@ from mtask.store.layout.indexes import (
     STATUS_INDEX,
     TENANT_INDEX,
 )
+from mtask.store.lists import listing
+from mtask.store.lists.asked import Asked
+from mtask.store.lists.walks import count_up_to
 from mtask.store.statements import filters
 from mtask.store.statements.filters import FIRST_TIME, NEXT, Filter
-from mtask.store.tasks import listing
-from mtask.store.tasks.listing import Asked, count_up_to
 from mtask.store.tasks.names import names_of_tasks
 from mtask.store.tasks.queries import by_index
 

@@ -11,10 +11,11 @@ import pytest
 from mtask.model.listing import Order, Place
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
+from mtask.store.lists import counting, due, listing, small
+from mtask.store.lists.asked import Asked
+from mtask.store.lists.counting import Count
 from mtask.store.statements import filters
-from mtask.store.tasks import counting, listing, names
-from mtask.store.tasks.counting import Count
-from mtask.store.tasks.listing import Asked
+from mtask.store.tasks import names
 from tests.explaining import Examined, examined_by
 from tests.spread import NOW, QUEUES, TASKS, TIE, tasks_of_all_kinds
 
@@ -37,7 +38,8 @@ def store(module_store: SyncStore, everything: list[Document]) -> SyncStore:
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all bounds as small as this database is, in comparison with one of millions of tasks."""
     monkeypatch.setattr(listing, "STEPS", (400, 3_600))
-    monkeypatch.setattr(listing, "SORTED", 1_000)
+    monkeypatch.setattr(small, "SORTED", 1_000)
+    monkeypatch.setattr(due, "TIED", 200)
     monkeypatch.setattr(counting, "_DOCUMENTS", 3_000)
 
 
@@ -95,8 +97,27 @@ def expected(everything: list[Document], asked: Asked) -> list[str]:
             and (asked.until is None or state[field] < asked.until)
         )
 
-    found = sorted((task["task_state"][field], task["_id"]) for task in everything if is_wanted(task))
-    return [task_id for _, task_id in (reversed(found) if order.is_descending else found)]
+    found = sorted(
+        filter(is_wanted, everything), key=lambda task: (task["task_state"][field], task["_id"]), reverse=True
+    )
+    if order is Order.DUE:
+        found.sort(key=lambda task: task["task_state"]["create_time"], reverse=True)
+        found.sort(key=lambda task: (task["task_state"][field], task["name"]))
+    return [task["_id"] for task in found]
+
+
+def places_of(everything: list[Document], order: Order) -> dict[str, Place]:
+    """Return the places of all tasks that have the instant of the order."""
+    field = order.path.removeprefix("task_state.")
+    return {
+        task["_id"]: Place(
+            task["task_state"][field],
+            task["_id"],
+            task["task_state"]["create_time"] if order is Order.DUE else None,
+        )
+        for task in everything
+        if field in task["task_state"]
+    }
 
 
 def assert_bounded(found: list[Examined]) -> None:
@@ -138,7 +159,8 @@ def test_an_open_list_of_a_prefix_goes_on_within_an_instant_of_many_tasks(
 ) -> None:
     # No instant is sorted as a whole, so each is walked by ids, most of which have another prefix.
     monkeypatch.setattr(listing, "STEPS", (200, 700))
-    monkeypatch.setattr(listing, "SORTED", 0)
+    monkeypatch.setattr(small, "SORTED", 0)
+    monkeypatch.setattr(due, "TIED", 0)
     asked = Asked({"key_prefix": prefix, "status": ["INIT", "RUNNING"]})
     read = pages(store, asked, 40)
     assert [task_id for page in read for task_id in page] == expected(everything, asked)
@@ -150,10 +172,9 @@ def test_a_small_page_after_any_task_goes_on_with_the_next_one(
 ) -> None:
     asked = Asked(criteria)
     wanted = expected(everything, asked)
-    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
+    places = places_of(everything, asked.order)
     for index in range(0, len(wanted), max(1, len(wanted) // 5)):
-        place = Place(times[wanted[index]], wanted[index])
-        found = store.run(listing.page(asked, PAGE, place, []))
+        found = store.run(listing.page(asked, PAGE, places[wanted[index]], []))
         ids = [row["_id"] for row in found.documents]
         assert ids == wanted[index + 1 : index + 1 + PAGE] or (
             found.looked_to and ids == wanted[index + 1 :][: len(ids)]
@@ -166,10 +187,9 @@ def test_each_page_examines_a_bounded_number_of_documents(
 ) -> None:
     asked = Asked(criteria)
     wanted = expected(everything, asked)
-    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
-    places: list[Place | None] = [None]
-    places += [Place(times[wanted[index]], wanted[index]) for index in (0, len(wanted) // 2, len(wanted) - 1) if wanted]
-    for place in places:
+    places = places_of(everything, asked.order)
+    some = [places[wanted[index]] for index in (0, len(wanted) // 2, len(wanted) - 1) if wanted]
+    for place in [None, *some]:
         _, examined = examined_by(store, listing.page(asked, PAGE, place, ["status"]))
         assert_bounded(examined)
 
@@ -196,8 +216,8 @@ def test_a_page_that_an_index_serves_examines_hardly_more_than_it_returns(
 ) -> None:
     asked = Asked(CRITERIA[name])
     wanted = expected(everything, asked)
-    times = {task["_id"]: task["task_state"].get(asked.order.path.removeprefix("task_state.")) for task in everything}
-    middle = [] if not wanted else [Place(times[wanted[len(wanted) // 2]], wanted[len(wanted) // 2])]
+    places = places_of(everything, asked.order)
+    middle = [] if not wanted else [places[wanted[len(wanted) // 2]]]
     for place in [None, *middle]:
         found, examined = examined_by(store, listing.page(asked, PAGE, place, ["status"]))
         left = len(wanted) if place is None else len(wanted) - len(wanted) // 2 - 1
@@ -233,7 +253,7 @@ def test_a_tie_of_very_many_due_tasks_is_listed_in_bounded_pages(
     store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tie is large in relation to this bound, as millions of tasks of one batch are to the usual one.
-    monkeypatch.setattr(listing, "SORTED", 20)
+    monkeypatch.setattr(due, "TIED", 20)
     for criteria in ({"status": "INIT"}, {"status": ["INIT", "RUNNING"], "queue": "q03"}):
         asked = Asked(criteria)
         assert [i for page in pages(store, asked, 777) for i in page] == expected(everything, asked)
