@@ -30,7 +30,7 @@ def examined_by(store: SyncStore, operation: Operation[Any]) -> tuple[Any, list[
         while True:
             if call.target == "database" and "count" in call.args[0]:
                 found.append(explained(store, call))
-            if call.target == "tasks" and call.method in ("find", "find_one", "rows", "count_documents"):
+            if call.target == "tasks" and call.method in ("find", "find_naive", "find_one", "rows", "count_documents"):
                 found.append(explained(store, call))
             call = operation.send(store.run(_only(call)))
     except StopIteration as stop:

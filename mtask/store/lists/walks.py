@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from mtask.model.listing import Order, Place
+from mtask.store.driver.dates import with_zones
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import views
 from mtask.store.statements.filters import LAST_TIME, Filter
@@ -45,9 +46,9 @@ class Walk:
         conditions = [condition for condition in (self.ranges, part, self.tested) if condition]
         matched: Filter = {"$and": conditions} if conditions else {}
         found: list[Document] = yield from by_index(
-            tasks("find", matched, self.view(), sort=sort, limit=limit, hint=self.index)
+            tasks("find_naive", matched, self.view(), sort=sort, limit=limit, batch_size=limit, hint=self.index)
         )
-        return found
+        return with_zones(found)
 
     def key_at(self, part: Filter, number: int, sort: Sort) -> Operation[Place | None]:
         """Return the place of the task with this number in a part of the walk. It is read from the index alone."""
