@@ -48,15 +48,15 @@ class WhilePrimary(Generic[T]):
         keep: Callable[[asyncio.Task[Any]], None],
     ) -> None:
         self._call = call
+        self._caller: asyncio.Task[Any] | None = None
         self._client = client
         self._keep = keep
 
     def __await__(self) -> Generator[Any, Any, T]:
-        call, caller = self._call, asyncio.current_task()
-        if caller is None:  # what drives this coroutine is no asyncio task, so nothing here could interrupt it
+        call, self._caller = self._call, asyncio.current_task()
+        if self._caller is None:  # what drives this coroutine is no asyncio task, so nothing here could interrupt it
             return (yield from call.__await__())
-        self._caller = caller
-        self._cancelled_before = caller.cancelling()
+        self._cancelled_before = self._caller.cancelling()
         self._known: TopologyDescription = self._client.topology_description  #: when the call was sent
         self._asked: Address | None = None  #: the primary then, or the first one that the driver knew
         #: The new primary. It is set when the caller is interrupted because of it.
@@ -68,11 +68,14 @@ class WhilePrimary(Generic[T]):
                 try:
                     yield awaited
                 except asyncio.CancelledError as error:
-                    if self._present is None and caller.cancelling() <= self._cancelled_before:
+                    if self._present is None and self._caller.cancelling() <= self._cancelled_before:
                         # Something that the call awaits was cancelled, not the caller.
                         awaited = call.throw(error)
                     else:
-                        return (yield from self._give_up(error))
+                        answer = yield from self._give_up(error)
+                        if answer is None:
+                            raise
+                        return answer[0]
                 except BaseException as error:
                     awaited = call.throw(error)
                 else:
@@ -82,6 +85,7 @@ class WhilePrimary(Generic[T]):
             return result
         finally:
             self._timer.cancel()
+            self._caller = None  # a cancelled caller holds its error, and the error holds this frame
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_FOR_PRIMARY, self._look)
@@ -94,20 +98,28 @@ class WhilePrimary(Generic[T]):
             self._asked = _primary_of(self._known) or present
         if present is not None and present != self._asked:
             self._present = present
-            self._caller.cancel()
+            if self._caller is not None:
+                self._caller.cancel()
         else:
             self._look_later()
 
-    def _give_up(self, error: asyncio.CancelledError) -> Generator[Any, Any, T]:
-        """End the call, as its caller was cancelled, by others or by `_look`."""
+    def _is_for_primary(self) -> bool:
+        """Whether only `_look` has cancelled the caller. Take this cancellation back."""
+        caller = self._caller
+        return self._present is not None and caller is not None and caller.uncancel() <= self._cancelled_before
+
+    def _give_up(self, error: asyncio.CancelledError) -> Generator[Any, Any, tuple[T] | None]:
+        """End the call, as its caller was cancelled, by others or by `_look`.
+
+        Returns the answer if it has come at this moment, and None if the caller must end. Raises DatabaseUnavailable.
+        """
         self._timer.cancel()
-        is_for_primary = self._present is not None and self._caller.uncancel() <= self._cancelled_before
+        is_for_primary = self._is_for_primary()
         try:
             awaited = self._call.throw(error)
         except StopIteration as stop:
             if is_for_primary:
-                result: T = stop.value  # the answer has come at this moment
-                return result
+                return (stop.value,)
         except BaseException:
             pass
         else:
@@ -116,7 +128,7 @@ class WhilePrimary(Generic[T]):
             if not is_for_primary:
                 yield from wait_for_end(rest).__await__()
         if not is_for_primary:
-            raise error
+            return None  # not raised here: a frame that holds the error it raises waits for the collector of cycles
         former, present = (":".join(map(str, found or ())) for found in (self._asked, self._present))
         raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now")) from None
 

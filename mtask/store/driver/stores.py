@@ -118,17 +118,6 @@ def bounded(timeout: timedelta | None) -> Iterator[None]:
         raise translated(error) from error
 
 
-def _told(error: Exception, in_session: bool) -> Exception:
-    """Return mtask's error for an error of the driver, and any other error unchanged."""
-    if not isinstance(error, _FAILURES):
-        return error
-    if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
-        return error  # the caller sees the label and repeats the transaction
-    made = translated(error)
-    made.__cause__ = error
-    return made
-
-
 def unbound() -> None:
     """Remove any time limit that is in force.
 
@@ -213,6 +202,20 @@ def _encoded(part: Any) -> Any:
     return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
 
 
+def _told(error: Exception, call: Call, database: str, *, in_session: bool) -> Exception:
+    """Return mtask's error for an error of the driver in this call, and any other error unchanged.
+
+    A caller must not keep the result in a variable: a frame that holds the error it raises is part of a cycle.
+    """
+    if isinstance(error, _FAILURES):
+        if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
+            return error  # the caller sees the label and repeats the transaction
+        made = translated(error)
+        made.__cause__ = error
+        error = made
+    return rights.explained(error, rights.need_of(call), database)
+
+
 class SyncStore:
     """Runs operations through a `pymongo.MongoClient`."""
 
@@ -258,8 +261,7 @@ class SyncStore:
                         with pymongo.timeout((call.timeout or self.timeout).total_seconds()):
                             answer = self._answer(call, session)
                 except Exception as error:
-                    told = _told(error, session is not None)
-                    call = operation.throw(rights.explained(told, rights.need_of(call), self.database.name))
+                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -361,8 +363,7 @@ class AsyncStore:
                         else:  # a call in a transaction goes on: only its owner may give it up
                             answer = await self._answer(call, session)
                 except Exception as error:
-                    told = _told(error, session is not None)
-                    call = operation.throw(rights.explained(told, rights.need_of(call), self.database.name))
+                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
@@ -229,6 +231,34 @@ async def test_time_limit_of_the_caller_ends_the_call() -> None:
         async with asyncio.timeout(0.01):
             await asking.wait(Servers())
     assert asking.has_ended.is_set()
+
+
+@on_loop
+async def test_what_a_cancelled_call_held_is_freed_without_a_look_for_cycles() -> None:
+    asking = Asking()
+
+    class Held:
+        """A value of the call."""
+
+    async def ask_with(held: Held) -> str:
+        assert held
+        return await asking.ask()
+
+    held = Held()
+    gone = weakref.ref(held)
+    caller = asyncio.create_task(asking.wait(Servers(), ask_with(held)))
+    del held
+    await asking.is_asked.wait()
+    gc.disable()
+    try:
+        caller.cancel()
+        await asyncio.wait((caller,), timeout=PATIENCE)
+        assert caller.cancelled()
+        asking.rests.clear()
+        del caller
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class _CancelledAtOnce(list[Any]):
