@@ -174,7 +174,8 @@ class AsyncConnection:
                     self._ready.set()
 
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
-        await self._make_ready()
+        if not self._ready.is_set():
+            await self._make_ready()
         result = await self._execute(operation, session)
         if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
             await self._execute(opening)

@@ -46,6 +46,9 @@ def prepare(
     named: Naming = as_argument,
 ) -> tuple[GatherPolicy | None, timedelta | None]:
     """Check the arguments; return how calls gather, and the window."""
+    is_timed = debounce is not None or max_wait is not None or window is not None
+    if collect is False and if_running == "keep" and call_id is None and not is_timed:
+        return None, None  # the commonest
     given = {"debounce": debounce, "max_wait": max_wait, "window": window}
     if if_running not in ("keep", "again"):
         raise InvalidInput(f'if_running is "keep" or "again", not {shown(if_running)}.', field="if_running")

@@ -25,7 +25,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
-from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.synchronous.client_session import ClientSession
@@ -35,7 +35,7 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from mtask.store.driver import rights
-from mtask.store.driver.cancelling import cancel
+from mtask.store.driver.awaiting import WhilePrimary
 from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
 
@@ -49,8 +49,6 @@ CONTROLS = "controls"
 
 #: The usual time limit of each call of an operation. It includes server selection and retries.
 OPERATION_TIMEOUT = timedelta(seconds=10)
-#: The interval, in seconds, at which a waiting call checks whether there is a new primary.
-_LOOK_FOR_PRIMARY = 0.5
 
 
 class _ReferenceAsWritten(TypeDecoder):
@@ -82,8 +80,26 @@ READING: CodecOptions[Document] = CODEC.with_options(uuid_representation=UuidRep
 #: With a type registry, the driver decodes each document of a reply twice.
 NAIVE: CodecOptions[Document] = _PLAIN.with_options(tz_aware=False, tzinfo=None)
 _READING_NAIVE = NAIVE.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
+_FAILURES = (PyMongoError, *NOT_STORABLE)
 _FINDS = frozenset({"find", "find_naive"})
+#: The methods that the driver lacks. See `Call`.
+_OURS = _FINDS | {"rows", "insert_new", "upserted"}
 _READS = _FINDS | {"find_one", "rows", "find_one_and_update"}
+#: The methods whose reply holds no document, or is passed to `_as_written`. `_PLAIN` decodes it once, `CODEC` twice.
+_ANSWERS = frozenset(
+    {
+        "find_one_and_update",
+        "update_one",
+        "update_many",
+        "replace_one",
+        "insert_one",
+        "insert_many",
+        "insert_new",
+        "upserted",
+        "delete_one",
+        "delete_many",
+    }
+)
 _GUARANTEES: dict[str, Any] = {
     "codec_options": CODEC,
     "read_preference": ReadPreference.PRIMARY,
@@ -93,14 +109,12 @@ _GUARANTEES: dict[str, Any] = {
 
 
 @contextmanager
-def bounded(timeout: timedelta | None, in_session: bool = False) -> Iterator[None]:
+def bounded(timeout: timedelta | None) -> Iterator[None]:
     """Limit the time of the block and translate the driver's errors. Without `timeout`, the client's limits apply."""
     try:
         with pymongo.timeout(timeout.total_seconds()) if timeout is not None else nullcontext():
             yield
-    except (PyMongoError, *NOT_STORABLE) as error:
-        if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
-            raise  # the caller sees the label and repeats the transaction
+    except _FAILURES as error:
         raise translated(error) from error
 
 
@@ -145,7 +159,7 @@ def _of_vault(sealer: Any, call: Call) -> Any:
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
-    if call.method == "find_one_and_update":
+    if call.method in _ANSWERS and call.target in store.answering:
         return store.answering[call.target]
     if call.method == "find_naive":
         return store.naive[call.target]
@@ -186,6 +200,20 @@ def _reading(call: Call) -> CodecOptions[Document]:
 def _encoded(part: Any) -> Any:
     # The part is encoded here with `CODEC`, because `READING` cannot write every value.
     return RawBSONDocument(bson.encode(part, codec_options=CODEC)) if isinstance(part, Mapping) else part
+
+
+def _told(error: Exception, call: Call, database: str, *, in_session: bool) -> Exception:
+    """Return mtask's error for an error of the driver in this call, and any other error unchanged.
+
+    A caller must not keep the result in a variable: a frame that holds the error it raises is part of a cycle.
+    """
+    if isinstance(error, _FAILURES):
+        if in_session and isinstance(error, PyMongoError) and error.has_error_label("TransientTransactionError"):
+            return error  # the caller sees the label and repeats the transaction
+        made = translated(error)
+        made.__cause__ = error
+        error = made
+    return rights.explained(error, rights.need_of(call), database)
 
 
 class SyncStore:
@@ -230,10 +258,10 @@ class SyncStore:
                     elif call.target == "names":
                         answer = self.names
                     else:
-                        with bounded(call.timeout or self.timeout, session is not None):
+                        with pymongo.timeout((call.timeout or self.timeout).total_seconds()):
                             answer = self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
+                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -249,6 +277,9 @@ class SyncStore:
 
     def _ask(self, call: Call, session: ClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
+        if call.method not in _OURS:
+            answer = getattr(target, call.method)(*call.args, **kwargs)
+            return _as_written(answer) if call.method == "find_one_and_update" else answer
         if call.method in _FINDS:
             with target.find(*call.args, **kwargs) as cursor:
                 found = cursor.to_list()
@@ -262,10 +293,7 @@ class SyncStore:
             except BulkWriteError as error:
                 return _duplicates(error)
             return set()
-        if call.method == "upserted":
-            return set(target.bulk_write(*call.args, ordered=False, **kwargs).upserted_ids or {})
-        answer = getattr(target, call.method)(*call.args, **kwargs)
-        return _as_written(answer) if call.method == "find_one_and_update" else answer
+        return set(target.bulk_write(*call.args, ordered=False, **kwargs).upserted_ids or {})
 
     def close(self) -> None:
         """Close the client."""
@@ -289,7 +317,7 @@ class AsyncStore:
         self.sealer: Any = None
         #: The names of tasks that searches have found, for `mtask.store.tasks.names`.
         self.names: set[str] = set()
-        self._abandoned: set[asyncio.Future[Any]] = set()
+        self._abandoned: set[asyncio.Task[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, AsyncCollection[Document]] = {
             name: self.database.get_collection(name) for name in COLLECTIONS
@@ -329,13 +357,13 @@ class AsyncStore:
                         )
                         call = operation.send(answer)
                         continue
-                    with bounded(call.timeout or self.timeout, session is not None):
+                    with pymongo.timeout((call.timeout or self.timeout).total_seconds()):
                         if session is None:
-                            answer = await self.while_primary(self._answer(call, None))
+                            answer = await WhilePrimary(self._answer(call, None), self.client, self._keep)
                         else:  # a call in a transaction goes on: only its owner may give it up
                             answer = await self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(rights.explained(error, rights.need_of(call), self.database.name))
+                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -347,32 +375,14 @@ class AsyncStore:
 
         Raises DatabaseUnavailable if another primary has been elected since the request was sent.
         """
-        asked = await self.client.primary
-        task = asyncio.ensure_future(waiting)
-        try:
-            while not (await asyncio.wait((task,), timeout=_LOOK_FOR_PRIMARY))[0]:
-                known = await self.client.primary
-                asked = asked or known
-                if asked is not None and known is not None and known != asked:
-                    self._abandon(task)
-                    former, present = (f"{host}:{port}" for host, port in (asked, known))
-                    raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now"))
-            return task.result()
-        except asyncio.CancelledError:
-            await cancel(task)
-            raise
+        return await WhilePrimary(waiting, self.client, self._keep)
 
-    def _abandon(self, task: asyncio.Future[Any]) -> None:
-        """Cancel the asyncio task of a call that nobody waits for any more.
+    def _keep(self, rest: asyncio.Task[Any]) -> None:
+        """Keep a reference to the rest of a call that was given up, until it ends. It may take long."""
+        self._abandoned.add(rest)
+        rest.add_done_callback(self._forget)
 
-        The store keeps a reference to the asyncio task until it ends, because the driver takes long to give up a frozen
-        server.
-        """
-        task.cancel()
-        self._abandoned.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Future[Any]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
             task.exception()  # without this line, asyncio logs that nobody retrieved the exception
@@ -387,6 +397,9 @@ class AsyncStore:
 
     async def _ask(self, call: Call, session: AsyncClientSession | None, target: Any) -> Any:
         kwargs = _arguments(call, session)
+        if call.method not in _OURS:
+            answer = await getattr(target, call.method)(*call.args, **kwargs)
+            return _as_written(answer) if call.method == "find_one_and_update" else answer
         if call.method in _FINDS:
             async with target.find(*call.args, **kwargs) as cursor:
                 found = await cursor.to_list()
@@ -400,10 +413,7 @@ class AsyncStore:
             except BulkWriteError as error:
                 return _duplicates(error)
             return set()
-        if call.method == "upserted":
-            return set((await target.bulk_write(*call.args, ordered=False, **kwargs)).upserted_ids or {})
-        answer = await getattr(target, call.method)(*call.args, **kwargs)
-        return _as_written(answer) if call.method == "find_one_and_update" else answer
+        return set((await target.bulk_write(*call.args, ordered=False, **kwargs)).upserted_ids or {})
 
     async def close(self) -> None:
         """Close the client."""
