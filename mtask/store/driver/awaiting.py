@@ -22,6 +22,8 @@ Address = tuple[str, int | None]
 #: The interval, in seconds, at which a waiting call checks whether there is a new primary.
 _LOOK_FOR_PRIMARY = 0.5
 _PRIMARY = "RSPrimary"
+#: What a call awaits that has been given up. None is what `asyncio.sleep(0)` awaits.
+_NOTHING = object()
 
 
 class KnowsServers(Protocol):
@@ -68,14 +70,11 @@ class WhilePrimary(Generic[T]):
                 try:
                     yield awaited
                 except asyncio.CancelledError as error:
-                    if self._present is None and self._caller.cancelling() <= self._cancelled_before:
-                        # Something that the call awaits was cancelled, not the caller.
-                        awaited = call.throw(error)
-                    else:
-                        answer = yield from self._give_up(error)
-                        if answer is None:
-                            raise
+                    awaited, answer = yield from self._cancel(error)
+                    if answer is not None:
                         return answer[0]
+                    if awaited is _NOTHING:
+                        raise
                 except BaseException as error:
                     awaited = call.throw(error)
                 else:
@@ -108,27 +107,39 @@ class WhilePrimary(Generic[T]):
         caller = self._caller
         return self._present is not None and caller is not None and caller.uncancel() <= self._cancelled_before
 
-    def _give_up(self, error: asyncio.CancelledError) -> Generator[Any, Any, tuple[T] | None]:
-        """End the call, as its caller was cancelled, by others or by `_look`.
+    def _is_for_call(self) -> bool:
+        """Whether the call was cancelled, and not its caller.
 
-        Returns the answer if it has come at this moment, and None if the caller must end. Raises DatabaseUnavailable.
+        Something that the call awaits was cancelled. Or a time limit within the call (`asyncio.timeout`) has cancelled
+        the caller's asyncio task, and has taken this back when the cancellation came to it.
         """
-        self._timer.cancel()
+        return self._caller is None or self._caller.cancelling() <= self._cancelled_before
+
+    def _cancel(self, error: asyncio.CancelledError) -> Generator[Any, Any, tuple[Any, tuple[T] | None]]:
+        """Pass a cancellation on to the call, and give the call up unless the cancellation was for the call alone.
+
+        Returns what the call awaits next, if it goes on, and its answer, if this has come at this moment. If there is
+        neither, the caller must end. Raises the call's error, and DatabaseUnavailable.
+        """
         is_for_primary = self._is_for_primary()
         try:
             awaited = self._call.throw(error)
         except StopIteration as stop:
-            if is_for_primary:
-                return (stop.value,)
+            if is_for_primary or self._is_for_call():
+                return _NOTHING, (stop.value,)
         except BaseException:
-            pass
+            if not is_for_primary and self._is_for_call():
+                raise
         else:
+            if not is_for_primary and self._is_for_call():
+                return awaited, None
+            self._timer.cancel()
             rest = asyncio.get_running_loop().create_task(_Rest(self._call, awaited))
             self._keep(rest)
             if not is_for_primary:
                 yield from wait_for_end(rest).__await__()
         if not is_for_primary:
-            return None  # not raised here: a frame that holds the error it raises waits for the collector of cycles
+            return _NOTHING, None  # not raised here: a frame that holds its own error waits for the collector of cycles
         former, present = (":".join(map(str, found or ())) for found in (self._asked, self._present))
         raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now")) from None
 

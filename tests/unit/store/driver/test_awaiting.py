@@ -7,6 +7,7 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -89,6 +90,27 @@ async def test_call_runs_in_the_asyncio_task_of_its_caller() -> None:
 
     found: object = await WhilePrimary(task_of_call(), Servers(), _never)
     assert found is asyncio.current_task()
+
+
+@on_loop
+async def test_time_limit_within_a_call_is_the_error_of_the_call() -> None:
+    async def limited() -> str:
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+        return "never"
+
+    async def asked_again() -> str:
+        with suppress(TimeoutError):
+            await limited()
+        await asyncio.sleep(0)
+        return "answer"
+
+    for call, told in ((limited(), TimeoutError), (asked_again(), "answer")):
+        asking = Asking()
+        found, cancellations = await asyncio.create_task(_outcome(asking.wait(Servers(), call)))
+        assert found == told or type(found) is told
+        assert cancellations == 0
+        assert asking.rests == []
 
 
 @on_loop
@@ -275,7 +297,7 @@ async def _outcome(waiting: Coroutine[Any, Any, str]) -> tuple[object, int]:
     assert caller is not None
     try:
         got: object = await waiting
-    except DatabaseUnavailable as error:
+    except (DatabaseUnavailable, TimeoutError) as error:
         got = error
     return got, caller.cancelling()
 
