@@ -80,7 +80,7 @@ class Ending:
     @property
     def is_general(self) -> bool:
         """Whether a success needs the general statement: the task goes on, or its end is to be told."""
-        return self.goes_on or self.run.task.callback is not None
+        return self.goes_on or self.run.has_callback
 
     @property
     def is_success(self) -> bool:
@@ -263,7 +263,7 @@ class Finisher:
         is_simple = may_be_short and all(
             ending.is_success and ending.run.is_simple and not ending.is_general for ending in group
         )
-        has_steps = any(ending.run.task.flow is not None for ending in group)
+        has_steps = any(ending.run.is_step for ending in group)
         timeout = timedelta(seconds=self._wait)
         outcomes = [ending.outcome for ending in group]
         finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)
@@ -370,9 +370,9 @@ class Finisher:
         if is_accepted:
             self.finished_cnt += 1
             self._meter.ended(ending.run, ending.outcome.status)
-            if ending.run.task.flow is not None or ending.goes_on:
+            if ending.run.is_step or ending.goes_on:
                 self._settler.submit(ending.run.task_id)
-            if ending.run.task.callback is not None:
+            if ending.run.has_callback:
                 self._teller.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1
