@@ -17,6 +17,9 @@ from mtask.store.tasks.claimed import RunFacts
 from mtask.store.tasks.lapses import Lapse
 from mtask.worker.state.held_run import HeldRun
 
+#: The name of each status: an enum takes longer to tell it.
+_NAMES = {status: status.value for status in RunStatus}
+
 
 class Meter:
     """The tally of this worker. Only the event loop changes it; any thread may read it."""
@@ -32,7 +35,8 @@ class Meter:
     def ended(self, run: HeldRun, status: RunStatus) -> None:
         """Count a run whose end is written, and the time that its handler took."""
         counts = self.tally.of(run.queue, run.name)
-        counts.runs[status.value] = counts.runs.get(status.value, 0) + 1
+        name = _NAMES[status]
+        counts.runs[name] = counts.runs.get(name, 0) + 1
         if run.took is not None:
             counts.run.observe(run.took)
 
