@@ -37,7 +37,7 @@ from tests.parity.cases import (
 from tests.parity.stored import inserted, stored_after
 
 _properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-_VALUES = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
+_VALUES: list[Any] = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
 #: What is no run, and has no run_id to be told by.
 _JUNK: list[Any] = [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
 LATER = NOW + timedelta(days=1)
@@ -164,7 +164,7 @@ def test_short_success_is_the_success(
     store: SyncStore, documents: list[Document], random: Random, has_steps: bool
 ) -> None:
     ends = []
-    values = random.choice([_VALUES, [None]])  # a group without any value has a statement of its own
+    values: list[Any] = random.choice([_VALUES, [None]])  # a group without any value has a statement of its own
     for place, document in enumerate(documents):
         for run in document["task_state"]["worker_states"]:
             if isinstance(run, dict) and "run_id" in run:
