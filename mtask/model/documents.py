@@ -353,16 +353,8 @@ class StoredTask(Task):
     @field_validator("task_option", mode="wrap")
     @classmethod
     def _options_are_complete(cls, option: Any, check: ValidatorFunctionWrapHandler) -> TaskOption:
-        # Most tasks of one handler have the same options. So the options that passed the check are remembered, and
-        # equal options are not checked again.
-        if type(option) is dict and option.get("specific_worker_ids") == []:
-            try:
-                marshalled = marshal.dumps(option, _MARSHAL_VERSION)
-                if len(marshalled) <= _MAX_KNOWN_BYTES:
-                    return _good_option(marshalled)
-            except ValueError:  # marshal cannot hold the options, or they are invalid: check them below
-                pass
-        return _complete_option(option, check)
+        known = known_option(option)
+        return _complete_option(option, check) if known is None else known
 
     @field_validator("task_state")
     @classmethod
@@ -394,6 +386,22 @@ def _check_identity(task: Task) -> None:
         raise ValueError(f"_id {task.id!r} is not name:key")
     if task.tenant is not None and not is_key_of(task.tenant, task.key):
         raise ValueError(f"the key {task.key!r} does not begin with the tenant {task.tenant!r} and a colon")
+
+
+def known_option(option: Any) -> TaskOption | None:
+    """Return the checked options of a task's document; None: they are invalid, or too rare to be remembered.
+
+    Most tasks of one handler have the same options. So options that passed the check are remembered, and equal options
+    are not checked again: they share one object.
+    """
+    if type(option) is dict and option.get("specific_worker_ids") == []:
+        try:
+            marshalled = marshal.dumps(option, _MARSHAL_VERSION)
+            if len(marshalled) <= _MAX_KNOWN_BYTES:
+                return _good_option(marshalled)
+        except ValueError:  # marshal cannot hold the options, or they are invalid
+            pass
+    return None
 
 
 @lru_cache(maxsize=256)

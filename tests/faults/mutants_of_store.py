@@ -56,6 +56,13 @@ STORE_MUTATIONS = (
         (f"{_SIMPLE_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
     ),
     Mutation(
+        "values-lost-in-a-group",
+        "Of a group of successes with values, all get the fields of the first one.",
+        (Edit(_SHORT, "outcomes if any(outcome.returns is not None for outcome in outcomes) else outcomes[:1]",
+              "outcomes[:1]"),),
+        (f"{_SIMPLE_PARITY}::test_short_success_is_the_success",),
+    ),
+    Mutation(
         "cancel-once",
         "An operation whose cancellation the driver drops goes on to its time limit, and its caller waits for it.",
         (

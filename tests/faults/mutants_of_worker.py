@@ -18,6 +18,8 @@ _REPLIES = "mtask/worker/leases/replies.py"
 _RECOVERY = "mtask/worker/claiming/recovery.py"
 _RUNNER = "mtask/worker/running/runner.py"
 
+_CLAIMED = "mtask/store/tasks/claimed.py"
+_CLAIMED_TESTS = "tests/unit/store/tasks/test_claimed.py"
 _CAUGHT = "tests/integration/worker/test_mutants_caught.py"
 _CLAIMS = "tests/integration/worker/claiming/test_claims.py"
 _DOCUMENTS = "tests/integration/worker/test_documents.py"
@@ -187,6 +189,37 @@ WORKER_MUTATIONS = (
         ),
         (f"{_CLAIMS}::test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting",),
     ),
+    Mutation(
+        "types-of-simple-tasks-unseen",
+        "A malformed document that looks like a simple task is run, or stops the worker, instead of being marked FAIL.",
+        (Edit(_CLAIMED, "if (*map(type, values),) != _TYPES:", "if len(values) != len(_TYPES):"),),
+        (f"{_CLAIMED_TESTS}::test_no_value_of_any_field_is_taken_for_a_simple_task_that_is_none",),
+    ),
+    Mutation(
+        "further-fields-unseen",
+        "A task with a part in a flow, a callback or a next round is run as if it had none.",
+        (Edit(_CLAIMED, 'len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document)', "False"),),
+        (f"{_CLAIMED_TESTS}::test_no_value_of_any_field_is_taken_for_a_simple_task_that_is_none",),
+    ),
+    Mutation(
+        "run-of-another-taken",
+        "A task that another run holds by now is run here, too, if it was read late.",
+        (Edit(_CLAIMED, "(own_id, holder, attempt, own_status) != (run_id, worker_id, 1, _RUNNING)",
+              "own_status != _RUNNING"),),
+        (f"{_CLAIMED_TESTS}::test_what_a_worker_must_look_at_is_no_simple_task",),
+    ),
+    Mutation(
+        "cancel-request-unseen",
+        "A run whose task was canceled between its claim and the read goes on until its first ping.",
+        (Edit(_CLAIMED, "        or is_canceled\n", ""),),
+        (f"{_CLAIMED_TESTS}::test_what_a_worker_must_look_at_is_no_simple_task",),
+    ),
+    Mutation(
+        "models-made-for-all",
+        "A worker makes the model of each task that it claims, which few runs need.",
+        (Edit(_ADOPTION, "if self._keys.sealer is not None:", "if True:"),),
+        ("tests/integration/worker/running/test_models.py::test_usual_handlers_have_no_model_made",),
+    ),
     # --- locked documents -----------------------------------------------------------------------------------
     Mutation(
         "claims-wait-for-a-lock",
@@ -259,6 +292,7 @@ WORKER_MUTATIONS = (
         "The lease of a claim that was answered late is trusted beyond its end.",
         (
             Edit(_ADOPTION, "self._handlers[task.name], attempt.sent)", "self._handlers[task.name], monotonic())"),
+            Edit(_ADOPTION, "self._handlers[facts.name], attempt.sent)", "self._handlers[facts.name], monotonic())"),
         ),
         (f"{_CAUGHT}::test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes",),
     ),

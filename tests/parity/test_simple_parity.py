@@ -37,7 +37,7 @@ from tests.parity.cases import (
 from tests.parity.stored import inserted, stored_after
 
 _properties = settings(max_examples=20 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
-_VALUES = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
+_VALUES: list[Any] = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}]]
 #: What is no run, and has no run_id to be told by.
 _JUNK: list[Any] = [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
 LATER = NOW + timedelta(days=1)
@@ -164,11 +164,12 @@ def test_short_success_is_the_success(
     store: SyncStore, documents: list[Document], random: Random, has_steps: bool
 ) -> None:
     ends = []
+    values: list[Any] = random.choice([_VALUES, [None]])  # a group without any value has a statement of its own
     for place, document in enumerate(documents):
         for run in document["task_state"]["worker_states"]:
             if isinstance(run, dict) and "run_id" in run:
                 run["run_id"] += f"-{place}"
-        returns, told = random.choice(_VALUES), random.choice(PROGRESS)
+        returns, told = random.choice(values), random.choice(PROGRESS)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
     guard = short.held_alone(ends, NOW, has_steps=has_steps)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]

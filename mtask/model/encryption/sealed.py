@@ -56,7 +56,8 @@ def is_sealed(value: Any) -> bool:
     return getattr(value, "subtype", None) == SUBTYPE and isinstance(value, bytes) and len(value) >= MIN_BYTES
 
 
-def _any(value: Any) -> Any:
+def sealed_in(value: Any) -> Any:
+    """Return a stored value. Sealed values stand for the encrypted ones: for it, or for calls that it collects."""
     # Nearly all values are of these types. So nearly no value costs more than this look.
     if type(value) is dict:
         calls = value.get("calls")  # the params of a task that collects calls
@@ -77,5 +78,5 @@ def _text(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 #: A value that may be encrypted, and a text that may be.
-SealedAny = Annotated[Any, BeforeValidator(_any)]
+SealedAny = Annotated[Any, BeforeValidator(sealed_in)]
 SealedText = WrapValidator(_text)

@@ -113,7 +113,9 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps
     """
     retain = f"{x.OPTION}.retain_success_ms"
     is_kept_for_ever = {"$eq": [{"$ifNull": [retain, None]}, None]}
-    merged = _of_task(outcomes, [outcome.fields() for outcome in outcomes])
+    # Where all fields are equal, the server need not look up those of each task.
+    distinct = outcomes if any(outcome.returns is not None for outcome in outcomes) else outcomes[:1]
+    merged = _of_task(outcomes, [outcome.fields() for outcome in distinct])
     closed = {"$mergeObjects": ["$$run", merged, {"success_time": now}, *reported_progress(outcomes, now)]}
     changed = {
         RUNS: [{"$let": {"vars": {"run": {"$arrayElemAt": [x.RUNS, 0]}}, "in": closed}}],

@@ -13,9 +13,8 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DocumentTooLarge
-from mtask.model.documents import StoredTask, runs_in
+from mtask.model.documents import runs_in
 from mtask.model.status import FINAL, RunStatus
-from mtask.store.driver.dates import with_zones
 from mtask.store.driver.encoding import rough_size
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.statements import expressions as x
@@ -50,7 +49,7 @@ def claim(
 
     A claim of one task takes one round trip, a claim of several takes two. `token` is new random text. The run_ids are
     made from it. If `timeout` is None, the usual limit of an operation applies. `also` holds further guards. Dates
-    in the documents may have no time zone yet: see `claimed_task`.
+    in the documents may have no time zone yet: see `mtask.store.tasks.claimed`.
 
     `are_simple` says that the tasks look simple, so the short statement is sent first. The short statement does not
     claim tasks that turn out not to be simple. If there are several tasks, the general statement then claims those
@@ -107,7 +106,7 @@ def claimed(
 ) -> Operation[list[Document]]:
     """Return the tasks that the claim with this token got. Use this to read the result back after a lost reply.
 
-    The dates in them have no time zone yet: see `claimed_task`. `tell_size`: see `claim`.
+    The dates in them have no time zone yet: see `mtask.store.tasks.claimed`. `tell_size`: see `claim`.
     """
     run_ids = list(run_ids_of(task_ids, token).values())
     call = tasks("find_naive", filters.with_runs(task_ids, run_ids), batch_size=len(task_ids) + 1)
@@ -115,14 +114,6 @@ def claimed(
     if tell_size is not None:
         tell_size(len(found), sum(rough_size(document.get("params")) for document in found))
     return found
-
-
-def claimed_task(document: Document) -> StoredTask:
-    """Return the task of a claimed document, and give each date in the document a time zone; raise ValidationError."""
-    # A good task has no date in its options, and they are a third of its values.
-    options = {"task_option": document.pop("task_option")} if "task_option" in document else {}
-    with_zones(document).update(options)
-    return StoredTask.model_validate(document)
 
 
 def run_of(document: Document, run_id: str) -> Document | None:

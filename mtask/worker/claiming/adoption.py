@@ -11,7 +11,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask, runs_in
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
-from mtask.store.tasks.claims import claimed_task
+from mtask.store.tasks.claimed import claimed_task, facts_of, simple_facts
 from mtask.store.tasks.lapses import lapse_in
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.keys import Unreadable
@@ -20,6 +20,7 @@ from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.running.runner import Runner
 from mtask.worker.state.held_run import EndReason, HeldRun
+from mtask.worker.state.meter import due_since
 from mtask.worker.state.scope import Scope
 
 Document = dict[str, Any]
@@ -57,13 +58,14 @@ class Adoption:
             self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
         run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
-        are_simple, held = True, []
         now = monotonic()
         self.won_cnt += len(documents)
-        tasks = await self._readable(documents)
-        for document, read in zip(documents, tasks, strict=True):
+        for document in documents:
+            self._ledger.claimed(document["_id"], now)
+        held, others = self._simple(documents, run_ids, attempt)
+        are_simple = True
+        for document, read in zip(others, await self._readable(others), strict=True):
             task_id = document["_id"]
-            self._ledger.claimed(task_id, now)
             try:
                 if isinstance(read, Exception):
                     raise read
@@ -71,12 +73,13 @@ class Adoption:
                 run_id, own = run_ids[task_id], task.runs[-1]
                 if own.run_id != run_id:
                     own = next(entry for entry in reversed(task.runs) if entry.run_id == run_id)
-                run = HeldRun(task, own, self._handlers[task.name], attempt.sent)
+                facts = facts_of(task, own)
+                run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
-            self._meter.claimed(task, own)
+            self._meter.claimed(facts, due_since(task))
             if len(task.runs) > 1 and (lapse := lapse_in(document, own.claim_time)) is not None:
                 self._meter.lapsed([lapse])  # the claim has closed lapsed runs
             are_simple &= run.is_simple and not task.task_option.specific_worker_ids
@@ -109,6 +112,28 @@ class Adoption:
                     self._meter.refused(document.get("queue"), document.get("name"))
             finally:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
+
+    def _simple(
+        self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt
+    ) -> tuple[list[HeldRun], Sequence[dict[str, Any]]]:
+        """Return the runs of simple tasks, whose tasks are made when something reads them; and the other documents."""
+        if self._keys.sealer is not None:
+            return [], documents  # the end of each run is encrypted, and a task says how
+        held, others = [], []
+        for document in documents:
+            task_id = document["_id"]
+            found = simple_facts(document, run_ids[task_id], self._worker_id, self._handlers)
+            if found is None:
+                others.append(document)
+                continue
+            facts, due = found
+            run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
+            self._meter.claimed(facts, due)
+            if run.is_lease_valid:
+                held.append(run)
+            else:
+                self._limits.release(task_id, facts.run_id, is_closed=False)
+        return held, others
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
         """Return the task of each document, decrypted, and whether this worker can decrypt it. Or return an error."""

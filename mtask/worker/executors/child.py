@@ -25,6 +25,7 @@ from mtask.logs import RUN
 from mtask.model.encryption.encryption import Encryption
 from mtask.store.driver.translate import scrubbed
 from mtask.store.encryption.sealer import Sealer
+from mtask.store.tasks.claimed import facts_of
 from mtask.worker.executors.channel import Channel, Message
 from mtask.worker.executors.leases import RemoteLeases
 from mtask.worker.executors.lines import RunLines
@@ -133,7 +134,7 @@ class Child:
         """Run a handler, and tell the worker what came of it."""
         task = task_in(message)
         own = next(entry for entry in reversed(task.runs) if entry.run_id == message["run_id"])
-        run = HeldRun(task, own, self._app.handlers[task.name], 0.0)
+        run = HeldRun(facts_of(task, own), task, self._app.handlers[task.name], 0.0)
         run.trusted_until = message["until"]
         run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
         run.on_end = _ended

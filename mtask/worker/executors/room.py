@@ -27,7 +27,7 @@ class ExecutorRoom:
     def count(self) -> int:
         """Return the number of tasks of isolated handlers that the worker should claim now."""
         names = self._names
-        held = sum(run.task.name in names for run in self._ledger.held)
+        held = sum(run.name in names for run in self._ledger.held)
         claiming = sum(task_id.partition(":")[0] in names for task_id in self._ledger.claiming)
         width = self._executors.width
         room = width - held - claiming

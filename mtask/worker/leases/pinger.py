@@ -120,7 +120,8 @@ class Pinger:
             return
         with self._condition:
             self._runs.update((run.run_id, run) for run in runs)
-            if min(min(run.next_ping, run.trusted_until) for run in runs) < self._wake_at:
+            # The first ping of a run is due long before its lease ends.
+            if min(run.next_ping for run in runs) < self._wake_at:
                 self._condition.notify_all()
 
     def release(self, run: HeldRun) -> None:

@@ -130,7 +130,7 @@ class Caller:
     async def _call(self, run: HeldRun, context: Context | None, called: Called) -> None:
         handler = run.handler
         try:
-            arguments = handler.bind(run.task.params)
+            arguments = handler.bind(run.params)
             if handler.context_parameter is not None:
                 arguments[handler.context_parameter] = context
             if handler.is_async:

@@ -71,6 +71,8 @@ class Ending:
     size: int
     #: The middleware that waits for the writing of the outcome.
     watched: Begun = field(default_factory=list)
+    #: Whether the outcome is a success that the short statement may write.
+    is_short: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -80,7 +82,7 @@ class Ending:
     @property
     def is_general(self) -> bool:
         """Whether a success needs the general statement: the task goes on, or its end is to be told."""
-        return self.goes_on or self.run.task.callback is not None
+        return self.goes_on or self.run.has_callback
 
     @property
     def is_success(self) -> bool:
@@ -161,9 +163,12 @@ class Finisher:
         self._idle.clear()
         ending = Ending(run, stored, size, self._watched(run, outcome) if self._middleware else [])
         lane = self._others
-        self._ledger.has_flows |= ending.goes_on
         if ending.is_success:
-            lane = self._general if ending.is_general else self._successes
+            is_general = ending.is_general
+            ending.is_short = run.is_simple and not is_general
+            lane = self._general if is_general else self._successes
+        if ending.goes_on:
+            self._ledger.has_flows = True
         lane.waiting.append(ending)
         if not (lane.in_flight and len(lane.waiting) < _MIN_FURTHER and lane.impatience is not None):
             self._launch()  # else the next group gathers already
@@ -260,10 +265,8 @@ class Finisher:
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
         sent = monotonic()
-        is_simple = may_be_short and all(
-            ending.is_success and ending.run.is_simple and not ending.is_general for ending in group
-        )
-        has_steps = any(ending.run.task.flow is not None for ending in group)
+        is_simple = may_be_short and all(ending.is_short for ending in group)
+        has_steps = any(ending.run.is_step for ending in group)
         timeout = timedelta(seconds=self._wait)
         outcomes = [ending.outcome for ending in group]
         finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)
@@ -370,9 +373,9 @@ class Finisher:
         if is_accepted:
             self.finished_cnt += 1
             self._meter.ended(ending.run, ending.outcome.status)
-            if ending.run.task.flow is not None or ending.goes_on:
+            if ending.run.is_step or ending.goes_on:
                 self._settler.submit(ending.run.task_id)
-            if ending.run.task.callback is not None:
+            if ending.run.has_callback:
                 self._teller.submit(ending.run.task_id)
         else:
             self.lost_cnt += 1

@@ -74,7 +74,7 @@ def checked(returned: Any) -> tuple[Any, int, str | None]:
 def ended(run: HeldRun, reason: EndReason) -> Outcome:
     """Return the outcome of a run that was ended for this reason, not by its handler."""
     if reason is EndReason.RUN_TIMEOUT:
-        limit = run.task.task_option.run_timeout_ms
+        limit = run.option.run_timeout_ms
         return _outcome(run, RunStatus.FAIL, f"the run took longer than run_timeout_ms ({limit} ms)")
     words = {
         EndReason.CANCELED: "canceled on request",

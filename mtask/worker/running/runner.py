@@ -171,7 +171,7 @@ class Runner:
         run.is_finishing = True
         self._release(run, is_closed=True)
         self._scope.meter.ended(run, RunStatus.SUCCESS)
-        if run.task.flow is not None or run.goes_on:
+        if run.is_step or run.goes_on:
             self._settler.submit(run.task_id)
         value = late_value(run, called)
         if value is not None:

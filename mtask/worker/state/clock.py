@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
-_SECOND = timedelta(seconds=1)
 
 
 class ServerClock:
@@ -44,4 +43,4 @@ class ServerClock:
 
 def _seconds(instant: datetime) -> float:
     """Return the seconds since 1970."""
-    return (instant - _EPOCH) / _SECOND if instant.tzinfo is None else instant.timestamp()
+    return (instant - _EPOCH).total_seconds() if instant.tzinfo is None else instant.timestamp()

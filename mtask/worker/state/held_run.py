@@ -14,12 +14,13 @@ from typing import Any
 
 from mtask.errors import EncryptionError
 from mtask.logs import RunMarks
-from mtask.model.documents import Run, StoredTask
+from mtask.model.documents import StoredTask
 from mtask.model.handling.handlers import Handler
 from mtask.model.options import ping_seconds
 from mtask.model.tracing import Trace, is_sampled, trace_id_in
 from mtask.store.encryption.sealer import Sealer
 from mtask.store.encryption.sealing import sealed_progress
+from mtask.store.tasks.claimed import RunFacts, claimed_params, claimed_task
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
@@ -65,7 +66,9 @@ class HeldRun:
     """A run that this worker holds. The event loop, the pinger and handler threads read and set its fields."""
 
     __slots__ = (
+        "_document",
         "_end_lock",
+        "_task",
         "asyncio_task",
         "attempt",
         "began_at",
@@ -73,43 +76,68 @@ class HeldRun:
         "end_reason",
         "goes_on",
         "handler",
+        "has_callback",
         "has_result",
+        "is_chained",
         "is_finishing",
         "is_locked",
         "is_pinged_apart",
         "is_simple",
+        "is_step",
+        "key",
         "lease_ms",
         "loop",
         "marks",
+        "name",
         "next_ping",
         "on_end",
+        "option",
         "ping_interval",
         "progress",
         "progress_at",
+        "queue",
         "result",
         "run_id",
         "sealer",
         "stored_trace",
         "succeeded_in_transaction",
         "suspended",
-        "task",
         "task_id",
         "took",
         "trace",
         "trusted_until",
     )
 
-    def __init__(self, task: StoredTask, own: Run, handler: Handler, sent: float) -> None:
-        self.task = task
-        self.task_id = task.id
-        state, option = task.task_state, task.task_option
-        #: Whether the task wants one worker, and this run is its first, as far as this process knows.
-        self.is_simple = len(state.worker_states) == 1 and not state.failed_cnt and option.concurrent_worker_cnt == 1
-        self.run_id = own.run_id
-        self.attempt = own.attempt
+    def __init__(self, facts: RunFacts, task: StoredTask | dict[str, Any], handler: Handler, sent: float) -> None:
+        """`task` may be the document from which `simple_facts` made the facts. The task is then made when it is read.
+
+        `sent`: the time at which the claim was sent (monotonic seconds).
+        """
+        self._task: StoredTask | None = None
+        self._document: dict[str, Any] | None = None
+        if isinstance(task, StoredTask):
+            self._task = task
+        else:
+            self._document = task
+        (
+            self.task_id,
+            self.name,
+            self.key,
+            self.queue,
+            option,
+            self.run_id,
+            self.attempt,
+            claim_time,
+            ping_expire_time,
+            self.is_simple,
+            self.is_step,
+            self.is_chained,
+            self.has_callback,
+        ) = facts
+        self.option = option
         self.handler = handler
-        # The claim wrote the times in `own`. The options in `task` were read after the claim, and may be newer.
-        self.lease_ms = (own.ping_expire_time - own.claim_time) // _MS
+        # The claim wrote the times of the run. The options were read after the claim, and may be newer.
+        self.lease_ms = (ping_expire_time - claim_time) // _MS
         self.ping_interval = ping_seconds(min(option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
         #: The monotonic instant (seconds) at which run_timeout_ms is over. It is set when the handler begins.
         self.deadline = inf
@@ -151,9 +179,26 @@ class HeldRun:
         self.sealer: Sealer | None = None
         self._end_lock = threading.Lock()
 
+    @property
+    def task(self) -> StoredTask:
+        """The task as it was at the claim of this run. It is made when it is first read; any thread may read it."""
+        if self._task is None:
+            with self._end_lock:
+                if self._task is None:
+                    assert self._document is not None
+                    self._task = claimed_task(self._document)
+                    self._document = None
+        return self._task
+
+    @property
+    def params(self) -> Any:
+        """The params of the task, without making the task."""
+        document = self._document
+        return self.task.params if document is None else claimed_params(document)
+
     def begins(self) -> None:
         """Start to count run_timeout_ms. The time for which the run waited for a slot does not count."""
-        limit_ms = self.task.task_option.run_timeout_ms
+        limit_ms = self.option.run_timeout_ms
         self.began_at = monotonic()
         if limit_ms is not None:
             self.deadline = self.began_at + limit_ms / 1000
@@ -166,7 +211,7 @@ class HeldRun:
     def marked(self) -> RunMarks:
         """Return what the lines of its log tell of it."""
         if self.marks is None:
-            self.marks = RunMarks(self.task.name, self.task.key, self.run_id, self.attempt, self.task.queue)
+            self.marks = RunMarks(self.name, self.key, self.run_id, self.attempt, self.queue)
         return self.marks
 
     def follow(self, trace: Trace, *, is_stored: bool) -> None:

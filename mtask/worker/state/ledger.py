@@ -60,8 +60,8 @@ class Ledger:
     def hold(self, run: HeldRun) -> None:
         """Add a claimed run."""
         self._held[run.task_id] = run
-        self.has_flows |= run.task.flow is not None or run.task.chain is not None
-        self.has_callbacks |= run.task.callback is not None
+        self.has_flows |= run.is_step or run.is_chained
+        self.has_callbacks |= run.has_callback
 
     def forget(self, run: HeldRun) -> None:
         """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""

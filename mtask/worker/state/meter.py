@@ -13,8 +13,12 @@ from mtask.model import rules
 from mtask.model.documents import Run, StoredTask
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import RunStatus
+from mtask.store.tasks.claimed import RunFacts
 from mtask.store.tasks.lapses import Lapse
 from mtask.worker.state.held_run import HeldRun
+
+#: The name of each status: an enum takes longer to tell it.
+_NAMES = {status: status.value for status in RunStatus}
 
 
 class Meter:
@@ -23,16 +27,16 @@ class Meter:
     def __init__(self) -> None:
         self.tally = Tally()
 
-    def claimed(self, task: StoredTask, own: Run) -> None:
-        """Count the time for which a task was due before this run claimed it."""
-        since = due_since(task)
+    def claimed(self, facts: RunFacts, since: datetime | None) -> None:
+        """Count the time for which a task was due before this run claimed it. `since`: see `due_since`."""
         if since is not None:
-            self.tally.of(task.queue, task.name).wait.observe((own.claim_time - since).total_seconds())
+            self.tally.of(facts.queue, facts.name).wait.observe((facts.claim_time - since).total_seconds())
 
     def ended(self, run: HeldRun, status: RunStatus) -> None:
         """Count a run whose end is written, and the time that its handler took."""
-        counts = self.tally.of(run.task.queue, run.task.name)
-        counts.runs[status.value] = counts.runs.get(status.value, 0) + 1
+        counts = self.tally.of(run.queue, run.name)
+        name = _NAMES[status]
+        counts.runs[name] = counts.runs.get(name, 0) + 1
         if run.took is not None:
             counts.run.observe(run.took)
 

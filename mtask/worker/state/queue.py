@@ -167,7 +167,11 @@ class PreemptionQueue:
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane)
         self._entries[task_id] = entry
         self._sequence += 1
-        heapq.heappush(self._waiting, (entry.ready_at, self._sequence, entry))
+        ready_at = entry.ready_at
+        if ready_at <= self._now:
+            self._make_ready(entry, self._sequence)
+        else:
+            heapq.heappush(self._waiting, (ready_at, self._sequence, entry))
         if len(self._entries) > self.capacity + self.capacity // 4:
             self._shrink()
         elif not self._sequence % _COUNTED and self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
@@ -283,13 +287,16 @@ class PreemptionQueue:
         while self._waiting and self._waiting[0][0] <= now:
             _, sequence, entry = heapq.heappop(self._waiting)
             if not entry.is_dropped:
-                entry.is_ready = True
-                self._ready_cnt[entry.rank > 0] += 1
-                if entry.lane is not None:
-                    self._turn_cnt += 1
-                    self._turns[self._is_isolated(entry)].push(entry, sequence)
-                else:
-                    heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
+                self._make_ready(entry, sequence)
+
+    def _make_ready(self, entry: Entry, sequence: int) -> None:
+        entry.is_ready = True
+        self._ready_cnt[entry.rank > 0] += 1
+        if entry.lane is not None:
+            self._turn_cnt += 1
+            self._turns[self._is_isolated(entry)].push(entry, sequence)
+        else:
+            heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
 
     def _heap_of(self, entry: Entry) -> int:
         return (entry.rank > 0) + 2 * self._is_isolated(entry)

@@ -15,17 +15,21 @@ P = ParamSpec("P")
 class Signal(Generic[P]):
     """One named wake-up."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("_listeners", "send")
+
+    #: Calls the listeners. With only one listener, it is that listener: some signals are sent for each task.
+    send: Callable[P, object]
 
     def __init__(self) -> None:
         self._listeners: list[Callable[P, object]] = []
+        self.send = self._send
 
     def connect(self, *listeners: Callable[P, object]) -> None:
         """Add listeners: they are called each time the signal is sent."""
         self._listeners += listeners
+        self.send = self._listeners[0] if len(self._listeners) == 1 else self._send
 
-    def send(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the listeners."""
+    def _send(self, *args: P.args, **kwargs: P.kwargs) -> None:
         for listener in self._listeners:
             listener(*args, **kwargs)
 

@@ -44,7 +44,10 @@ def _scope() -> Scope:
 
 def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
-        task=SimpleNamespace(flow=None, callback=None, queue="default", name=name),
+        queue="default",
+        name=name,
+        is_step=False,
+        has_callback=False,
         took=None,
         run_id=name,
         task_id=name,

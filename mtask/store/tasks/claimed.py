@@ -1,0 +1,143 @@
+"""Claimed tasks: what a run needs of a task's document, and the task itself, which few runs ask for.
+
+To check a whole document takes longer than anything else that a worker does for a task without work. So the document
+of a simple task is checked only as far as its shape goes: `simple_facts` recognizes the commonest shape, and whatever
+has this shape is well-formed. Any other document is checked in full, and its task is made, before its run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from datetime import datetime
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from mtask.model.documents import SCHEMA_VERSION, Run, StoredTask, known_option
+from mtask.model.encryption.sealed import is_sealed, sealed_in
+from mtask.model.options import TaskOption
+from mtask.model.publishing.identity import MAX_KEY_BYTES
+from mtask.store.driver.dates import with_zones
+
+Document = dict[str, Any]
+
+#: The fields that the document of a simple task must have, then those of its state, and of its only run; and the types
+#: of all. JavaScript code is read as a subclass of `str`, so its type is another one.
+_of_task = itemgetter("_id", "name", "key", "queue", "task_option", "task_state", "schema_version")
+_of_state = itemgetter("status", "create_time", "next_preempt_time", "failed_cnt", "cancel_requested", "worker_states")
+_of_run = itemgetter("run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time")
+_TYPES = (
+    *(str, str, str, str, dict, dict, int),
+    *(str, datetime, datetime, int, bool, list),
+    *(str, str, int, str, datetime, datetime),
+)
+_TASK_CNT, _STATE_CNT, _RUN_CNT = 7, 6, 6
+_TIME_OR_NONE = (datetime, type(None))
+#: A key of so few characters is not longer than MAX_KEY_BYTES in UTF-8.
+_SHORT_KEY = MAX_KEY_BYTES // 4
+#: The status of the task, and of its run.
+_RUNNING = "RUNNING"
+
+
+class RunFacts(NamedTuple):
+    """What a worker needs to know of each run that it has claimed. The times may have no time zone; then none has."""
+
+    task_id: str
+    name: str
+    key: str
+    queue: str
+    option: TaskOption
+    run_id: str
+    attempt: int
+    claim_time: datetime
+    ping_expire_time: datetime
+    #: Whether the task wants one worker, and this run is its first, as far as the document tells.
+    is_simple: bool
+    is_step: bool  #: whether the task is a step of a flow
+    is_chained: bool  #: whether another task went on as this one
+    has_callback: bool
+
+
+def facts_of(task: StoredTask, run: Run) -> RunFacts:
+    """Return the facts of a run of this task."""
+    state, option = task.task_state, task.task_option
+    is_simple = len(state.worker_states) == 1 and not state.failed_cnt and option.concurrent_worker_cnt == 1
+    return RunFacts(
+        task.id,
+        task.name,
+        task.key,
+        task.queue,
+        option,
+        run.run_id,
+        run.attempt,
+        run.claim_time,
+        run.ping_expire_time,
+        is_simple,
+        task.flow is not None,
+        task.chain is not None,
+        task.callback is not None,
+    )
+
+
+def simple_facts(
+    document: Document, run_id: str, worker_id: str, names: Container[str]
+) -> tuple[RunFacts, datetime] | None:
+    """Return the facts of a simple task that was claimed by this run, and the time since which the task was due.
+
+    The names in `names` must be valid. None: the document is of another shape, and only `claimed_task` tells whether it
+    is well-formed. Otherwise `claimed_task` makes a task of it that is readable, RUNNING and not canceled, admits
+    every worker, and has no other run.
+    """
+    # One comparison of all types takes half as long as one for each field.
+    try:
+        state = document["task_state"]
+        runs = state["worker_states"]
+        run = runs[0]
+        values = (*_of_task(document), *_of_state(state), *_of_run(run))
+    except (KeyError, IndexError, TypeError):
+        return None
+    if (*map(type, values),) != _TYPES:
+        return None
+    task_id, name, key, queue, option, _, version = values[:_TASK_CNT]
+    status, created, _, failed_cnt, is_canceled, _ = values[_TASK_CNT:-_RUN_CNT]
+    own_id, holder, attempt, own_status, claimed, expires = values[-_RUN_CNT:]
+    start = state.get("start_time")
+    if (
+        (own_id, holder, attempt, own_status) != (run_id, worker_id, 1, _RUNNING)
+        or status != _RUNNING
+        or is_canceled
+        or failed_cnt
+        or version != SCHEMA_VERSION
+        # There are no other fields.
+        or type(run) is not dict
+        or len(run) != _RUN_CNT
+        or len(runs) != 1
+        or len(state) != _STATE_CNT + ("start_time" in state)
+        or len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document)
+        or type(start) not in _TIME_OR_NONE
+        or type(document.get("quiet_time")) not in _TIME_OR_NONE
+        or is_sealed(document.get("params"))
+        or name not in names
+        or not 0 < len(key) <= _SHORT_KEY
+        or task_id != f"{name}:{key}"
+        or not queue
+        or (checked := known_option(option)) is None
+        or checked.concurrent_worker_cnt != 1
+    ):
+        return None
+    # The constructor of a named tuple is a function in Python, and takes as long as half of the checks above.
+    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, False)
+    return tuple.__new__(RunFacts, facts), start or created
+
+
+def claimed_task(document: Document) -> StoredTask:
+    """Return the task of a claimed document, and give each date in the document a time zone; raise ValidationError."""
+    # A good task has no date in its options, and they are a third of its values.
+    options = {"task_option": document.pop("task_option")} if "task_option" in document else {}
+    with_zones(document).update(options)
+    return StoredTask.model_validate(document)
+
+
+def claimed_params(document: Mapping[str, Any]) -> Any:
+    """Return the params of a claimed document, as its task has them: the very object, if it is a mapping or a list."""
+    params = document.get("params")
+    return sealed_in(with_zones(params)) if params else params
