@@ -66,8 +66,8 @@ STORE_MUTATIONS = (
         "cancel-once",
         "An operation whose cancellation the driver drops goes on to its time limit, and its caller waits for it.",
         (
-            Edit(_CANCELLING, "while not task.done():", "if not task.done():"),
-            Edit(_CANCELLING, "asyncio.wait((task,), timeout=_AGAIN)", "asyncio.wait((task,))"),
+            Edit(_CANCELLING, "while not (await asyncio.wait((task,), timeout=_AGAIN))[0]:\n        task.cancel()",
+                 "await asyncio.wait((task,))"),
         ),
         ("tests/unit/store/driver/test_cancelling.py::test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends",),
     ),
