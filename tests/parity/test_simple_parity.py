@@ -158,6 +158,17 @@ def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], w
             assert after == document
 
 
+def test_short_claim_takes_away_the_reason_that_an_open_task_has_in_vain(store: SyncStore) -> None:
+    documents = numbered([nearly_simple(Random(seed), is_held=False) for seed in range(40)])
+    for document in documents:
+        document["task_state"]["reason"] = "of an earlier end"
+    guard = short.unbegun([document["_id"] for document in documents], NOW)
+    taken = matched(store, documents, guard)
+    assert taken
+    stored = stored_after(store, taken, short.claim("w1", pipelines.run_id_in_group("token", ["x"]), NOW), guard)
+    assert not any("reason" in document["task_state"] for document in stored)
+
+
 @_properties
 @given(many(partial(nearly_simple, is_held=True), 40).map(numbered), _randoms, st.booleans())
 def test_short_success_is_the_success(

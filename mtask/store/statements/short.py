@@ -78,6 +78,7 @@ def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pi
         "task_state.status": TaskStatus.RUNNING.value,
         NEXT: lease,
         "task_state.finish_time": "$$REMOVE",
+        "task_state.reason": "$$REMOVE",
         "expire_time": "$$REMOVE",
         "quiet_time": {"$cond": [is_far, now, "$quiet_time"]},
     }
