@@ -188,7 +188,9 @@ def _measure_pace(one: Measured, servers: Servers, sizes: Sizes) -> None:
         durable = servers.bench(one.peer, is_durable=True)
         _keep(one.durable_drains, _tried(one, f"drain, {REDIS_DURABLE}", lambda: trials.drain(durable, sizes)))
     keeping = servers.bench(one.peer, is_durable=True)
-    _keep(one.kept_drains, _tried(one, "drain, lasting setting", lambda: trials.drain(keeping, sizes, is_lasting=True)))
+    _keep(
+        one.kept_drains, _tried(one, "drain, lasting setting", lambda: trials.drain(keeping, sizes, trials.KEPT_LEASE))
+    )
 
 
 def _kill_workers(there: Sequence[Measured], servers: Servers, sizes: Sizes, say: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from benchmarks.cases.peers import Comparison, Measured
 from benchmarks.peers.catalogue import MTASK, REDIS
 from benchmarks.peers.lines import Survival
 from benchmarks.peers.servers import Mongo, Postgres, Redis
-from benchmarks.peers.trials import KILL_TASKS, RATE, Drain
+from benchmarks.peers.trials import KEPT_LEASE, KILL_TASKS, RATE, Drain
 from benchmarks.report.figures import Spread, ratio_by_run
 from benchmarks.report.table import shown
 
@@ -171,7 +171,7 @@ def _keeping(there: Sequence[Measured]) -> Sheet:
     for one in there:
         suffix = _DURABLE if one.peer.server == REDIS else ""
         rows.append([_named(one) + suffix, *_paces(one.kept_drains, ours)])
-    title = "The same with settings that keep the tasks of a killed worker and of a killed server"
+    title = f"The same with settings that keep the tasks of a killed worker and server, and a lease of {KEPT_LEASE} s"
     return Sheet(title, ["drain, lasting setting", *_PACES], rows)
 
 

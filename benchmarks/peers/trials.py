@@ -17,6 +17,8 @@ from benchmarks.peers.processes import Program, WorkerProcess
 from benchmarks.peers.servers import PeerServer
 
 RATE = 50.0
+#: Seconds of a lease in a drain with the lasting setting. It is longer than a drain, as in production.
+KEPT_LEASE = 60
 #: This share of a drain's tasks warms the worker up and is not counted.
 _WARM_SHARE = 0.1
 #: Numbers of tasks that only warm up; others begin at 0.
@@ -81,10 +83,13 @@ class Drain:
     single_rate: float
 
 
-def drain(bench: Bench, sizes: Sizes, *, is_lasting: bool = False) -> Drain:
-    """Publish tasks, start a worker on them, and measure from the tenth part of them on."""
+def drain(bench: Bench, sizes: Sizes, lease: int | None = None) -> Drain:
+    """Publish tasks, start a worker on them, and measure from the tenth part of them on.
+
+    `lease`: the seconds of a lease of the lasting setting. None: the usual setting.
+    """
     single = max(10, sizes.tasks // 10)
-    with bench.opened("drain", _lease(bench, sizes, is_lasting)) as program:
+    with bench.opened("drain", lease) as program:
         # First, because publishers of later tasks find their tables, indexes and scripts.
         alone = program.publish("single", single, first=_WARM_UP, bound=sizes.longest)
         bulk = program.publish("bulk", sizes.tasks, bound=sizes.longest)
@@ -158,7 +163,7 @@ def _waiting(bench: Bench, program: Program, worker: WorkerProcess, sizes: Sizes
 
 def kill_worker(bench: Bench, sizes: Sizes, *, is_lasting: bool) -> lines.Survival:
     """Kill a worker amid its tasks, start another one at once, and wait for all tasks or for `patience` seconds."""
-    lease = _lease(bench, sizes, is_lasting)
+    lease = bench.peer.lease(sizes.lease) if is_lasting else None
     with bench.opened("kill", lease) as program:
         program.publish("bulk", KILL_TASKS, hold_ms=_HOLD_MS)
         with program.worker() as worker:
@@ -202,10 +207,6 @@ def kill_server(bench: Bench, sizes: Sizes) -> lines.Survival:
                 elif time.monotonic() - quiet_since > _QUIET_PATIENCE:
                     break  # no start for a while: what is still missing is gone
         return lines.survival(program.notes(), count, killed_at)
-
-
-def _lease(bench: Bench, sizes: Sizes, is_lasting: bool) -> int | None:
-    return bench.peer.lease(sizes.lease) if is_lasting else None
 
 
 def _wait(worker: WorkerProcess, condition: Callable[[], bool], patience: float, what: str) -> None:
