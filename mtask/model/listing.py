@@ -16,8 +16,8 @@ from mtask.model.status import TaskStatus
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _NEVER = datetime.min.replace(tzinfo=UTC)
-#: The longest cursor: a place whose task has the longest name and key.
-_LONGEST = 4096
+#: The longest cursor: a place whose task has the longest name and key, of characters that JSON escapes.
+_LONGEST = 8192
 #: Of the code points, these are no characters.
 _SURROGATES = range(0xD800, 0xE000)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mtask.model.listing import Order, order_of
+from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import TaskStatus
 from mtask.store.statements import filters
 from mtask.store.statements.filters import Filter
@@ -48,6 +49,12 @@ class Asked:
     def is_walk_of_tenant(self) -> bool:
         """Whether the list walks along the index of tenants, by the time of creation."""
         return self.is_of_tenant and self.order is Order.CREATED
+
+    @property
+    def prefix(self) -> str | None:
+        """The beginning of the keys of all tasks, by the prefix that was given, or by the tenant."""
+        prefix, tenant = self.criteria.get("key_prefix"), self.criteria.get("tenant")
+        return prefix if prefix is not None or tenant is None else prefix_of(tenant)
 
     @property
     def of_statuses(self) -> Filter | None:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from mtask.model.listing import LAST, Order, Place
+from mtask.model.listing import LAST, Order, Place, leads_on
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import RECENT_INDEX
 from mtask.store.lists.walks import Document, Sort, Walk, count_up_to, place_of_row
@@ -28,6 +28,8 @@ _KEYS = (NEXT, "name", _CREATED)
 _SORT: Sort = [(NEXT, 1), ("name", 1), (_CREATED, -1)]
 #: The order of the list.
 SORT: Sort = [*_SORT, ("_id", -1)]
+#: What the walk takes for a task: a document without it has no place in this order.
+SOUND: Filter = {"name": {"$gte": ""}, _CREATED: {"$gte": FIRST_TIME, "$lte": LAST_TIME}}
 #: The most tasks with equal first keys that are sorted as a whole.
 TIED = 2_000
 
@@ -39,7 +41,7 @@ def not_passed(after: Place, level: int = 0) -> Filter:
     """
     if not after.task_id:  # before all tasks of the instant
         return {NEXT: {"$gte": after.time}} if level == 0 else {}
-    values = (after.time, after.name, after.create_time)
+    values = _values(after)
     passed: list[Filter] = []
     for key in range(level, len(_KEYS)):
         equal = dict(zip(_KEYS[level:key], values[level:key], strict=True))
@@ -81,6 +83,15 @@ class _Range:
     def split(self, at: Any) -> tuple[_Range, _Point, _Range]:
         """Return the part before a value of the key, the part with it, and the part behind it."""
         return replace(self, end=at), _Point((*self.equal, at)), _Range(self.equal, at, self.end)
+
+    def behind(self, batch: Place) -> list[_Part]:
+        """Return the parts behind a batch of the range."""
+        level = len(self.equal)
+        rest = _Range(self.equal, _values(batch)[level], self.end)
+        if level == 2 or (level == 1 and batch.create_time is None):
+            return [rest]
+        done = Place(batch.time, f"{batch.name}:", batch.create_time)
+        return [_Point(_values(batch)[: level + 1], done), rest]
 
     def place(self) -> Place:
         """Return the place before the range."""
@@ -124,6 +135,10 @@ _Part = _Range | _Point
 _MS = timedelta(milliseconds=1)
 
 
+def _values(place: Place) -> tuple[Any, ...]:
+    return place.time, place.name, place.create_time
+
+
 def _equal(values: tuple[Any, ...]) -> Filter:
     return dict(zip(_KEYS, values, strict=False))
 
@@ -161,24 +176,30 @@ def ascend(
             continue
         if walk.tested:
             if not left:
-                return rows, part.place()
+                stop = part.place()
+                if after is None or leads_on(after, stop, Order.DUE):
+                    return rows, stop
+                left = given[0]  # nothing has been passed yet
             step = _steps(given, left)[0]
             value = yield from _key_at(walk, part, step)
             if value is not None:
-                part, tie, rest = part.split(value)
-                pending[:0] = [tie, rest]
+                # Behind the last instant there are only dates that Python cannot hold: malformed documents.
+                is_last = not part.equal and not isinstance(value, datetime)
+                part, tie, rest = part.split(LAST_TIME if is_last else value)
+                pending[:0] = [tie] if is_last else [tie, rest]
                 step = yield from count_up_to({**walk.ranges, **part.part()}, step, walk.index)
             left -= step
             if not step:
                 continue
-        more = yield from walk.find(part.part(), limit - len(rows), part.sort())
+        more = yield from walk.find({**SOUND, **part.part()}, limit - len(rows), part.sort())
         batches = [list(batch) for _, batch in groupby(more, key=_batch_of)]
         if len(rows) + len(more) >= limit and (len(batches) == 1 or len(batches[-1]) > 1):
             # The last batch may go on behind the page. Its tasks may be any of the batch: they are read anew, by id.
             place = place_of_row(batches[-1][0], Order.DUE)
             if place is not None:
-                pending.insert(0, _Point((place.time, place.name, place.create_time)))
                 batches.pop()
+                # The batch may be gone by then: so the rest of the range follows, too.
+                pending[:0] = [_Point(_values(place)), *part.behind(place)]
         for batch in batches:
             rows += sorted(batch, key=_id_of, reverse=True)
     return rows, None
@@ -202,7 +223,7 @@ def _steps(given: Sequence[int], left: int) -> list[int]:
 def _tied(walk: Walk, point: _Point, limit: int) -> Operation[list[Document]]:
     """Return the tasks that are equal in their first keys, sorted as a whole."""
     after = {} if point.after is None else not_passed(point.after, len(point.equal))
-    return (yield from walk.find({**_equal(point.equal), **after}, limit, SORT))
+    return (yield from walk.find({**SOUND, **_equal(point.equal), **after}, limit, SORT))
 
 
 def _batch(
@@ -248,9 +269,9 @@ def _key_at(walk: Walk, part: _Range, number: int) -> Operation[Any]:
     return value
 
 
-def _batch_of(row: Mapping[str, Any]) -> tuple[datetime, str, datetime | None] | None:
+def _batch_of(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     place = place_of_row(row, Order.DUE)
-    return None if place is None else (place.time, place.name, place.create_time)
+    return None if place is None else _values(place)
 
 
 def _id_of(row: Mapping[str, Any]) -> str:

@@ -67,10 +67,11 @@ def _found(rows: list[Document], limit: int, stopped: Place | None, asked: Asked
     looked_to = None
     if len(rows) > limit:
         rows = rows[:limit]
-        # Malformed documents without an instant come last: no list goes on behind one.
-        place = place_of_row(rows[-1], asked.order)
+        # A malformed document may have no place. The list then goes on behind the task before it.
+        places = (place_of_row(row, asked.order) for row in reversed(rows))
+        place = next((one for one in places if one is not None), None)
     elif stopped is not None:
-        place = hidden(stopped, asked.criteria.get("key_prefix"))
+        place = hidden(stopped, asked.prefix)
         looked_to = stopped.time if len(rows) < limit else None
     if place is not None and after is not None and not leads_on(after, place, asked.order):
         # A malformed document, whose id does not begin with its name.

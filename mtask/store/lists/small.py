@@ -81,7 +81,9 @@ def sorted_page(
     within: Filter = {order.path: {"$gte": first, **({} if last is None else {"$lt": last})}}
     sort = due.SORT if order is Order.DUE else [(order.path, -1), ("_id", -1)]
     if after is not None and order is Order.DUE:
-        within = {"$and": [within, due.not_passed(after)]}
+        within = {"$and": [within, due.SOUND, due.not_passed(after)]}
+    elif order is Order.DUE:
+        within |= due.SOUND
     elif after is not None:
         passed = {} if not after.task_id else {"_id": {"$gte": after.task_id}}
         # What the server excludes, it does not look for in an index.

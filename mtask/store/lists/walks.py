@@ -192,7 +192,7 @@ def merged(
 
     def rank(row: Mapping[str, Any]) -> tuple[datetime, str]:
         time = value_at(row, Order.FINISHED.path, _PLACE)
-        return time if isinstance(time, datetime) else LAST_TIME, row["_id"]
+        return time if isinstance(time, datetime) else LAST_TIME, str(row["_id"])
 
     rows = list(heapq.merge(*found, key=rank, reverse=True))
     if not stopped:

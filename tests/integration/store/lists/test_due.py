@@ -23,7 +23,7 @@ BATCHES = [("mail", NOW), ("mail", NOW - timedelta(seconds=1)), ("report", NOW)]
 Document = dict[str, Any]
 
 
-def _task(name: str, number: int, created: Any, status: TaskStatus) -> Document:
+def task(name: str, number: int, created: Any, status: TaskStatus) -> Document:
     task = document(number)
     key = f"{created:%S}/{number:06}"
     times: Document = {"finish_time": NOW} if status.is_final else {"next_preempt_time": NOW}
@@ -35,13 +35,13 @@ def _task(name: str, number: int, created: Any, status: TaskStatus) -> Document:
 @pytest.fixture(scope="module")
 def store(module_store: SyncStore) -> SyncStore:
     chosen = random.Random(7)
-    tasks = [_task("a", number, NOW, TaskStatus.SUCCESS) for number in range(BATCH)]
+    tasks = [task("a", number, NOW, TaskStatus.SUCCESS) for number in range(BATCH)]
     for name, created in BATCHES:
         # The first ids are done, as in a batch that workers drain. A few of the others run.
         for number in range(BATCH):
             open_status = TaskStatus.RUNNING if chosen.random() < 0.1 else TaskStatus.INIT
-            tasks.append(_task(name, number, created, TaskStatus.SUCCESS if number < BATCH // 3 else open_status))
-    tasks += [_task("a-b", number, NOW - timedelta(seconds=number), TaskStatus.INIT) for number in range(BATCH)]
+            tasks.append(task(name, number, created, TaskStatus.SUCCESS if number < BATCH // 3 else open_status))
+    tasks += [task("a-b", number, NOW - timedelta(seconds=number), TaskStatus.INIT) for number in range(BATCH)]
     chosen.shuffle(tasks)
     module_store.tasks.insert_many(tasks, ordered=False, bypass_document_validation=True)
     return module_store
@@ -128,7 +128,7 @@ def test_only_tasks_that_leave_meanwhile_are_missed(store: SyncStore) -> None:
 
 
 def test_a_document_whose_id_does_not_begin_with_its_name_never_leads_back(store: SyncStore) -> None:
-    lost = {**_task("a", 999_999, NOW, TaskStatus.INIT), "name": "zz"}
+    lost = {**task("a", 999_999, NOW, TaskStatus.INIT), "name": "zz"}
     store.tasks.insert_many([lost], bypass_document_validation=True)
     asked = Asked({"status": ["INIT"]})
     after: Place | None = None
