@@ -75,7 +75,10 @@ def test_steps_run_in_order_once_each(mongo_uri: str, database_name: str, mongo:
             assert (await bench.client.publish_flow(flow)).created
             await ended(bench)
             assert set(statuses(bench).values()) == {"SUCCESS"}
-            assert all(len(document["task_state"]["worker_states"]) == 1 for document in steps(bench).values())
+            runs = {key: document["task_state"]["worker_states"] for key, document in steps(bench).items()}
+            # A transaction that meets a write of the settling conflicts and goes back: nothing of it was kept.
+            kept = {key: [run for run in found if not run.get("conflict")] for key, found in runs.items()}
+            assert {key: found for key, found in kept.items() if len(found) != 1} == {}
             assert_in_order(bench)
 
     asyncio.run(scenario())
