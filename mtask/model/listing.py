@@ -96,11 +96,9 @@ def place_of(cursor: object, order: Order) -> Place:
         if type(task_id) is not str or named not in list(Order) or len(more) > (named == Order.DUE):
             raise ValueError
         task_id.encode("utf-8")
-        place = Place(_instant(milliseconds), task_id)
-        if named == Order.DUE:
-            # Cursors of due tasks once held the id alone. With them, a list begins the instant once more.
-            created = None if more in ([], [None]) else _instant(more[0])
-            place = Place(place.time, task_id, created) if more else Place(place.time, "")
+        if named == Order.DUE and not more:
+            task_id = ""  # an earlier cursor, without the time of creation: the list begins the instant once more
+        place = Place(_instant(milliseconds), task_id, _instant(more[0]) if more and more[0] is not None else None)
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidInput("cursor: use the next_cursor of an earlier page.", field="cursor") from None
     if named != order:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -28,6 +28,8 @@ _KEYS = (NEXT, "name", _CREATED)
 _SORT: Sort = [(NEXT, 1), ("name", 1), (_CREATED, -1)]
 #: The order of the list.
 SORT: Sort = [*_SORT, ("_id", -1)]
+#: The order of a batch, as `mtask_recent` has it.
+_BY_ID: Sort = [(_CREATED, -1), ("_id", -1)]
 #: What the walk takes for a task: a document without it has no place in this order.
 SOUND: Filter = {"name": {"$gte": ""}, _CREATED: {"$gte": FIRST_TIME, "$lte": LAST_TIME}}
 #: The most tasks with equal first keys that are sorted as a whole.
@@ -95,13 +97,13 @@ class _Range:
 
     def place(self) -> Place:
         """Return the place before the range."""
-        if self.begin is None:
-            return _Point(self.equal).place()
-        if len(self.equal) == 0:
+        if not self.equal:
             return Place(self.begin, LAST if self.is_begin_excluded else "")
-        if len(self.equal) == 1:
-            return Place(self.equal[0], f"{self.begin}:")
-        return Place(self.equal[0], f"{self.equal[1]}:", self.begin)
+        time, *names = self.equal
+        if not names:
+            return Place(time, "" if self.begin is None else f"{self.begin}:")
+        # The newest comes first: so the tasks of a name begin behind the last possible creation.
+        return Place(time, f"{names[0]}:", self.begin or LAST_TIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,6 @@ class _Point:
 
     equal: tuple[Any, ...]
     after: Place | None = None
-
-    def place(self) -> Place:
-        """Return the place before these tasks."""
-        if self.after is not None:
-            return self.after
-        time, *more = self.equal
-        if not more:
-            return Place(time, "")
-        # Behind what would have been created a moment later: the newest comes first.
-        later = LAST_TIME if len(more) == 1 else min(more[1], LAST_TIME - _MS) + _MS
-        return Place(time, f"{more[0]}:", later)
 
     def deeper(self) -> list[_Part]:
         """Return the same tasks in parts that are equal in one key more."""
@@ -132,7 +123,6 @@ class _Point:
 
 
 _Part = _Range | _Point
-_MS = timedelta(milliseconds=1)
 
 
 def _values(place: Place) -> tuple[Any, ...]:
@@ -249,9 +239,6 @@ def _batch(
             return rows, passed, None
         below = mark[0]["_id"]
     return rows, passed, Place(time, below, created)
-
-
-_BY_ID: Sort = [(_CREATED, -1), ("_id", -1)]
 
 
 def _key_at(walk: Walk, part: _Range, number: int) -> Operation[Any]:

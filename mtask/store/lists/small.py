@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mtask.model.listing import Order, Place
-from mtask.model.publishing.tenants import prefix_of
 from mtask.store.driver.operation import Operation
 from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX
 from mtask.store.lists import due
@@ -39,10 +38,7 @@ def small_set(asked: Asked) -> Operation[Small | None]:
     """Return the set that holds the tasks, if it is certainly small."""
     if asked.criteria.get("lookup") is not None or asked.is_walk_of_tenant:
         return None
-    names, keys, prefix = asked.several("name"), asked.several("key"), asked.criteria.get("key_prefix")
-    used = ["key_prefix"]
-    if prefix is None and asked.criteria.get("tenant") is not None:
-        prefix, used = prefix_of(asked.criteria["tenant"]), ["key_prefix", "tenant"]
+    names, keys, prefix = asked.several("name"), asked.several("key"), asked.prefix
     if keys:
         known = names or (yield from names_of_tasks())
         if known is not None and len(known) * len(keys) <= _IDS:
@@ -53,7 +49,8 @@ def small_set(asked: Asked) -> Operation[Small | None]:
         if known is not None and len(known) <= task_names.MOST:
             ranges = filters.with_key_prefix(known, prefix)
             if (yield from count_up_to(ranges, SORTED + 1, _ID_INDEX)) <= SORTED:
-                return Small(ranges, _ID_INDEX, ("name", *used))
+                is_by_tenant = asked.criteria.get("key_prefix") is None
+                return Small(ranges, _ID_INDEX, ("name", "key_prefix", *(["tenant"] if is_by_tenant else [])))
     matched = asked.of_statuses
     if matched is not None and (yield from count_up_to(matched, SORTED + 1, STATUS_INDEX)) <= SORTED:
         return set_of(matched)
@@ -79,13 +76,11 @@ def sorted_page(
     first, last = asked.since or FIRST_TIME, asked.until
     walk = Walk(small.index, small.matched, order, asked.rest(*small.used), first, last, fields)
     within: Filter = {order.path: {"$gte": first, **({} if last is None else {"$lt": last})}}
-    sort = due.SORT if order is Order.DUE else [(order.path, -1), ("_id", -1)]
-    if after is not None and order is Order.DUE:
-        within = {"$and": [within, due.SOUND, due.not_passed(after)]}
-    elif order is Order.DUE:
-        within |= due.SOUND
-    elif after is not None:
+    if order is Order.DUE:
+        behind = {} if after is None else due.not_passed(after)
+        return (yield from walk.find({"$and": [within, due.SOUND, behind]}, limit, due.SORT))
+    if after is not None:
         passed = {} if not after.task_id else {"_id": {"$gte": after.task_id}}
         # What the server excludes, it does not look for in an index.
         within["$nor"] = [{order.path: {"$gt": after.time}}, {order.path: after.time, **passed}]
-    return (yield from walk.find(within, limit, sort))
+    return (yield from walk.find(within, limit, [(order.path, -1), ("_id", -1)]))
