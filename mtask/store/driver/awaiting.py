@@ -22,7 +22,7 @@ Address = tuple[str, int | None]
 #: The interval, in seconds, at which a waiting call checks whether there is a new primary.
 _LOOK_FOR_PRIMARY = 0.5
 _PRIMARY = "RSPrimary"
-#: What a call awaits that has been given up. None is what `asyncio.sleep(0)` awaits.
+#: Tells that a call has been given up, and awaits nothing more. None would not tell it: `asyncio.sleep(0)` awaits None.
 _NOTHING = object()
 
 
@@ -166,6 +166,7 @@ class _Rest(Coroutine[Any, Any, T]):
         self._begun.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
+        # The base class demands this method. An asyncio task does not call it: it drives a coroutine by `send`.
         raise NotImplementedError
 
 
