@@ -57,7 +57,7 @@ def is_sealed(value: Any) -> bool:
 
 
 def sealed_in(value: Any) -> Any:
-    """Return a stored value, sealed if it is encrypted. If it collects calls, the encrypted ones of these are sealed."""
+    """Return a stored value, sealed if it is encrypted. Among collected calls, the encrypted ones are sealed."""
     # Nearly all values are of these types. So nearly no value costs more than this look.
     if type(value) is dict:
         calls = value.get("calls")  # the params of a task that collects calls
