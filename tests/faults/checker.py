@@ -21,7 +21,7 @@ from tests.faults.checks.asked import Asked
 from tests.faults.checks.chain import Chain
 from tests.faults.checks.course import Course
 from tests.faults.checks.ends import EndJudge
-from tests.faults.checks.executors import ExecutorJudge
+from tests.faults.checks.executors import ExecutorJudge, Life
 from tests.faults.checks.firings import FiringJudge
 from tests.faults.checks.handlers import HandlerJudge
 from tests.faults.checks.limits import Limit, LimitJudge
@@ -178,7 +178,7 @@ def _judge_executors(
 ) -> None:
     try:
         judge = ExecutorJudge(verdict, clock, chain.runs, handlers.work, faults, facts.get("isolated", ()))
-        workers = {end["pid"] for end in facts.get("workers", ())}
+        workers = [Life(end["pid"], end["began"], end["at"]) for end in facts.get("ends", ())]
         judge.judge(workers, asked.changed, facts.get("processes_left", 0))
     except _UNREADABLE as error:
         verdict.doubt(f"the facts of executors cannot be read: {type(error).__name__}: {error}")

@@ -31,12 +31,16 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one process of a place ended: `expected` says whether a nemesis or the harness brought it about."""
+    """How one process of a place ended: `expected` says whether a nemesis or the harness brought it about.
+
+    `began` and `at` are monotonic seconds: the process lived between them, and no other one had its pid.
+    """
 
     place: str
     pid: int
     exit_code: int
     expected: bool
+    began: float
     at: float
 
 
@@ -59,6 +63,7 @@ class Place:
         self._command = list(command)
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -68,6 +73,7 @@ class Place:
 
     def start(self) -> None:
         """Start the process; it need not be at work yet when this returns."""
+        self._began = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -124,7 +130,7 @@ class Place:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait(PATIENCE)
-        self.ends.append(End(self.name, self._process.pid, code, expected, time.monotonic()))
+        self.ends.append(End(self.name, self._process.pid, code, expected, self._began, time.monotonic()))
         self._process = None
         self.state = State.DOWN
         return code

@@ -304,7 +304,6 @@ class Run:
         self._facts |= {
             "exit_codes": codes,
             "ends": ends,
-            "workers": [{"worker_id": end["place"], "pid": end["pid"], "exit_code": end["exit_code"]} for end in ends],
             "worker_kinds": {place.name: place.kind for place in world.workers.places},
             "connections_after": _left(lambda: _connections(world.replica_set)),
             "operations_left": _in_words(world.replica_set),

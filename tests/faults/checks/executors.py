@@ -34,6 +34,15 @@ class Kill:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The life of a worker process, in monotonic seconds. Another process may have its pid before or after."""
+
+    pid: int
+    began: float
+    ended: float
+
+
 class ExecutorJudge:
     """Judges the handlers that run in executors, when all notes have been read."""
 
@@ -63,13 +72,13 @@ class ExecutorJudge:
                 for killed in fault.detail.get("killed", ()):
                     yield Kill(killed["pid"], killed["signal"], clock.epoch + killed["at"])
 
-    def judge(self, workers: Collection[int], asked: Collection[str], processes_left: int) -> None:
-        """Judge it all. `workers`: the pids of worker processes; `asked`: tasks that somebody changed or canceled."""
+    def judge(self, workers: Sequence[Life], asked: Collection[str], processes_left: int) -> None:
+        """Judge it all. `workers`: the lives of worker processes; `asked`: tasks that somebody changed or canceled."""
         figures = self._verdict.figures.executors
         figures["handlers"] = len(self._work)
         figures["killed"] = len(self._kills)
         for run_id, work in self._work.items():
-            if work.pid in workers:
+            if self._is_of_worker(work, workers):
                 self._report(work, "an isolated handler began in its worker's process", run_id)
         self._one_at_a_time()
         self._deaths(asked)
@@ -77,6 +86,13 @@ class ExecutorJudge:
         if processes_left:
             what = "processes of workers were left when these had ended"
             self._verdict.report("wrong_executors", "-", what, count=processes_left)
+
+    def _is_of_worker(self, work: Work, workers: Sequence[Life]) -> bool:
+        """Whether the process that began with the handler was that of a worker."""
+        if work.start is None:
+            return False
+        at = work.start - self._epoch
+        return any(life.pid == work.pid and life.began <= at <= life.ended for life in workers)
 
     # --- one at a time ----------------------------------------------------------------------------------------
 

@@ -234,10 +234,31 @@ def a_canceled_run_in_a_killed_executor(story: Story) -> None:
     story.finish(task_id, run_id, CANCELED, note=None)
 
 
+@SCENES.allow
+def an_executor_has_the_pid_that_a_worker_had_before(story: Story) -> None:
+    story.facts["ends"] = [life(story.now - 9, story.now)]
+    story.wait(0.1)
+    task_id, run_id = begun(story, pid=WORKER)
+    ended(story, task_id, run_id, WORKER)
+
+
+@SCENES.allow
+def a_worker_has_the_pid_that_an_executor_had_before(story: Story) -> None:
+    task_id, run_id = begun(story, pid=WORKER)
+    ended(story, task_id, run_id, WORKER)
+    story.wait(0.1)
+    story.facts["ends"] = [life(story.now, story.now + 60)]
+
+
+def life(began: float, ended: float) -> dict[str, Any]:
+    """Return how a worker process ended, with the seconds between which it lived."""
+    return {"place": "w1", "pid": WORKER, "exit_code": 0, "expected": True, "began": began, "at": ended}
+
+
 @pytest.fixture
 def told(story: Story) -> Story:
     """Begin a story whose facts name the handlers in executors, and the workers."""
-    story.facts |= {"isolated": isolated_names(), "workers": [{"worker_id": "w1", "pid": WORKER, "exit_code": 0}]}
+    story.facts |= {"isolated": isolated_names(), "ends": [life(story.now, story.now + 60)]}
     return story
 
 
