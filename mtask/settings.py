@@ -77,6 +77,16 @@ class Settings(BaseSettings):
         return init_settings, env_settings, _EnvFile(settings_cls, dotenv_settings)
 
 
+class SystemdSettings(BaseSettings):
+    """What systemd tells the process of a service in its environment: sd_notify(3), sd_watchdog_enabled(3)."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore")
+
+    notify_socket: str | None = Field(default=None, description="path of systemd's socket, or @ and its abstract name")
+    watchdog_usec: int | None = Field(default=None, gt=0, description="µs after which a silent process is ended")
+    watchdog_pid: int | None = Field(default=None, description="the process that is watched; else any")
+
+
 class _EnvFile(PydanticBaseSettingsSource):
     """The settings in `.env`, without those that name a program to run, or let somebody in."""
 
@@ -101,8 +111,20 @@ def read_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors()[0]
-        variable = "MTASK_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise InvalidInput(f"{variable}={shown(first['input'])}: {first['msg']}", field=variable) from None
+        raise _wrong_variable(error, "MTASK_") from None
     except (OSError, ValueError) as error:
         raise InvalidInput(f".env in the working folder cannot be read: {error}.", field=".env") from None
+
+
+def read_systemd() -> SystemdSettings:
+    """Return what systemd tells this process; raise InvalidInput, which names the wrong variable."""
+    try:
+        return SystemdSettings()
+    except ValidationError as error:
+        raise _wrong_variable(error) from None
+
+
+def _wrong_variable(error: ValidationError, prefix: str = "") -> InvalidInput:
+    first = error.errors()[0]
+    variable = prefix + "_".join(str(part) for part in first["loc"]).upper()
+    return InvalidInput(f"{variable}={shown(first['input'])}: {first['msg']}", field=variable)

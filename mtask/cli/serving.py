@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -20,7 +21,7 @@ from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
 from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
-from mtask.settings import Settings, read_settings
+from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
@@ -28,6 +29,7 @@ from mtask.worker.log import fields, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
+from mtask.worker.upkeep.systemd import VARIABLES, Service, service_of
 from mtask.worker.worker import Worker
 
 _MAX_PROCESSES = 1000
@@ -38,7 +40,7 @@ _MAX_TIMEOUT = 86_400
 _GC_THRESHOLD = 10_000
 
 #: The settings that differ between the processes of a supervisor.
-_OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"})
+_OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"}) | VARIABLES
 
 
 def start(given: Mapping[str, Any], *, is_supervised: bool = False) -> None:
@@ -119,6 +121,7 @@ def _options(settings: Settings) -> WorkerOptions:
         hard_exit=_exit_now,
         callbacks=_callbacks(settings),
         health_file=settings.health_file,
+        service=_service(),
         encryption=read_encryption(
             settings.encryption_key_file,
             settings.encryption_key_vault,
@@ -134,6 +137,11 @@ def _options(settings: Settings) -> WorkerOptions:
         ),
         logs=read_log_options(settings.log_format, settings.keep_logs, settings.keep_logs_days),
     )
+
+
+def _service() -> Service | None:
+    told = read_systemd()
+    return service_of(told.notify_socket, told.watchdog_usec, told.watchdog_pid, os.getpid())
 
 
 def _callbacks(settings: Settings) -> CallbackOptions | None:
@@ -180,10 +188,14 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
         if settings.metrics_port is not None:
             flags_of_one += [f"--metrics-port={_port_of(settings.metrics_port, index)}"]
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
-    return Supervisor([worker_command([*shared, *ids]) for ids in own], with_uri(environment, options.uri)).run()
+    commands = [worker_command([*shared, *ids]) for ids in own]
+    return Supervisor(commands, with_uri(environment, options.uri), options.service).run()
 
 
 def _serve(worker: Worker) -> None:
+    # The watchdog of systemd ends a process with SIGABRT. Then the log shows what each thread was doing.
+    if sys.stderr is not None:  # it is None in a process that was started without
+        faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         loop = runner.get_loop()

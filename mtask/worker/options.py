@@ -17,6 +17,7 @@ from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
 from mtask.worker.logkeeping.options import LogOptions
+from mtask.worker.upkeep.systemd import Service
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)
 HEARTBEAT_TIMEOUT = timedelta(seconds=30)
@@ -45,6 +46,8 @@ class WorkerOptions:
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
     #: The file that tells probes of the worker's health. None: there is none.
     health_file: Path | None = None
+    #: The service of systemd that this process is. None: systemd is told nothing.
+    service: Service | None = None
     #: Which lines of the log are kept in the database, and in which format executors log.
     logs: LogOptions = field(default_factory=LogOptions)
     #: The keys of encrypted tasks. None: those of the app, if it has any.

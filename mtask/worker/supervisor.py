@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from mtask.worker.log import fields, logger
+from mtask.worker.upkeep.systemd import Service
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0
 #: The lifetime after which a process counts as healthy, in seconds. The next restart of a healthy process uses the
@@ -36,9 +37,16 @@ class _Child:
 class Supervisor:
     """Keeps N worker processes running: restarts dead ones after growing pauses, and passes signals on to all."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environment: Mapping[str, str] | None = None,
+        service: Service | None = None,
+    ) -> None:
+        """`service`: what this process is to systemd, which watches the supervisor and not its processes."""
         self._commands = commands
         self._environment = environment
+        self._service = service
         self._children = [_Child(index) for index in range(len(commands))]
         self._wake = threading.Event()
         self._signals: list[int] = []
@@ -58,8 +66,18 @@ class Supervisor:
                 return self._exit_code
             if not self._running() and all(child.restart_at is None for child in self._children):
                 return self._exit_code
-            self._wake.wait(self._start_due())
+            wait = self._start_due()
+            if self._service is not None:
+                self._show_life(self._service)
+                wait = min(wait, self._service.interval or wait)
+            self._wake.wait(wait)
             self._wake.clear()
+
+    def _show_life(self, service: Service) -> None:
+        values = {"STOPPING": "1"} if self._is_stopping else {"READY": "1"}
+        if service.watchdog is not None:
+            values["WATCHDOG"] = "1"
+        service.tell(STATUS=f"{len(self._running())} of {len(self._children)} processes live", **values)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals.append(number)

@@ -28,6 +28,8 @@ from mtask.worker.state.tempo import Tempo
 from mtask.worker.state.timing import enduring
 from mtask.worker.upkeep import health
 from mtask.worker.upkeep.health import HealthFile
+from mtask.worker.upkeep.pulse import INTERVAL, Pulse, Witness
+from mtask.worker.upkeep.systemd import ServiceWitness
 
 Document = dict[str, Any]
 
@@ -67,6 +69,7 @@ class Worker:
         options.logs.check()
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
+        self._pulse: Pulse | None = None
         self._failure: MtaskError | None = None
         self._stop_requests = 0
         self._stop_reason = ""
@@ -166,7 +169,7 @@ class Worker:
 
     async def _serve(self, parts: Parts) -> None:
         parts.pinger.start()
-        health_file = self._health_file(parts)
+        self._pulse = self._started_pulse(parts)
         if parts.keeper is not None:
             parts.keeper.start()
         logger.info(
@@ -193,14 +196,14 @@ class Worker:
                     if parts.keeper is not None:
                         parts.keeper.stop()
         finally:
-            await self._end(parts, health_file)
+            await self._end(parts)
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
 
-    async def _end(self, parts: Parts, health_file: HealthFile | None) -> None:
+    async def _end(self, parts: Parts) -> None:
         """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
         async with AsyncExitStack() as ends:  # the last one is called first
-            if health_file is not None:
-                ends.push_async_callback(asyncio.to_thread, health_file.stop)
+            if self._pulse is not None:
+                ends.push_async_callback(asyncio.to_thread, self._pulse.stop)
             ends.push_async_callback(self._leave, parts)
             ends.push_async_callback(parts.recorder.end)
             ends.callback(parts.runner.close)
@@ -217,13 +220,19 @@ class Worker:
         self._set_status(WorkerStatus.STOPPED)
         await parts.registrar.leave(heartbeat(parts.scope))
 
-    def _health_file(self, parts: Parts) -> HealthFile | None:
-        path = self._options.health_file
-        if path is None:
+    def _started_pulse(self, parts: Parts) -> Pulse | None:
+        """Start the pulse, if anybody watches this worker."""
+        path, service = self._options.health_file, self._options.service
+        witnesses: list[Witness] = [] if path is None else [HealthFile(path)]
+        interval = INTERVAL
+        if service is not None:
+            witnesses.append(ServiceWitness(service))
+            interval = min(interval, service.interval or interval)
+        if not witnesses:
             return None
-        made = HealthFile(path, self.worker_id, self._vitals, parts.pinger)
-        made.start()
-        return made
+        pulse = Pulse(self.worker_id, self._vitals, parts.pinger, witnesses, interval)
+        pulse.start()
+        return pulse
 
     async def _work(self, parts: Parts) -> None:
         """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""
@@ -270,6 +279,8 @@ class Worker:
 
     def _set_status(self, status: WorkerStatus) -> None:
         self._vitals.status = status
+        if self._pulse is not None:
+            self._pulse.beat_soon()
         if self._options.on_status is not None:
             self._options.on_status(status)
 

@@ -6,6 +6,8 @@ from tests.faults.mutant import Edit, Mutation
 
 _HEALTH = "mtask/health.py"
 _FILE = "mtask/worker/upkeep/health.py"
+_PULSE = "mtask/worker/upkeep/pulse.py"
+_SYSTEMD = "mtask/worker/upkeep/systemd.py"
 _PROBE = "mtask/cli/health.py"
 
 _SCHEMA = "mtask/store/layout/schema.py"
@@ -13,13 +15,33 @@ _SCHEMA_TESTS = "tests/integration/store/layout/test_schema.py"
 _UNIT_TESTS = "tests/unit/test_health.py"
 _PROBE_TESTS = "tests/unit/cli/test_health.py"
 _PROCESS_TESTS = "tests/acceptance/test_34_health.py"
+_SERVICE_TESTS = "tests/acceptance/test_35_systemd.py"
 
 DEPLOYING_MUTATIONS = (
     Mutation(
         "alive-though-blocked",
         "A worker whose event loop a handler blocks looks alive.",
-        (Edit(_FILE, "            self._has_turned.wait()\n", "            self._has_turned.wait(0)\n"),),
-        (f"{_PROCESS_TESTS}::test_frozen_worker_is_not_alive_and_a_stopped_one_leaves_no_file",),
+        (Edit(_PULSE, "            self._has_turned.wait()\n", "            self._has_turned.wait(0)\n"),),
+        (f"{_PROCESS_TESTS}::test_frozen_worker_is_not_alive_and_a_stopped_one_leaves_no_file",
+         f"{_SERVICE_TESTS}::test_blocked_worker_shows_no_sign_of_life_and_the_watchdogs_signal_shows_the_handler"),
+    ),
+    Mutation(
+        "service-ready-at-once",
+        "Systemd takes a worker for started that takes no tasks yet.",
+        (Edit(_SYSTEMD, "if not self._is_ready and health.status == WorkerStatus.RUNNING:", "if not self._is_ready:"),),
+        (f"{_SERVICE_TESTS}::test_service_is_ready_when_it_takes_tasks_and_says_that_it_stops",),
+    ),
+    Mutation(
+        "processes-speak-for-their-supervisor",
+        "One process of several that ends tells systemd that the whole service stops.",
+        (Edit("mtask/cli/serving.py", '"MTASK_HEALTH_FILE"}) | VARIABLES', '"MTASK_HEALTH_FILE"})'),),
+        (f"{_SERVICE_TESTS}::test_only_the_supervisor_of_several_processes_is_the_service",),
+    ),
+    Mutation(
+        "watchdog-of-another-process",
+        "A process that systemd does not watch shows signs of life in the name of the one that it watches.",
+        (Edit(_SYSTEMD, " and watchdog_pid in (None, pid)", ""),),
+        ("tests/unit/worker/test_systemd.py::test_only_the_process_that_systemd_names_is_watched",),
     ),
     Mutation(
         "dead-without-database",

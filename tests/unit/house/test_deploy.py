@@ -24,6 +24,7 @@ from mtask.cli.worker import cli as worker_app
 from mtask.health import MAX_AGE
 from mtask.settings import Settings
 from mtask.web.settings import WebSettings
+from mtask.worker.upkeep.pulse import INTERVAL
 from mtask.worker.worker import _CANCEL_GRACE, _LAST_WRITES
 
 ROOT = Path(__file__).parents[3]
@@ -298,6 +299,12 @@ def test_unit_gives_the_worker_longer_to_stop_than_it_takes() -> None:
     assert float(unit()["TimeoutStopSec"]) >= timeout + LAST_RESORT + 5
     # The worker ends its executors itself, when their runs have ended.
     assert (unit()["KillMode"], unit()["KillSignal"]) == ("mixed", "SIGTERM")
+
+
+def test_unit_waits_for_the_worker_and_watches_it() -> None:
+    assert (unit()["Type"], unit()["NotifyAccess"]) == ("notify", "main")
+    # A handler may block the event loop for as long as the probes of the other deployments allow.
+    assert float(unit()["WatchdogSec"]) == MAX_AGE > 3 * INTERVAL
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
