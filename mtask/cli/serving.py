@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -194,7 +194,7 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
 
 def _serve(worker: Worker) -> None:
     # The watchdog of systemd ends a process with SIGABRT. Then the log shows what each thread was doing.
-    if sys.stderr is not None:  # it is None in a process that was started without
+    with suppress(RuntimeError, OSError):  # a process may have no such stream
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:

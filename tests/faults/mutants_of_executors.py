@@ -24,8 +24,8 @@ EXECUTOR_MUTATIONS = (
             Edit(_WORKER, "            ends.push_async_callback(self._leave, parts)\n", ""),
             Edit(
                 _WORKER,
-                "            await self._end(parts, health_file)\n",
-                "            await self._end(parts, health_file)\n            await self._leave(parts)\n",
+                "            await self._end(parts)\n",
+                "            await self._end(parts)\n            await self._leave(parts)\n",
             ),
         ),
         (f"{_STOPS}::test_a_stop_that_fails_in_part_ends_the_rest",),

@@ -266,7 +266,7 @@ def test_processes_of_one_supervisor_take_the_ports_one_after_the_other(monkeypa
     commands: list[list[str]] = []
 
     class Supervised:
-        def __init__(self, given: list[list[str]], _: object) -> None:
+        def __init__(self, given: list[list[str]], *_: object) -> None:
             commands.extend(given)
 
         def run(self) -> int:
