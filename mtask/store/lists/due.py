@@ -181,7 +181,7 @@ def ascend(
             left -= step
             if not step:
                 continue
-        more = yield from walk.find({**SOUND, **part.part()}, limit - len(rows), part.sort())
+        more = yield from walk.find([{**SOUND, **part.part()}], limit - len(rows), part.sort())
         batches = [list(batch) for _, batch in groupby(more, key=_batch_of)]
         if len(rows) + len(more) >= limit and (len(batches) == 1 or len(batches[-1]) > 1):
             # The last batch may go on behind the page. Its tasks may be any of the batch: they are read anew, by id.
@@ -213,7 +213,7 @@ def _steps(given: Sequence[int], left: int) -> list[int]:
 def _tied(walk: Walk, point: _Point, limit: int) -> Operation[list[Document]]:
     """Return the tasks that are equal in their first keys, sorted as a whole."""
     after = {} if point.after is None else not_passed(point.after, len(point.equal))
-    return (yield from walk.find({**SOUND, **_equal(point.equal), **after}, limit, SORT))
+    return (yield from walk.find([{**SOUND, **_equal(point.equal), **after}], limit, SORT))
 
 
 def _batch(
@@ -233,7 +233,7 @@ def _batch(
         mark = yield from by_index(call)
         if mark:
             ids["$gte"] = mark[0]["_id"]
-        rows += yield from along.find({_CREATED: created, "_id": ids}, limit - len(rows), _BY_ID)
+        rows += yield from along.find([{_CREATED: created, "_id": ids}], limit - len(rows), _BY_ID)
         passed += step
         if not mark or len(rows) >= limit:
             return rows, passed, None

@@ -97,15 +97,17 @@ def _walked(
         for start in range(0, len(queues), most):
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), STATUS: filters.any_of(statuses)}
-            pairs.append(Walk(FINISHED_INDEX, ranges, order, asked.tested("status", "queue"), first, last, fields))
+            tested, is_one = asked.tested("status", "queue"), len(some) == len(statuses) == 1
+            pairs.append(Walk(FINISHED_INDEX, ranges, order, tested, first, last, fields, is_one))
         return (yield from merged(pairs, limit, after, steps))
-    index, ranges, used = RECENT_INDEX, Filter(), "lookup"
+    index, ranges, used, is_one = RECENT_INDEX, Filter(), "lookup", True
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
+        is_one = all(len(values) == 1 for values in criteria["lookup"].values())
     elif asked.is_walk_of_tenant:
         index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
-    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields)
+    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields, is_one)
     return (yield from descend(walk, limit, after, [sum(steps)]))
 
 

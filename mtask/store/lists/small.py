@@ -78,9 +78,9 @@ def sorted_page(
     within: Filter = {order.path: {"$gte": first, **({} if last is None else {"$lt": last})}}
     if order is Order.DUE:
         behind = {} if after is None else due.not_passed(after)
-        return (yield from walk.find({"$and": [within, due.SOUND, behind]}, limit, due.SORT))
+        return (yield from walk.find([{"$and": [within, due.SOUND, behind]}], limit, due.SORT))
     if after is not None:
         passed = {} if not after.task_id else {"_id": {"$gte": after.task_id}}
         # What the server excludes, it does not look for in an index.
         within["$nor"] = [{order.path: {"$gt": after.time}}, {order.path: after.time, **passed}]
-    return (yield from walk.find(within, limit, [(order.path, -1), ("_id", -1)]))
+    return (yield from walk.find([within], limit, [(order.path, -1), ("_id", -1)]))

@@ -33,6 +33,8 @@ class Walk:
     first: datetime | None
     last: datetime | None  #: exclusive
     fields: Sequence[str] | None
+    #: Whether `ranges` are one range of the index: one value for each of its keys before the instant.
+    is_one_range: bool = True
 
     def view(self) -> Document | None:
         """Return the projection of a page."""
@@ -41,21 +43,38 @@ class Walk:
         created = {_CREATED: f"${Order.CREATED.path}"} if self.order is Order.DUE else {}
         return {**views.only(self.fields), _PLACE: f"${self.order.path}", **created}
 
-    def find(self, part: Filter, limit: int, sort: Sort) -> Operation[list[Document]]:
-        """Return the tasks in a part of the walk."""
-        conditions = [condition for condition in (self.ranges, part, self.tested) if condition]
-        matched: Filter = {"$and": conditions} if conditions else {}
+    def find(self, parts: Sequence[Filter], limit: int, sort: Sort) -> Operation[list[Document]]:
+        """Return the tasks in some parts of the walk, which follow one another."""
+        alternatives = [_all_of(self.ranges, part, self.tested) for part in parts]
         found: list[Document] = yield from by_index(
-            tasks("find_naive", matched, self.view(), sort=sort, limit=limit, batch_size=limit, hint=self.index)
+            tasks(
+                "find_naive",
+                _any_of(alternatives),
+                self.view(),
+                sort=sort,
+                limit=limit,
+                batch_size=limit,
+                hint=self.index,
+            )
         )
         return with_zones(found)
 
-    def key_at(self, part: Filter, number: int, sort: Sort) -> Operation[Place | None]:
-        """Return the place of the task with this number in a part of the walk. It is read from the index alone."""
+    def key_at(self, parts: Sequence[Filter], number: int, sort: Sort) -> Operation[Place | None]:
+        """Return the place of the task with this number in some parts. It is read from the index alone."""
         kept = {"_id": 1, self.order.path: 1}
-        call = tasks("find", {**self.ranges, **part}, kept, sort=sort, skip=number - 1, limit=1, hint=self.index)
+        matched = _any_of([_all_of(self.ranges, part) for part in parts])
+        call = tasks("find", matched, kept, sort=sort, skip=number - 1, limit=1, hint=self.index)
         found = yield from by_index(call)
         return None if not found else place_of_row(found[0], self.order)
+
+
+def _all_of(*conditions: Filter) -> Filter:
+    given = [condition for condition in conditions if condition]
+    return {"$and": given} if given else {}
+
+
+def _any_of(alternatives: Sequence[Filter]) -> Filter:
+    return alternatives[0] if len(alternatives) == 1 else {"$or": list(alternatives)}
 
 
 def place_of_row(document: Mapping[str, Any], order: Order) -> Place | None:
@@ -83,97 +102,75 @@ def count_up_to(matched: Filter, limit: int, index: str) -> Operation[int]:
     return int(answer["n"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The tasks of a walk between two instants."""
-
-    low: datetime | None
-    high: datetime | None  #: exclusive
-    is_low_excluded: bool = False
-
-    def part(self, path: str) -> Filter:
-        bounds = {} if self.high is None else {"$lt": self.high}
-        bounds |= {} if self.low is None else {"$gt" if self.is_low_excluded else "$gte": self.low}
-        return {path: bounds} if bounds else {}
-
-    def order(self, path: str) -> Sort:
-        return [(path, -1), ("_id", -1)]
-
-    def split(self, at: Place) -> tuple[list[_Part], list[_Part]]:
-        """Return the parts up to a place, with the task there, and the parts behind it."""
-        done: list[_Part] = [_Span(at.time, self.high, True), _Tie(at.time, None, at.task_id)]
-        return done, [_Tie(at.time, at.task_id), _Span(self.low, at.time)]
-
-    def begin(self) -> Place | None:
-        return None if self.high is None else Place(self.high, "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tie:
-    """The tasks of one instant with ids below one id, from another id on."""
-
-    time: datetime
-    below: str | None
-    least: str | None = None
-
-    def part(self, path: str) -> Filter:
-        ids = {} if self.below is None else {"$lt": self.below}
-        ids |= {} if self.least is None else {"$gte": self.least}
-        return {path: self.time, "_id": ids}
-
-    def order(self, path: str) -> Sort:
-        del path
-        return [("_id", -1)]
-
-    def split(self, at: Place) -> tuple[list[_Part], list[_Part]]:
-        """Return the parts up to a place, with the task there, and the parts behind it."""
-        return [_Tie(self.time, self.below, at.task_id)], [_Tie(self.time, at.task_id)]
-
-    def begin(self) -> Place | None:
-        return None if self.below is None else Place(self.time, self.below)
-
-
-_Part = _Span | _Tie
-
-
 def descend(
-    walk: Walk, limit: int, after: Place | None, given: Sequence[int]
+    walk: Walk, limit: int, after: Place | None, steps: Sequence[int]
 ) -> Operation[tuple[list[Document], Place | None]]:
     """Return the next tasks of a walk, and the place at which it stopped before their end.
 
-    `given` are the steps of a walk that tests documents, in documents. When the last step is done, the walk stops.
+    `steps` are those of a walk that tests documents, in documents. When the last step is done, the walk stops.
     """
-    path = walk.order.path
-    last = after.time if after is not None and (walk.last is None or after.time < walk.last) else walk.last
-    pending: list[_Part] = [_Span(walk.first, last)]
-    if after is not None and after.task_id and after.time == last and (walk.first is None or after.time >= walk.first):
-        pending.insert(0, _Tie(after.time, after.task_id))
+    if not walk.tested:
+        return (yield from _find(walk, _between(walk, after, None), limit)), None
     rows: list[Document] = []
-    steps = list(given)
-    while pending and len(rows) < limit:
-        part = pending.pop(0)
-        now: list[_Part] = [part]
-        if walk.tested:
-            if not steps:
-                return rows, part.begin()
-            if pending:
-                # The walk goes on behind the tasks of this instant: they count as a part of the step.
-                tied = yield from count_up_to({**walk.ranges, **part.part(path)}, steps[0], walk.index)
-                if not tied:
-                    continue
-                if tied < steps[0]:
-                    steps[0] -= tied
-                    rows += yield from walk.find(part.part(path), limit - len(rows), part.order(path))
-                    continue
-            mark = yield from walk.key_at(part.part(path), steps[0], part.order(path))
-            if mark is not None:
-                steps.pop(0)
-                now, behind = part.split(mark)
-                pending = [*behind, *pending]
-        for each in now:
-            if len(rows) < limit:
-                rows += yield from walk.find(each.part(path), limit - len(rows), each.order(path))
-    return rows, None
+    for step in steps:
+        mark = yield from _key_at(walk, _between(walk, after, None), step)
+        rows += yield from _find(walk, _between(walk, after, mark), limit - len(rows))
+        if mark is None or len(rows) >= limit:
+            return rows, None
+        after = mark
+    return rows, after
+
+
+def _between(walk: Walk, after: Place | None, to: Place | None) -> list[Filter]:
+    """Return the parts of a walk behind a place and up to another one, which it includes. Each is a range of the index.
+
+    A range of two keys is a range of instants, with a range of ids within its first instant and one within its last.
+    """
+    path, high = walk.order.path, walk.last
+    parts: list[Filter] = []
+    if after is not None and (high is None or after.time < high):
+        high = after.time
+        if after.task_id and (walk.first is None or after.time >= walk.first):
+            least = {"$gte": to.task_id} if to is not None and to.time == after.time else {}
+            parts.append({path: after.time, "_id": {"$lt": after.task_id, **least}})
+            if least:
+                return parts
+    low = {"$gt": to.time} if to is not None else {} if walk.first is None else {"$gte": walk.first}
+    bounds = {**({} if high is None else {"$lt": high}), **low}
+    parts.append({path: bounds} if bounds else {})
+    return parts if to is None else [*parts, {path: to.time, "_id": {"$gte": to.task_id}}]
+
+
+def _find(walk: Walk, parts: Sequence[Filter], limit: int) -> Operation[list[Document]]:
+    """Return the tasks in some parts of a walk.
+
+    One query finds the few tasks of a page in all parts of one range. It would sort the tasks of several ranges. Where
+    the walk tests many documents, the merge would take longer than a query for each part.
+    """
+    rows: list[Document] = []
+    together = [parts] if walk.is_one_range and not walk.tested else [[part] for part in parts]
+    for some in together:
+        if len(rows) < limit:
+            rows += yield from walk.find(some, limit - len(rows), _sort(walk, some))
+    return rows
+
+
+def _key_at(walk: Walk, parts: Sequence[Filter], number: int) -> Operation[Place | None]:
+    """Return the place of the task with this number in some parts of a walk."""
+    if not walk.is_one_range:
+        for part in parts[:-1]:
+            passed = yield from count_up_to({**walk.ranges, **part}, number, walk.index)
+            if passed == number:
+                return (yield from walk.key_at([part], number, _sort(walk, [part])))
+            number -= passed
+        parts = parts[-1:]
+    return (yield from walk.key_at(parts, number, _sort(walk, parts)))
+
+
+def _sort(walk: Walk, parts: Sequence[Filter]) -> Sort:
+    # With a key that is equal in all, the server would sort the tasks itself.
+    is_instant = len(parts) == 1 and isinstance(parts[0].get(walk.order.path), datetime)
+    return [("_id", -1)] if is_instant else [(walk.order.path, -1), ("_id", -1)]
 
 
 def merged(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mtask.model.listing import Order, Place
+from mtask.model.listing import Order, Place, cursor_of, place_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.lists import due, listing
@@ -17,7 +17,8 @@ from tests.explaining import examined_by
 from tests.spread import NOW, document
 
 PAGE = 50
-BATCH = 3_000
+#: Of three batches, two thirds wait. So 12,000 tasks are due at one instant.
+BATCH = 4_000
 #: Batches by name and time of creation. The two of the name `mail` differ by that alone.
 BATCHES = [("mail", NOW), ("mail", NOW - timedelta(seconds=1)), ("report", NOW)]
 Document = dict[str, Any]
@@ -125,6 +126,30 @@ def test_only_tasks_that_leave_meanwhile_are_missed(store: SyncStore) -> None:
     assert sorted(read) == sorted(set(read))
     assert set(wanted) - set(read) <= left
     assert [task_id for task_id in wanted if task_id in set(read)] == read
+
+
+@pytest.mark.parametrize("tied", [0, 5, 1_000])
+def test_each_page_goes_on_behind_its_cursor_whatever_task_that_is(
+    mongo_session_client: Any, database_name: str, monkeypatch: pytest.MonkeyPatch, tied: int
+) -> None:
+    few = SyncStore(mongo_session_client, database_name)
+    monkeypatch.setattr(due, "TIED", tied)
+    monkeypatch.setattr(listing, "STEPS", (7, 13))
+    kinds = [(name, NOW - timedelta(seconds=earlier)) for name in ("a", "a-b", "b") for earlier in range(3)]
+    statuses = (TaskStatus.INIT, TaskStatus.RUNNING)
+    made = [
+        task(name, number, created, statuses[number % 3 == 0])
+        for number in range(100)
+        for name, created in [kinds[number % 7 % 5]]
+    ]
+    made += [task("other", number, NOW, TaskStatus.SUCCESS) for number in range(100)]
+    few.tasks.insert_many(made, bypass_document_validation=True)
+    asked, wanted = Asked({"status": ["INIT", "RUNNING"]}), _expected(few, ["INIT", "RUNNING"])
+    created = {task["_id"]: task["task_state"]["create_time"] for task in made}
+    for index, task_id in enumerate(wanted):
+        place = place_of(cursor_of(Order.DUE, Place(NOW, task_id, created[task_id])), Order.DUE)
+        found = few.run(listing.page(asked, 4, place, ["status"]))
+        assert [row["_id"] for row in found.documents] == wanted[index + 1 : index + 5]
 
 
 def test_a_document_whose_id_does_not_begin_with_its_name_never_leads_back(store: SyncStore) -> None:

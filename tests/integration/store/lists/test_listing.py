@@ -222,9 +222,23 @@ def test_a_page_that_an_index_serves_examines_hardly_more_than_it_returns(
         found, examined = examined_by(store, listing.page(asked, PAGE, place, ["status"]))
         left = len(wanted) if place is None else len(wanted) - len(wanted) // 2 - 1
         assert len(found.documents) == min(PAGE, left)
+        assert not any("SORT" in each.stages for each in examined) or asked.order is Order.DUE
         # Tasks that are due at one instant are not sorted by an index: all of them are.
         ties = 2 * TASKS // (TASKS // TIE) if asked.order is Order.DUE else 0
         assert sum(each.documents for each in examined) <= 3 * PAGE + ties, examined
+
+
+@pytest.mark.parametrize("name", ["all", "failed of a queue", "a lookup"])
+def test_a_page_along_one_range_of_an_index_takes_one_query(
+    store: SyncStore, everything: list[Document], name: str
+) -> None:
+    asked = Asked(CRITERIA[name])
+    wanted, places = expected(everything, asked), places_of(everything, asked.order)
+    for index in range(0, len(wanted), max(1, len(wanted) // 5)):
+        found, examined = examined_by(store, listing.page(asked, PAGE, places[wanted[index]], ["status"]))
+        assert [row["_id"] for row in found.documents] == wanted[index + 1 : index + 1 + PAGE]
+        assert len(examined) == 1
+        assert examined[0].keys <= PAGE + 3
 
 
 def test_since_and_until_bound_the_instant_of_the_order(store: SyncStore, everything: list[Document]) -> None:
