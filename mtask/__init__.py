@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from mtask.model.status import RunStatus, TaskStatus
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.lists.counting import Count, QueueCounts
+    from mtask.store.lists.by_queue import QueueCounts
+    from mtask.store.lists.counting import Count
     from mtask.store.tasks.publishing import Published
     from mtask.version import __version__
 
@@ -123,7 +124,8 @@ _MODULES = {
     "mtask.model.scheduling.triggers": ("Cron",),
     "mtask.store.flows.operating": ("ChangedFlow",),
     "mtask.store.flows.publishing": ("PublishedFlow",),
-    "mtask.store.lists.counting": ("Count", "QueueCounts"),
+    "mtask.store.lists.counting": ("Count",),
+    "mtask.store.lists.by_queue": ("QueueCounts",),
     "mtask.store.tasks.publishing": ("Published",),
     "mtask.version": ("__version__",),
 }

@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     from mtask.store.encryption.vault import KeyRow
     from mtask.store.flows.operating import ChangedFlow
     from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.lists import counting
-    from mtask.store.lists.counting import Count, QueueCounts
+    from mtask.store.lists import by_queue, counting
+    from mtask.store.lists.by_queue import QueueCounts
+    from mtask.store.lists.counting import Count
     from mtask.store.tasks.publishing import IfExists, IfRunning, Published
 else:
     # A service that publishes needs none of these.
@@ -85,6 +86,7 @@ else:
     run_log_requests = LazyModule("mtask.client.reading.run_logs")
     diagnosis = LazyModule("mtask.store.diagnosis")
     sealing = LazyModule("mtask.store.encryption.sealing")
+    by_queue = LazyModule("mtask.store.lists.by_queue")
     counting = LazyModule("mtask.store.lists.counting")
 
 
@@ -720,7 +722,7 @@ class Client(SyncConnection):
 
     def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
         """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
-        return self._run(counting.queues(pages.check_most(most)))
+        return self._run(by_queue.queues(pages.check_most(most)))
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""

@@ -8,13 +8,14 @@ from datetime import datetime
 
 from mtask.client import AsyncClient
 from mtask.client.reading.views import StatRow
-from mtask.store.lists.counting import MOST, QueueCounts
+from mtask.store.lists.by_queue import QueueCounts
+from mtask.store.lists.counting import MOST
 from mtask.web.sharing import Shared
 
 #: The most tasks of a status that the statistics count: these tasks are read, not only counted in an index.
 STATISTICS = 2_000
 #: How long a count is fresh: in seconds at least, as a multiple of the time that it took, and in seconds at most.
-_FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 40, "most": 120}
+_FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 50, "most": 120}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Statistics:
 
 
 class Counts:
-    """The counts. A small database is counted as often as somebody asks, a large one for a fortieth of the time."""
+    """The counts. A small database is counted as often as somebody asks, a large one for a fiftieth of the time."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

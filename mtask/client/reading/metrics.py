@@ -13,7 +13,8 @@ from mtask.model.metrics.tally import Tally, tally_of
 from mtask.model.status import TaskStatus
 from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
-from mtask.store.lists.counting import Count, QueueCounts
+from mtask.store.lists.by_queue import QueueCounts
+from mtask.store.lists.counting import Count
 from mtask.store.metrics import fleet
 
 #: After this time without a write, a worker has counted nothing: its rate is 0.

@@ -18,8 +18,9 @@ from mtask.model.metrics.tally import MAX_PAIRS, OTHER, Pair, tally_of
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation, command, metrics
 from mtask.store.layout import setup
-from mtask.store.lists import counting
-from mtask.store.lists.counting import Count, QueueCounts
+from mtask.store.lists import by_queue
+from mtask.store.lists.by_queue import QueueCounts
+from mtask.store.lists.counting import Count
 from mtask.store.statements import expressions as x
 
 Document = dict[str, Any]
@@ -103,7 +104,7 @@ def _refresh(holder: str, known: Mapping[str, Any]) -> Operation[None]:
 def _counted() -> Operation[tuple[list[QueueCounts], datetime]]:
     hello = yield command("hello")
     now: datetime = hello["localTime"]
-    return (yield from counting.queues(MOST_COUNTED)), now
+    return (yield from by_queue.queues(MOST_COUNTED)), now
 
 
 def _admission(known: Mapping[str, Any]) -> Operation[list[Pair]]:

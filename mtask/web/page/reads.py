@@ -23,7 +23,7 @@ from mtask.model.documents import WorkerDocument
 from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.model.publishing.tenants import prefix_of, stored_key
 from mtask.model.status import TaskStatus, WorkerStatus
-from mtask.store.lists.counting import QueueCounts
+from mtask.store.lists.by_queue import QueueCounts
 from mtask.web.access import Caller
 from mtask.web.counts import Counts
 from mtask.web.sharing import Shared

@@ -12,7 +12,7 @@ import pytest
 
 from mtask import Client, Flow
 from mtask.store.driver.stores import SyncStore
-from mtask.store.lists import counting, listing, small
+from mtask.store.lists import by_queue, counting, listing, small
 from mtask.web import counts
 from mtask.web.bulks import Bulks
 from mtask.web.page.page import WebPage
@@ -89,7 +89,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
     monkeypatch.setattr(small, "SORTED", SORTED)
     monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
-    for module in (counting, counts):
+    for module in (counting, by_queue, counts):
         monkeypatch.setattr(module, "MOST", MOST)
     monkeypatch.setattr(counts, "STATISTICS", MOST)
 

@@ -11,7 +11,7 @@ import pytest
 from mtask.model.listing import Order, Place
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import SyncStore
-from mtask.store.lists import counting, due, listing, small
+from mtask.store.lists import by_queue, counting, due, listing, small
 from mtask.store.lists.asked import Asked
 from mtask.store.lists.counting import Count
 from mtask.store.statements import filters
@@ -358,7 +358,7 @@ def test_counts_by_index_read_no_document(store: SyncStore, everything: list[Doc
 def test_queues_are_counted_with_the_time_at_which_their_oldest_task_is_due(
     store: SyncStore, everything: list[Document]
 ) -> None:
-    found = {row.queue: row for row in store.run(counting.queues())}
+    found = {row.queue: row for row in store.run(by_queue.queues())}
     assert len(found) == QUEUES
     for queue, row in found.items():
         mine = [task for task in everything if task["queue"] == queue]
@@ -366,12 +366,41 @@ def test_queues_are_counted_with_the_time_at_which_their_oldest_task_is_due(
             assert count == Count(sum(task["task_state"]["status"] == status for task in mine)), (queue, status)
         due = [t["task_state"]["next_preempt_time"] for t in mine if "next_preempt_time" in t["task_state"]]
         assert (row.oldest_preempt_time, row.is_oldest_rough) == (min(due), False)
-    (_, is_rough), examined = examined_by(store, counting.oldest_due("q03"))
+    (_, is_rough), examined = examined_by(store, by_queue.oldest_due("q03"))
     assert not is_rough
     assert len(examined) == 4  # one for each priority, and one that finds no further one
     assert all(each.documents <= 1 and each.keys <= 8 for each in examined), examined
-    few = store.run(counting.queues(5))
+    few = store.run(by_queue.queues(5))
     assert all(row.counts[TaskStatus.SUCCESS] == Count(5, True) for row in few)
+
+
+@pytest.mark.parametrize(("few", "rounds"), [(0, 3), (10**6, 0)])
+def test_a_status_of_few_tasks_is_counted_in_all_queues_by_one_query(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch, few: int, rounds: int
+) -> None:
+    usual = store.run(by_queue.queues(5))
+    monkeypatch.setattr(by_queue, "_FEW", few)
+    counted, examined = examined_by(store, by_queue.queues(5))
+    assert counted == usual
+    # One query for the open tasks of a queue, and one for each of its three priorities: the first is known already.
+    assert len(examined) <= (rounds + 1 + 3 + 1) * QUEUES + 12
+    assert not any("COLLSCAN" in each.stages for each in examined)
+
+
+def test_the_oldest_due_task_of_a_queue_may_stand_behind_tasks_that_name_their_workers(
+    mongo_session_client: Any, database_name: str, everything: list[Document]
+) -> None:
+    own = SyncStore(mongo_session_client, database_name)
+    open_ones = [task for task in everything if "next_preempt_time" in task["task_state"]][:300]
+    for number, task in enumerate(open_ones):
+        option = {**task["task_option"], "specific_worker_ids": [[], ["w1"], ["w1", "w2"]][number % 3]}
+        open_ones[number] = {**task, "task_option": option, "queue": f"q{number % 4}"}
+    own.tasks.insert_many(open_ones, bypass_document_validation=True)
+    for row in own.run(by_queue.queues()):
+        mine = [task for task in open_ones if task["queue"] == row.queue]
+        free = [task for task in mine if not task["task_option"]["specific_worker_ids"]]
+        assert sum(count.count for count in row.counts.values()) == len(mine)
+        assert row.oldest_preempt_time == min(task["task_state"]["next_preempt_time"] for task in free)
 
 
 def test_statistics_up_to_a_bound_say_which_counts_are_incomplete(store: SyncStore, everything: list[Document]) -> None:

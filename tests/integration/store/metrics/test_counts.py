@@ -131,9 +131,9 @@ def test_twenty_scrapes_examine_tasks_for_one_count_and_none_within_its_time(sto
 
 @pytest.mark.fresh_database  # nobody else sends commands to it
 def test_running_tasks_are_read_up_to_a_bound(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtask.store.lists import counting
+    from mtask.store.lists import by_queue
 
-    monkeypatch.setattr(counting, "MOST", 5)
+    monkeypatch.setattr(by_queue, "MOST", 5)
     for number in range(20):
         publish(store, str(number))
     store.tasks.update_many({}, {"$set": {"task_state.status": "RUNNING"}})
