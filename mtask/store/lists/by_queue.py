@@ -113,7 +113,7 @@ def oldest_due(queue: str, first: Document | None = None) -> Operation[tuple[dat
     """
     oldest: datetime | None = None
     below: Document = {"$lte": 2**63 - 1}
-    highest = first if first is not None and first.get("task_option", {}).get("specific_worker_ids") == [] else None
+    highest = first if first is not None and _is_sound(first) else None
     for _ in range(_SEEKS):
         highest = highest or (yield from _highest(queue, below))
         if highest is None:
@@ -123,6 +123,14 @@ def oldest_due(queue: str, first: Document | None = None) -> Operation[tuple[dat
             oldest = time if oldest is None else min(oldest, time)
         below, highest = {"$lt": highest["task_option"]["priority"]}, None
     return oldest, True
+
+
+def _is_sound(first: Document) -> bool:
+    """Whether the first task of a queue is its most urgent one that any worker may take, and is not malformed."""
+    option = first.get("task_option")
+    if not isinstance(option, dict) or option.get("specific_worker_ids") != []:
+        return False
+    return isinstance(option.get("priority"), int | float) and isinstance(first.get("task_state"), dict)
 
 
 def _highest(queue: str, below: Document) -> Operation[Document | None]:

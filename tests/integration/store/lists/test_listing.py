@@ -403,6 +403,26 @@ def test_the_oldest_due_task_of_a_queue_may_stand_behind_tasks_that_name_their_w
         assert row.oldest_preempt_time == min(task["task_state"]["next_preempt_time"] for task in free)
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"task_option": "none"},
+        {"task_option": {"specific_worker_ids": []}},
+        {"task_option": {"specific_worker_ids": [], "priority": "high"}},
+        {"task_option": {"specific_worker_ids": None, "priority": 9}},
+    ],
+)
+def test_a_malformed_task_does_not_keep_its_queue_from_being_counted(
+    mongo_session_client: Any, database_name: str, everything: list[Document], broken: Document
+) -> None:
+    own = SyncStore(mongo_session_client, database_name)
+    good = next(task for task in everything if task["task_state"]["status"] == "INIT")
+    own.tasks.insert_many([good, {**good, "_id": "broken:1", **broken}], bypass_document_validation=True)
+    [row] = own.run(by_queue.queues())
+    assert row.counts[TaskStatus.INIT] == Count(2)
+    assert row.oldest_preempt_time == good["task_state"]["next_preempt_time"]
+
+
 def test_statistics_up_to_a_bound_say_which_counts_are_incomplete(store: SyncStore, everything: list[Document]) -> None:
     whole = store.run(counting.statistics(100_000))
     assert sum(row["count"] for row in whole) == len(everything)
