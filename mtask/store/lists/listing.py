@@ -113,7 +113,7 @@ def _walked(
 
 def queues_of_finished() -> Operation[list[str]]:
     """Return the queues of finished tasks, by one seek for each."""
-    order = {"queue": 1, STATUS: 1, "task_state.finish_time": -1, "_id": -1}
-    one_each = {"_id": "$queue", "queue": {"$first": "$queue"}}
-    rows = yield from by_index(tasks("rows", [{"$sort": order}, {"$group": one_each}], hint=FINISHED_INDEX))
+    # With more keys in the order, or more fields in the group, each seek costs the server three times as much.
+    stages = [{"$sort": {"queue": 1}}, {"$group": {"_id": "$queue"}}]
+    rows = yield from by_index(tasks("rows", stages, hint=FINISHED_INDEX))
     return sorted(row["_id"] for row in rows if isinstance(row["_id"], str))
