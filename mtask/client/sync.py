@@ -382,7 +382,7 @@ class Client(SyncConnection):
         `key_prefix` is the beginning of the keys. `params` holds wanted values by their paths in the params. The other
         criteria mean the same as in `find`.
 
-        Where no index meets the criteria, at most 3,000 tasks are examined for a page. The page then may hold fewer
+        Where no index meets the criteria, at most 2,000 tasks are examined for a page. The page then may hold fewer
         tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
         on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
         """
@@ -434,7 +434,7 @@ class Client(SyncConnection):
     ) -> Count:
         """Count the tasks that match, at most `most`, and say whether there may be more.
 
-        Where no index meets the criteria, at most 3,000 tasks are examined. The criteria mean the same as in
+        Where no index meets the criteria, at most 2,000 tasks are examined. The criteria mean the same as in
         `find_page`. Raises InvalidInput.
         """
         criteria = views.criteria(

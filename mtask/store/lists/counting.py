@@ -26,7 +26,7 @@ from mtask.store.tasks.queries import by_index
 #: The most tasks that a count counts.
 MOST = 10_000
 #: The most documents that a count examines, and the most keys of an index where these suffice.
-_DOCUMENTS, _KEYS = 3_000, 20_000
+_DOCUMENTS, _KEYS = 2_000, 20_000
 _STATUS, _FINISHED = "task_state.status", "task_state.finish_time"
 _DUE = frozenset({TaskStatus.INIT, TaskStatus.RUNNING})
 

@@ -1,7 +1,7 @@
 """Lists of tasks, page by page. The server examines a bounded number of documents for each page.
 
 A list walks along an index that has its order. Conditions that the index cannot meet are tested on the tasks that the
-walk passes, at most 3,000 for a page. Then the page ends, though it may not be full, and the list goes on from
+walk passes, at most 2,000 for a page. Then the page ends, though it may not be full, and the list goes on from
 there. A few sets of tasks are found by other indexes: if such a set is small, it is sorted as a whole.
 """
 
@@ -24,7 +24,7 @@ from mtask.store.tasks.queries import by_index
 
 #: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it. A walk
 #: along one range takes both as one step, as it is cheap for the server to pass the keys of one range.
-STEPS = (1_000, 2_000)
+STEPS = (1_000, 1_000)
 #: The most ranges of an index that one query merges.
 _PAIRS = 200
 

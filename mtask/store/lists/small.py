@@ -20,7 +20,7 @@ _ID_INDEX = "_id_"
 #: The largest set of tasks that is sorted as a whole.
 SORTED = 10_000
 #: The largest set of due tasks of some queues that is: as many as a walk may pass.
-_OF_QUEUES = 3_000
+_OF_QUEUES = 2_000
 #: The most ids that are read for a page.
 _IDS = 1_000
 

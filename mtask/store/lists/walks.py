@@ -11,6 +11,8 @@ from typing import Any
 from mtask.model.listing import Order, Place
 from mtask.store.driver.dates import with_zones
 from mtask.store.driver.operation import Operation, command, tasks
+from mtask.store.layout.indexes import STATUS_INDEX
+from mtask.store.lists.asked import STATUS
 from mtask.store.statements import views
 from mtask.store.statements.filters import LAST_TIME, Filter
 from mtask.store.tasks.queries import by_index
@@ -97,7 +99,19 @@ def value_at(document: Mapping[str, Any], path: str, kept: str) -> Any:
 
 
 def count_up_to(matched: Filter, limit: int, index: str) -> Operation[int]:
-    """Return the number of matching tasks, at most `limit`. The index alone tells it."""
+    """Return the number of matching tasks, at most `limit`. The index alone tells it.
+
+    Several statuses are counted one after the other. In one count the server would look at each key, which takes three
+    times as long.
+    """
+    several = matched.get(STATUS)
+    if index == STATUS_INDEX and isinstance(several, Mapping):
+        found = 0
+        for status in several["$in"]:
+            found += yield from count_up_to({**matched, STATUS: status}, limit - found, index)
+            if found >= limit:
+                break
+        return found
     answer = yield command("count", "tasks", query=matched, limit=limit, hint=index)
     return int(answer["n"])
 

@@ -227,7 +227,7 @@ class Reads:
         return State(now, queues, workers, names, counted.time)
 
     async def tasks(self, wanted: Search, caller: Caller, cursor: str | None = None) -> Found:
-        """Return a page of tasks. At most 3,000 tasks are examined for it."""
+        """Return a page of tasks. At most 2,000 tasks are examined for it."""
         return await self.within(self._search(wanted, caller, cursor))
 
     async def first(self, wanted: Search, caller: Caller) -> Found:
