@@ -1,6 +1,7 @@
 """The bodies of requests: strict JSON with MongoDB's extended types, and nothing else.
 
-A body of another type is refused: a page of another site can send `text/plain` without asking the server first.
+A body of another type is refused: a page of another site can send `text/plain` without asking the server first. One
+route takes JSON under any type, but not from a browser.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.types import Scope
 
 from mtask.errors import InvalidInput
 from mtask.store.driver.extended_json import parse_strict
@@ -27,7 +29,12 @@ from mtask.web.settings import WebSettings
 #: What a route says about itself in the OpenAPI document: the role that it takes, whether its body may be large,
 #: whether it belongs to the whole database, and the beginnings of the names of its query parameters that have any name.
 ROLE, IS_BATCH, OF_DATABASE, FREE_QUERY = "x-mtask-role", "x-mtask-batch", "x-mtask-database", "x-mtask-free-query"
+#: The same: whether its body is JSON under any type.
+IS_OF_ANY_TYPE = "x-mtask-any-type"
+#: What browsers send with a request of a page, and programs do not.
+_OF_BROWSERS = ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode")
 _READS = frozenset({"GET", "HEAD"})
+_TYPE = b"content-type"
 
 
 def about(
@@ -37,9 +44,14 @@ def about(
     of_database: bool = False,
     free_query: Sequence[str] = (),
     is_open: bool = False,
+    any_type: bool = False,
 ) -> dict[str, Any]:
-    """Return what a route says about itself. `of_database`: it is not for tenants; `is_open`: it takes no token."""
+    """Return what a route says about itself.
+
+    `of_database`: it is not for tenants; `is_open`: it takes no token; `any_type`: its body is JSON under any type.
+    """
     said: dict[str, Any] = {ROLE: role.value}
+    said |= {IS_OF_ANY_TYPE: True} if any_type else {}
     said |= {"security": []} if is_open else {}
     said |= {IS_BATCH: True} if batch else {}
     said |= {OF_DATABASE: True} if of_database else {}
@@ -92,6 +104,14 @@ def _check_type(request: Request) -> None:
         raise UnsupportedMediaType("Send the body uncompressed.")
 
 
+def _as_json(request: Request) -> Scope:
+    """Return the scope of a request whose body is taken for JSON, unless a browser has sent it."""
+    if any(name in request.headers for name in _OF_BROWSERS):
+        return request.scope
+    others = [(name, value) for name, value in request.scope["headers"] if name != _TYPE]
+    return {**request.scope, "headers": [*others, (_TYPE, b"application/json")]}
+
+
 class Route(APIRoute):
     """A route of the API: it checks the caller's role and the query, and reads the body, before anything else."""
 
@@ -110,7 +130,7 @@ class Route(APIRoute):
             caller: Caller = request.scope["mtask.caller"]
             _check_rights(caller, role, settings, said, is_change=request.method not in _READS)
             _check_query(request, known, tuple(said.get(FREE_QUERY, ())))
-            strict = StrictRequest(request.scope, request.receive)
+            strict = StrictRequest(_as_json(request) if said.get(IS_OF_ANY_TYPE) else request.scope, request.receive)
             await strict.prepare(settings.max_batch_body if said.get(IS_BATCH) else settings.max_body)
             if strict.parsed is not None and self.body_field is None and strict.parsed != {}:
                 raise InvalidRequest("This request takes no body.")

@@ -62,11 +62,14 @@ async def publish(
     return await _publish(body, body.name, check_key(key), client, caller, is_implied=is_implied)
 
 
-@routes.post("/jobs", status_code=201, response_model=PublishedJob, openapi_extra=about(Role.PUBLISH))
+@routes.post("/jobs", status_code=201, response_model=PublishedJob, openapi_extra=about(Role.PUBLISH, any_type=True))
 async def publish_job(
     body: JobBody, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
 ) -> Any:
-    """Publish a task as jobber does: `jobType` is its name, `payload` holds its params, and `jobId` is its key."""
+    """Publish a task as jobber does: `jobType` is its name, `payload` holds its params, and `jobId` is its key.
+
+    The body is JSON, whatever its Content-Type says, as long as no browser sends it.
+    """
     key = check_key(idempotency_key) if idempotency_key is not None else fresh_key(datetime.now(UTC))
     task = PutTask(params=body.payload)
     made = await _publish(task, body.jobType, key, client, caller, is_implied=idempotency_key is not None)

@@ -34,6 +34,20 @@ def test_a_job_is_a_task_of_a_fresh_key(mongo_uri: str, database_name: str) -> N
             assert (await server.ask("POST", "/jobs", token=None, json=wrong)).status_code == 422
         assert await server.client.count() == 2
 
+        # `curl -d` sends JSON under the type of forms. A browser may not: any page could make it do so.
+        text = b'{"jobType": "send_email", "payload": [1, {"a": null}]}'
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        of_curl = await server.ask("POST", "/jobs", token=None, content=text, headers=form)
+        assert of_curl.status_code == 201
+        assert (await server.client.get("send_email", of_curl.json()["jobId"])).params == [1, {"a": None}]
+        for of_browsers in ({"Sec-Fetch-Site": "same-site"}, {"Referer": "http://localhost/"}, {"Cookie": "a=b"}):
+            refused = await server.ask("POST", "/jobs", token=None, content=text, headers={**form, **of_browsers})
+            assert refused.status_code == 415, of_browsers
+        compressed = {**form, "Content-Encoding": "gzip"}
+        assert (await server.ask("POST", "/jobs", token=None, content=text, headers=compressed)).status_code == 415
+        assert (await server.ask("POST", "/v1/tasks", token=None, content=text, headers=form)).status_code == 415
+        assert await server.client.count() == 3
+
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
 
 
