@@ -15,6 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import filters
 from mtask.store.tasks import retention
 from mtask.store.tasks.retention import BATCH
+from mtask.worker.upkeep import retention as upkeep
 from tests.clients import server_now
 from tests.integration.stores import register
 from tests.integration.worker_harness import between, working
@@ -76,8 +77,14 @@ def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> 
 
 
 def test_a_task_that_was_run_again_amid_a_batch_stays(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    mongo_uri: str,
+    database_name: str,
+    mongo: Mongo,
+    client: Client,
+    store: SyncStore,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(upkeep, "_INTERVAL", 1.0)  # else the second look comes after 30 to 90 s
     app = App()
 
     @app.task
