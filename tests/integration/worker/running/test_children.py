@@ -114,7 +114,7 @@ def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
     async def scenario() -> None:
         app = make_app({})
 
-        @app.task(name="fragile", unexpected_retry_delay_ms=0)
+        @app.task(name="fragile")
         async def fragile(context: Context) -> None:
             created.append((await context.add_child("c", "work")).created)
             if len(created) == 1:
@@ -122,7 +122,7 @@ def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
 
         async with working(mongo_uri, database_name, mongo, app) as bench:
             flow = Flow("f")
-            flow.add("p", "work", after=[flow.add("d", "fragile")])
+            flow.add("p", "work", after=[flow.add("d", "fragile", unexpected_retry_delay_ms=0)])
             await bench.client.publish_flow(flow)
             await ended(bench)
             assert statuses(bench) == {"d": "SUCCESS", "c": "SUCCESS", "p": "SUCCESS"}
@@ -243,7 +243,7 @@ def test_what_cannot_be_a_child_is_refused_before_anything_is_written(
         async def alone(context: Context) -> None:
             await context.add_child("a", "work")
 
-        @app.task(name="in-transaction", max_unexpected_retries=0)
+        @app.task(name="in-transaction")
         async def in_transaction(context: Context) -> None:
             async with context.transaction():
                 await context.add_child("a", "work")
@@ -254,7 +254,7 @@ def test_what_cannot_be_a_child_is_refused_before_anything_is_written(
             taken = flow.add("taken", "work")
             for case in cases:
                 flow.add(case, "wrong", {"case": case}, after=[taken])
-            flow.add("t", "in-transaction")
+            flow.add("t", "in-transaction", max_unexpected_retries=0)
             await bench.client.publish_flow(flow)
             await bench.client.publish("alone", key="k", max_unexpected_retries=0)
             await ended(bench)

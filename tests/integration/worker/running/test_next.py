@@ -235,7 +235,7 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     tries: list[bool] = []
     committed: list[Document] = []
 
-    @app.task(name="async", unexpected_retry_delay_ms=0)
+    @app.task(name="async")
     async def pay(context: Context) -> str:
         async with context.transaction() as session:
             await session.client[database_name]["effects"].insert_one({"n": 1}, session=session)
@@ -246,7 +246,7 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
         look()
         return "ignored"
 
-    @app.task(name="sync", unexpected_retry_delay_ms=0)
+    @app.task(name="sync")
     def pay_sync(context: Context) -> str:
         with context.transaction() as session:
             session.client[database_name]["effects"].insert_one({"n": 1}, session=session)
@@ -262,7 +262,7 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(kind, key="k")
+            await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
             await succeeded(bench, f"work:{kind}:k/next-1")
             await ended(bench)
             assert await bench.client.result(kind, "k") == "paid"
