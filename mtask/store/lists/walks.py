@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from bson.datetime_ms import DatetimeMS
+
 from mtask.model.listing import Order, Place
 from mtask.store.driver.dates import with_zones
 from mtask.store.driver.operation import Operation, command, tasks
@@ -80,8 +82,13 @@ def _any_of(alternatives: Sequence[Filter]) -> Filter:
 
 
 def place_of_row(document: Mapping[str, Any], order: Order) -> Place | None:
-    """Return the place of a task that a walk found; None: the document is malformed."""
+    """Return the place of a task that a walk found; None: the document is malformed.
+
+    A date may lie behind the years that Python knows. The walk goes on behind all of these tasks.
+    """
     time, task_id = value_at(document, order.path, _PLACE), document.get("_id", "")
+    if isinstance(time, DatetimeMS) and int(time) > 0 and order.is_descending:
+        return Place(LAST_TIME, "")
     if not isinstance(time, datetime) or not isinstance(task_id, str):
         return None
     if order is not Order.DUE:

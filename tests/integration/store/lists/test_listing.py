@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson.datetime_ms import DatetimeMS
 
 from mtask.model.listing import Order, Place
 from mtask.model.status import TaskStatus
@@ -401,6 +402,39 @@ def test_the_oldest_due_task_of_a_queue_may_stand_behind_tasks_that_name_their_w
         free = [task for task in mine if not task["task_option"]["specific_worker_ids"]]
         assert sum(count.count for count in row.counts.values()) == len(mine)
         assert row.oldest_preempt_time == min(task["task_state"]["next_preempt_time"] for task in free)
+
+
+@pytest.mark.parametrize("far", [2**45 * 1_000, -(2**45) * 1_000], ids=["after", "before"])
+@pytest.mark.parametrize(
+    "criteria", ["all", "one queue", "a worker that has run nothing", "failed", "failed of a queue"]
+)
+def test_tasks_of_years_that_python_does_not_know_end_no_list(
+    mongo_session_client: Any,
+    database_name: str,
+    everything: list[Document],
+    monkeypatch: pytest.MonkeyPatch,
+    criteria: str,
+    far: int,
+) -> None:
+    own = SyncStore(mongo_session_client, database_name)
+    failed = [task for task in everything if task["task_state"]["status"] == "FAIL"][:300]
+    for number in range(30):  # more than a page holds, and more than a step of a walk passes
+        state = {**failed[number]["task_state"], "create_time": DatetimeMS(far), "finish_time": DatetimeMS(far)}
+        failed.append({**failed[number], "_id": f"far:{number}", "name": "far", "task_state": state, "queue": "q07"})
+    own.tasks.insert_many(failed, bypass_document_validation=True)
+    monkeypatch.setattr(listing, "STEPS", (10, 10))
+    asked = Asked({**CRITERIA[criteria]})
+    ids = {row["_id"] for row in own.tasks.find(filters.search(CRITERIA[criteria])) if not row["_id"].startswith("far")}
+    after, read = None, []
+    for _ in range(2 * len(failed)):
+        found = own.run(listing.page(asked, 5, after, ["status"]))
+        read += [row["_id"] for row in found.documents if not row["_id"].startswith("far")]
+        after = found.next
+        if after is None:
+            break
+    assert after is None
+    assert len(read) == len(set(read))
+    assert set(read) == ids
 
 
 @pytest.mark.parametrize(
