@@ -331,7 +331,7 @@ WORKER_MUTATIONS = (
         "ended-run-kept-alive",
         "A run that has ended, canceled or not, is pinged on and on.",
         (
-            Edit(_FINISHER, "self._pinger.release(ending.run)\n        self._limits", "self._limits"),
+            Edit(_FINISHER, "                self._pinger.release_all(ending.run for ending in group)\n", ""),
         ),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),

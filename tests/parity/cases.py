@@ -47,6 +47,12 @@ def made(make: Callable[[Random], T]) -> st.SearchStrategy[T]:
     return st.randoms(use_true_random=True).map(lambda drawn: make(Random(drawn.getrandbits(64))))
 
 
+def randoms() -> st.SearchStrategy[Random]:
+    """Draw a random number generator. If its choices are drawn, many are alike. So half of them have a seed."""
+    drawn = made(lambda random: random)
+    return drawn if SCALE == 1 else st.one_of(drawn, st.integers(0, 2**64 - 1).map(Random))
+
+
 class Batch(list[T]):
     """Cases for one round trip. A property that fails says of which one; all of them would be hundreds of kilobytes."""
 

@@ -35,13 +35,14 @@ from tests.parity.cases import (
     option,
     options,
     parsed,
+    randoms,
     task,
 )
 from tests.parity.stored import stored_after
 
 _properties = settings(max_examples=8 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
 _batches = many(task, 40).map(numbered)
-_randoms = made(lambda random: random)
+_randoms = randoms()
 #: Read as expressions, these would be something else.
 _VALUES = [None, 1, "$name", "$$NOW", {"$add": [1, 2]}, ["$key", {"a": {"$literal": 1}}], {}]
 

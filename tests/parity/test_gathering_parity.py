@@ -14,7 +14,20 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import derive, gathering, pipelines
 from mtask.store.statements.gathering import SentCall
 from tests.parity import changes
-from tests.parity.cases import NOW, SCALE, Document, bare, gathers, made, many, mark, numbered, option, parsed, task
+from tests.parity.cases import (
+    NOW,
+    SCALE,
+    Document,
+    bare,
+    gathers,
+    many,
+    mark,
+    numbered,
+    option,
+    parsed,
+    randoms,
+    task,
+)
 from tests.parity.stored import inserted, stored_after
 
 _properties = settings(max_examples=15 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
@@ -62,7 +75,7 @@ def settled(store: SyncStore, documents: list[Document]) -> list[Document]:
 
 
 @_properties
-@given(many(gathering_task, 40).map(numbered), made(lambda random: random))
+@given(many(gathering_task, 40).map(numbered), randoms())
 def test_a_call_joins_the_round_that_the_rules_say(store: SyncStore, documents: list[Document], random: Random) -> None:
     before = settled(store, documents)
     made = call(random)
@@ -85,7 +98,7 @@ def test_a_call_joins_the_round_that_the_rules_say(store: SyncStore, documents: 
 
 
 @_properties
-@given(many(gathering_task, 40).map(numbered), made(lambda random: random))
+@given(many(gathering_task, 40).map(numbered), randoms())
 def test_a_call_opens_what_ended_beside_a_run_as_the_rules_say(
     store: SyncStore, documents: list[Document], random: Random
 ) -> None:

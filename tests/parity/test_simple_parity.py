@@ -32,6 +32,7 @@ from tests.parity.cases import (
     many,
     numbered,
     parsed,
+    randoms,
     task,
 )
 from tests.parity.stored import inserted, stored_after
@@ -41,7 +42,7 @@ _VALUES: list[Any] = [None, 1, "$name", {"$add": [1, 2]}, ["$key", {"a": {"$lite
 #: What is no run, and has no run_id to be told by.
 _JUNK: list[Any] = [None, {}, {"status": "FAIL"}, 5, "x", [], {"status": "RUNNING", "ping_expire_time": NOW}]
 LATER = NOW + timedelta(days=1)
-_randoms = made(lambda random: random)
+_randoms = randoms()
 
 
 _SPOILED = (

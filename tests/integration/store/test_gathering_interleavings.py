@@ -23,7 +23,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements import derive, gathering, pipelines, requests, short
 from mtask.store.statements.outcome import Outcome
 from tests.parity import changes
-from tests.parity.cases import NOW, SCALE, Document, bare, made, parsed
+from tests.parity.cases import NOW, SCALE, Document, bare, parsed, randoms
 from tests.parity.test_gathering_parity import sent
 
 ID = "work:k"
@@ -216,7 +216,7 @@ def kind(request: pytest.FixtureRequest) -> GatherKind:
 
 def test_no_call_is_lost_and_none_counts_twice(store: SyncStore, kind: GatherKind) -> None:
     @_properties
-    @given(made(lambda random: random))
+    @given(randoms())
     def run(random: Random) -> None:
         store.tasks.delete_many({})
         history = History(store, random, kind)
