@@ -40,17 +40,23 @@ PROGRESS: list[Document | None] = [
 ]
 
 
+#: Draws generators with a seed. A failure is repeated as it was, and not made smaller.
+_SEEDED = st.integers(0, 2**64 - 1).map(Random)
+
+
 def made(make: Callable[[Random], T]) -> st.SearchStrategy[T]:
-    """Draw what this function makes of a random number generator."""
+    """Draw what this function makes of a random number generator.
+
+    If each choice of the generator is drawn, many examples are alike. So half of them have a seed.
+    """
     if SCALE > 1:
-        return st.randoms(use_true_random=False).map(make)
+        return st.one_of(st.randoms(use_true_random=False), _SEEDED).map(make)
     return st.randoms(use_true_random=True).map(lambda drawn: make(Random(drawn.getrandbits(64))))
 
 
 def randoms() -> st.SearchStrategy[Random]:
-    """Draw a random number generator. If its choices are drawn, many are alike. So half of them have a seed."""
-    drawn = made(lambda random: random)
-    return drawn if SCALE == 1 else st.one_of(drawn, st.integers(0, 2**64 - 1).map(Random))
+    """Draw a random number generator."""
+    return made(lambda random: random)
 
 
 class Batch(list[T]):
@@ -63,15 +69,14 @@ class Batch(list[T]):
 def many(make: Callable[[Random], T], size: int) -> st.SearchStrategy[list[T]]:
     """Draw up to this number of what the function makes.
 
-    Where each choice is drawn, which is slow, there are few of them. So half of the draws are as in a usual run.
+    It is slow to draw each choice, so then there are few of them. Half of the examples are as in a usual run.
     """
 
     def batch(random: Random) -> list[T]:
         return Batch(make(random) for _ in range(random.choice([1, 2, size, size, size])))
 
     if SCALE > 1:
-        few = st.lists(made(make), min_size=1, max_size=min(size, 10))
-        return st.one_of(few, st.integers(0, 2**64 - 1).map(lambda seed: batch(Random(seed))))
+        return st.one_of(st.lists(made(make), min_size=1, max_size=min(size, 10)), _SEEDED.map(batch))
     return made(batch)
 
 
