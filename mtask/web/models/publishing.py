@@ -94,6 +94,15 @@ class JobBody(Body):
     payload: Params = None
 
 
+class QueuedJobBody(Body):
+    """The body of `POST /jobber/queue`, as jobber's README has it: the name of the task, and its params."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "send_email", "payload": {"to": "a@b.c"}}]})
+
+    type: Name
+    payload: Params = None
+
+
 class BatchTask(TaskBody):
     """One task of a batch."""
 
@@ -163,3 +172,11 @@ class PublishedJob(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"jobId": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
 
     jobId: str
+
+
+class QueuedJob(BaseModel):
+    """The result of `POST /jobber/queue`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"job-id": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
+
+    job_id: str = Field(alias="job-id")

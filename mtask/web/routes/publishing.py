@@ -26,6 +26,8 @@ from mtask.web.models.publishing import (
     PublishedTask,
     PublishTask,
     PutTask,
+    QueuedJob,
+    QueuedJobBody,
     TaskBody,
 )
 from mtask.web.paths import TaskKey, TaskName
@@ -70,12 +72,28 @@ async def publish_job(
 
     The body is JSON, whatever its Content-Type says, as long as no browser sends it.
     """
+    return await _publish_job(body.jobType, body.payload, "jobId", client, caller, idempotency_key)
+
+
+@routes.post(
+    "/jobber/queue", status_code=201, response_model=QueuedJob, openapi_extra=about(Role.PUBLISH, any_type=True)
+)
+async def queue_job(
+    body: QueuedJobBody, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """Publish a task by the address and the names in jobber's README. Its server has those of `POST /jobs`."""
+    return await _publish_job(body.type, body.payload, "job-id", client, caller, idempotency_key)
+
+
+async def _publish_job(
+    name: str, params: Any, told_as: str, client: AsyncClient, caller: Caller, idempotency_key: str | None
+) -> Response:
     key = check_key(idempotency_key) if idempotency_key is not None else fresh_key(datetime.now(UTC))
-    task = PutTask(params=body.payload)
-    made = await _publish(task, body.jobType, key, client, caller, is_implied=idempotency_key is not None)
+    task = PutTask(params=params)
+    made = await _publish(task, name, key, client, caller, is_implied=idempotency_key is not None)
     if made.status_code not in (200, 201):
         return made
-    return views.answer({"jobId": key}, 201, {"Location": made.headers["location"]})
+    return views.answer({told_as: key}, 201, {"Location": made.headers["location"]})
 
 
 @routes.put(

@@ -71,6 +71,7 @@ BODIES: Sequence[tuple[str, str, Any]] = (
     ("POST", "/v1/tasks", {"name": "echo", "key": "b1", "params": {"a": 1}, "delay": 3600, "options": {"priority": 5}}),
     ("POST", "/v1/tasks", {"name": "echo", "key": "b2", "debounce": 5, "max_wait": 60, "call_id": "c", "params": 1}),
     ("POST", "/jobs", {"jobType": "echo", "payload": {"a": 1}}),
+    ("POST", "/jobber/queue", {"type": "echo", "payload": {"a": 1}}),
     (
         "PUT",
         "/v1/tasks/echo/b3",

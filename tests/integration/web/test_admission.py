@@ -15,6 +15,7 @@ from tests.integration.web.serving import Serving, with_server
 CHANGES = [
     ("POST", "/v1/tasks", {"name": "echo", "key": "a"}, "publish"),
     ("POST", "/jobs", {"jobType": "echo"}, "publish"),
+    ("POST", "/jobber/queue", {"type": "echo"}, "publish"),
     ("PUT", "/v1/tasks/echo/a", {}, "publish"),
     ("POST", "/v1/tasks:batch", {"tasks": [{"name": "echo"}]}, "publish"),
     ("PATCH", "/v1/tasks/echo/a", {"options": {"priority": 1}}, "publish"),

@@ -48,6 +48,13 @@ def test_a_job_is_a_task_of_a_fresh_key(mongo_uri: str, database_name: str) -> N
         assert (await server.ask("POST", "/v1/tasks", token=None, content=text, headers=form)).status_code == 415
         assert await server.client.count() == 3
 
+        # The address and the names in jobber's README.
+        text = b'{"type": "send_email", "payload": {"to": "c@d.e"}}'
+        queued = await server.ask("POST", "/jobber/queue", token=None, content=text, headers=form)
+        assert queued.status_code == 201
+        assert list(queued.json()) == ["job-id"]
+        assert (await server.client.get("send_email", queued.json()["job-id"])).params == {"to": "c@d.e"}
+
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
 
 
