@@ -29,6 +29,7 @@ from mtask.worker.discovery.callback_janitor import CallbackJanitor
 from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
+from mtask.worker.discovery.looks import Looks
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.ranks import Ranks
@@ -188,7 +189,8 @@ class Assembly:
         scans = Scans(
             scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
         )
-        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans)
+        looks = Looks(scope, self.connections.stream, controls, scans, lookups)
+        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks)
         pace = Pace()
         slots = Slots(scope, runner, pace)
         adoption = Adoption(scope, self.app.handlers, admission, questions, runner, slots)

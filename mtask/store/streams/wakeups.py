@@ -19,6 +19,7 @@ from enum import Enum
 from time import monotonic
 from typing import Any
 
+from bson import Timestamp
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.asynchronous.client_session import AsyncClientSession
 
@@ -216,10 +217,10 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 class Stream:
     """An open change stream. After any error, the caller must close it, open a new stream and scan again."""
 
-    def __init__(self, store: AsyncStore, wanted: list[Document]) -> None:
+    def __init__(self, store: AsyncStore, wanted: list[Document], traffic: Traffic) -> None:
         self._store = store
         self._wanted = wanted
-        self._traffic = Traffic(monotonic())
+        self._traffic = traffic
         #: The density for which the stream was opened.
         self.density = self._traffic.density
         #: The session records the time of the server's last write.
@@ -227,9 +228,16 @@ class Stream:
         self._cursor: AsyncDatabaseChangeStream[Document]
 
     @classmethod
-    async def open(cls, store: AsyncStore, worker_id: str, queues: Sequence[str], horizon_ms: int) -> Stream:
-        """Open a stream that begins now. Raises DatabaseError."""
-        stream = cls(store, pipeline(worker_id, queues, horizon_ms))
+    async def open(
+        cls,
+        store: AsyncStore,
+        worker_id: str,
+        queues: Sequence[str],
+        horizon_ms: int,
+        traffic: Traffic | None = None,
+    ) -> Stream:
+        """Open a stream that begins now. `traffic` is what is known of the server's writes. Raises DatabaseError."""
+        stream = cls(store, pipeline(worker_id, queues, horizon_ms), traffic or Traffic(monotonic()))
         with bounded(_OPEN_TIMEOUT):
             stream._session = store.client.start_session(causal_consistency=False)
             try:
@@ -294,6 +302,17 @@ class Stream:
         with bounded(timedelta(seconds=2)):
             await self._cursor.close()
             await self._session.end_session()
+
+
+async def read_orders(store: AsyncStore, worker_id: str) -> tuple[Any, Timestamp | None]:
+    """Return what clients have ordered of this worker, and the time of the server's last write.
+
+    It reads them for a worker whose stream is closed. Raises DatabaseError.
+    """
+    async with store.client.start_session(causal_consistency=False) as session:
+        with bounded(_OPEN_TIMEOUT):
+            found = await store.readable[WORKERS].find_one({"_id": worker_id}, {"control": 1}, session=session)
+        return None if found is None else found.get("control"), session.operation_time
 
 
 def _event(change: Any) -> Event:

@@ -49,6 +49,9 @@ _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
 #: After this time, in seconds, a refill scans the whole backlog again. If all refills scanned only this worker's share,
 #: older tasks of a full or departed worker would wait behind newer tasks.
 _ALL = 2.0
+#: While the stream is closed: the time before the end of a lease at which a begun task is looked for, in ms, and the
+#: most tasks of one look.
+_URGENT_MS, _URGENT_CNT = 1_000, 200
 
 
 class Scans:
@@ -90,6 +93,8 @@ class Scans:
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
+        #: Whether the last scan left due tasks unread.
+        self._was_cut = False
         #: The timer of a refill that must wait, because the last scan was too recent.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
@@ -168,6 +173,7 @@ class Scans:
                     logger.exception("scan failed, will be repeated")
                 # An index that the scan needs may have been dropped, either alone or with its collection.
                 self._is_setup_due |= isinstance(error, OperationFailed)
+                self._was_cut = False
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
                 continue
@@ -183,9 +189,9 @@ class Scans:
         if self._are_peers_due:
             await self._refresh_peers()
         if is_refill and await self._scan_share():
-            self._queue.has_more = True
+            self._queue.has_more = self._was_cut = True
         else:
-            await self._scan_all(is_refill=is_refill)
+            self._was_cut = await self._scan_all(is_refill=is_refill)
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
         self._counts_own = own >= self._enough or bool(self._share(now)[0])
@@ -203,13 +209,35 @@ class Scans:
     def _enough(self) -> int:
         return self._queue.capacity // _ENOUGH
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the tasks of a backlog differ in priority and age alone: no limits, no turns, no paused tenant."""
+        return not (self._limits.is_any or self._controls.fair_queues or self._controls.paused_tenants)
+
+    @property
+    def is_in_backlog(self) -> bool:
+        """Whether this worker works off a plain backlog: more due tasks wait than the last scan has brought."""
+        return self._was_cut and self._is_plain
+
+    async def look_for_urgent(self) -> None:
+        """Find the tasks that go before those of the backlog, for a worker whose stream is closed.
+
+        These are due tasks of a higher priority than the next one, and begun tasks whose lease ends soon. There are
+        few of them. Raises DatabaseError.
+        """
+        queues, names, worker_id = self._controls.queues, self._controls.names, self._scope.worker_id
+        also = self._not_left_alone()
+        await self._take_scan(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
+        priority = self._queue.next_priority(monotonic())
+        if priority is not None:
+            above = {"task_option.priority": {"$gt": priority}}
+            await self._take_scan(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
+
     def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
         # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
         # if a tenant is paused, or tenants take turns.
-        controls = self._controls
-        is_simple = not (self._limits.is_any or controls.fair_queues or controls.paused_tenants)
-        return self._ranks.share(controls.names) if is_simple and now >= self._next_share else ([], 1.0)
+        return self._ranks.share(self._controls.names) if self._is_plain and now >= self._next_share else ([], 1.0)
 
     async def _scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
@@ -239,17 +267,23 @@ class Scans:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
         return is_enough
 
-    async def _scan_all(self, *, is_refill: bool) -> None:
+    async def _scan_all(self, *, is_refill: bool) -> bool:
+        """Scan for the due tasks of all workers, or with `is_refill` False for waiting tasks within the horizon.
+
+        Return whether due tasks were left unread.
+        """
         self._scanned_all_at = monotonic()
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
         if found.is_complete and is_refill:
             found = await self._scan_within(HORIZON)
-        if not found.is_complete:
-            self._queue.has_more = True
-            if found.has_future:
-                # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for
-                # due tasks.
-                await self._scan_within(timedelta(0))
+        if found.is_complete:
+            return False
+        self._queue.has_more = True
+        if found.has_future:
+            # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for due
+            # tasks.
+            found = await self._scan_within(timedelta(0))
+        return not found.is_complete
 
     async def _scan_within(self, horizon: timedelta, *, begun_only: bool = False) -> finding.Scan:
         """Scan all queues. Each queue with parked tasks gets a scan of its own."""

@@ -14,9 +14,11 @@ from time import monotonic
 from mtask.errors import MtaskError
 from mtask.model.rules import HORIZON
 from mtask.store.driver.stores import AsyncStore
+from mtask.store.streams.traffic import Traffic
 from mtask.store.streams.wakeups import Event, EventKind, Stream
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.inbox import Inbox
+from mtask.worker.discovery.looks import INTERVAL, Looks, is_dense
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.log import fields, logger
@@ -35,7 +37,14 @@ class StreamLoop:
     """Passes each event of the change stream to the part that it concerns."""
 
     def __init__(
-        self, scope: Scope, store: AsyncStore, inbox: Inbox, questions: Questions, controls: Controls, scans: Scans
+        self,
+        scope: Scope,
+        store: AsyncStore,
+        inbox: Inbox,
+        questions: Questions,
+        controls: Controls,
+        scans: Scans,
+        looks: Looks,
     ) -> None:
         """Use `store` only for the change stream.
 
@@ -48,6 +57,8 @@ class StreamLoop:
         self._questions = questions
         self._controls = controls
         self._scans = scans
+        self._looks = looks
+        self._traffic = Traffic(monotonic())
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
         #: The time of the last event with which no other came (monotonic seconds).
@@ -70,6 +81,9 @@ class StreamLoop:
             try:
                 await self._follow()
                 pauses.reset()
+                if self._may_rest:
+                    await self._rest()
+                    continue
             except asyncio.CancelledError:
                 if not self._is_stopping:
                     raise
@@ -85,7 +99,11 @@ class StreamLoop:
     async def _follow(self) -> None:
         """Open a stream and handle its events until the stream breaks or ends."""
         stream = await Stream.open(
-            self._store, self._scope.worker_id, list(self._scope.queues), HORIZON // timedelta(milliseconds=1)
+            self._store,
+            self._scope.worker_id,
+            list(self._scope.queues),
+            HORIZON // timedelta(milliseconds=1),
+            self._traffic,
         )
         self.is_open = True
         self._scans.ask_full()
@@ -103,11 +121,28 @@ class StreamLoop:
         while stream.is_open and not self._is_stopping:
             event = await stream.next()
             if event is None:
+                if self._may_rest:
+                    return
                 continue
             if not self._take(event):
                 return
             if not stream.has_more:
                 await self._give_way(event)
+
+    @property
+    def _may_rest(self) -> bool:
+        """Whether the oplog need not be read now: this worker works off a backlog, and writes are dense."""
+        return is_dense(self._traffic) and self._scans.is_in_backlog and not self._is_stopping
+
+    async def _rest(self) -> None:
+        """Look at intervals, without a stream, while a backlog keeps this worker busy."""
+        self._looks.begin()
+        try:
+            while self._may_rest:
+                await self._store.while_primary(self._looks.take(self._traffic))
+                await asyncio.sleep(INTERVAL)
+        finally:
+            self._scans.ask_full()
 
     async def _give_way(self, event: Event) -> None:
         """Leave the stream unread for a moment if another worker ranks first for a new task."""

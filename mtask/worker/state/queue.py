@@ -249,6 +249,12 @@ class PreemptionQueue:
             heapq.heappop(self._waiting)
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
+    def next_priority(self, now: float) -> int | None:
+        """Return the priority of the next task that is ready; None: no task is ready."""
+        self._promote(now)
+        entry = self._peek(self._by_head()[0])
+        return None if entry is None else entry.priority
+
     @property
     def is_limited_next(self) -> bool:
         """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""
