@@ -297,6 +297,14 @@ class Stream:
                 await self._cursor.close()
                 await self._watch(token)
 
+    async def interrupt(self) -> None:
+        """End a wait for events, if the server is in one. `next` then raises OperationFailed. Raises DatabaseError."""
+        # The driver hides the cursor: its own way to end a wait is to close the connection.
+        waiting = getattr(getattr(self._cursor, "_cursor", None), "cursor_id", None)
+        if waiting is not None:
+            with bounded(_OPEN_TIMEOUT):
+                await self._store.readable.command("killCursors", "$cmd.aggregate", cursors=[waiting])
+
     async def close(self) -> None:
         """Close the cursor and end the session."""
         with bounded(timedelta(seconds=2)):

@@ -46,7 +46,7 @@ class Looks:
     async def take(self, traffic: Traffic) -> None:
         """Look once, and note in `traffic` how many writes the server has taken. Raises DatabaseError."""
         self._count += 1
-        await self._look_at_orders(traffic)
+        await self.look_at_orders(traffic)
         self._controls.wake()
         if self._count % _SCHEDULES_EVERY == 0:
             self._scope.signals.schedules_changed.send()
@@ -55,7 +55,8 @@ class Looks:
         await self._look_at_held()
         await self._scans.look_for_urgent()
 
-    async def _look_at_orders(self, traffic: Traffic) -> None:
+    async def look_at_orders(self, traffic: Traffic) -> None:
+        """Look for orders to this worker alone, and note the server's writes. Raises DatabaseError."""
         orders, written = await read_orders(self._store, self._scope.worker_id)
         if written is not None:
             traffic.note(written.time, written.inc, monotonic())

@@ -93,8 +93,8 @@ class Scans:
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
-        #: Whether the last scan left due tasks unread.
-        self._was_cut = False
+        #: Set while the last scan left due tasks unread.
+        self.was_cut = asyncio.Event()
         #: The timer of a refill that must wait, because the last scan was too recent.
         self._refill: asyncio.TimerHandle | None = None
         self._is_stopping = False
@@ -173,7 +173,7 @@ class Scans:
                     logger.exception("scan failed, will be repeated")
                 # An index that the scan needs may have been dropped, either alone or with its collection.
                 self._is_setup_due |= isinstance(error, OperationFailed)
-                self._was_cut = False
+                self._note_cut(was_cut=False)
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
                 continue
@@ -189,9 +189,11 @@ class Scans:
         if self._are_peers_due:
             await self._refresh_peers()
         if is_refill and await self._scan_share():
-            self._queue.has_more = self._was_cut = True
+            self._queue.has_more = was_cut = True
+            self._queue.drop_behind_own()
         else:
-            self._was_cut = await self._scan_all(is_refill=is_refill)
+            was_cut = await self._scan_all(is_refill=is_refill)
+        self._note_cut(was_cut=was_cut)
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
         self._counts_own = own >= self._enough or bool(self._share(now)[0])
@@ -217,7 +219,13 @@ class Scans:
     @property
     def is_in_backlog(self) -> bool:
         """Whether this worker works off a plain backlog: more due tasks wait than the last scan has brought."""
-        return self._was_cut and self._is_plain
+        return self.was_cut.is_set() and self._is_plain
+
+    def _note_cut(self, *, was_cut: bool) -> None:
+        if was_cut:
+            self.was_cut.set()
+        else:
+            self.was_cut.clear()
 
     async def look_for_urgent(self) -> None:
         """Find the tasks that go before those of the backlog, for a worker whose stream is closed.

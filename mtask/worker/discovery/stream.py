@@ -14,7 +14,7 @@ from time import monotonic
 from mtask.errors import MtaskError
 from mtask.model.rules import HORIZON
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.streams.traffic import Traffic
+from mtask.store.streams.traffic import Density, Traffic
 from mtask.store.streams.wakeups import Event, EventKind, Stream
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.inbox import Inbox
@@ -110,9 +110,14 @@ class StreamLoop:
         # Changes that happened while no stream was open were not reported.
         self._scope.signals.schedules_changed.send()
         self._controls.wake()
+        watching = asyncio.create_task(self._watch_backlog(stream))
         try:
             await self._store.while_primary(self._read(stream))
+        except MtaskError:
+            if not self._may_rest:
+                raise
         finally:
+            watching.cancel()
             self.is_open = False
             with suppress(Exception):
                 await stream.close()
@@ -129,6 +134,23 @@ class StreamLoop:
             if not stream.has_more:
                 await self._give_way(event)
 
+    async def _watch_backlog(self, stream: Stream) -> None:
+        """End the wait of the stream when a backlog has come, and writes are dense."""
+        try:
+            while True:
+                await self._scans.was_cut.wait()
+                pauses = Backoff(INTERVAL, _MAX_PAUSE)
+                while self._scans.is_in_backlog:
+                    if stream.density is not Density.DENSE:  # such a stream notices the backlog between two reads
+                        await self._looks.look_at_orders(self._traffic)
+                        if self._may_rest:
+                            await stream.interrupt()
+                            return
+                    await asyncio.sleep(pauses.next())
+                await asyncio.sleep(INTERVAL)
+        except MtaskError as error:
+            logger.debug("the stream goes on in a backlog", extra=fields(reason=str(error)))
+
     @property
     def _may_rest(self) -> bool:
         """Whether the oplog need not be read now: this worker works off a backlog, and writes are dense."""
@@ -137,12 +159,9 @@ class StreamLoop:
     async def _rest(self) -> None:
         """Look at intervals, without a stream, while a backlog keeps this worker busy."""
         self._looks.begin()
-        try:
-            while self._may_rest:
-                await self._store.while_primary(self._looks.take(self._traffic))
-                await asyncio.sleep(INTERVAL)
-        finally:
-            self._scans.ask_full()
+        while self._may_rest:
+            await self._store.while_primary(self._looks.take(self._traffic))
+            await asyncio.sleep(INTERVAL)
 
     async def _give_way(self, event: Event) -> None:
         """Leave the stream unread for a moment if another worker ranks first for a new task."""

@@ -21,6 +21,9 @@ MAX_STAGGER = 0.06
 #: A task for which another worker ranks first is sorted as if it became due later by this time, in seconds. So such a
 #: task still gets its turn if the other worker is full.
 PREFERENCE = 2.0
+#: The same for a task for which this worker ranks third or lower, as a multiple. When the first worker is slow, those
+#: that help it thus begin with different tasks.
+_LESS_PREFERRED = 1.5
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
@@ -68,7 +71,8 @@ class Entry:
 
         Begun tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
         """
-        return (-self.priority, not self.is_begun, self.due + (PREFERENCE if self.rank > 0 else 0.0))
+        later = 0.0 if self.rank == 0 else PREFERENCE if self.rank == 1 else PREFERENCE * _LESS_PREFERRED
+        return (-self.priority, not self.is_begun, self.due + later)
 
 
 #: A source of ready tasks: a heap, or the tenants that take turns.
@@ -203,6 +207,21 @@ class PreemptionQueue:
         entry = self._entries.get(task_id)
         if entry is not None:
             self._forget(entry)
+
+    def drop_behind_own(self) -> None:
+        """Drop the new tasks of other workers that are ready, and that come after the next one of this worker's own.
+
+        By the time this worker gets to them, most have been claimed. A scan of all tasks finds the others again.
+        """
+        for own, others in zip(self._ready[::2], self._ready[1::2], strict=True):
+            head = _head(own)
+            if head is None:
+                continue
+            for order, _, entry in others:
+                if not entry.is_dropped and not entry.is_begun and order > head.order:
+                    self._forget(entry)
+            others[:] = [item for item in others if not item[2].is_dropped]
+            heapq.heapify(others)
 
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` ready tasks, the highest priority first.
