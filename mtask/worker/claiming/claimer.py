@@ -17,9 +17,10 @@ from mtask.worker.state.timing import wake_or_wait
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: The least number of tasks in a group that is claimed while another group is under way. If the next task is a rescue,
-#: the group may be smaller.
-_MIN_FURTHER = 50
+#: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
+#: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
+#: If the next task is a rescue, the group may be smaller.
+_MIN_FURTHER, _MAX_FURTHER = 50, 180
 #: The longest time for which a smaller group waits after the previous group's claim began, in seconds. So a slow claim
 #: does not hold the next group back for longer.
 _MAX_GATHER = 0.2
@@ -111,7 +112,8 @@ class Claimer:
                 if room <= 0:
                     return None
             waited = now - self._launched_at
-            is_worth_it = min(room, len(self._queue)) >= _MIN_FURTHER or self._queue.is_rescue_next
+            further = min(max(_MIN_FURTHER, self._slots.all_cnt // 2), _MAX_FURTHER)
+            is_worth_it = min(room, len(self._queue)) >= further or self._queue.is_rescue_next
             if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
                 return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)

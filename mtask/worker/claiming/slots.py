@@ -42,6 +42,11 @@ class Slots:
         return self._vitals.concurrency - len(self._ledger.claiming) - self.running_cnt - len(self._waiting)
 
     @property
+    def all_cnt(self) -> int:
+        """The number of runs that this worker may hold: those in its slots, and those that are claimed ahead."""
+        return self._vitals.concurrency + self.ahead_cnt
+
+    @property
     def ahead_cnt(self) -> int:
         """The number of tasks to claim beyond the free slots."""
         return self._pace.ahead(self._vitals.concurrency)

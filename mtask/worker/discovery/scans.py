@@ -188,11 +188,11 @@ class Scans:
             self._scope.signals.collections_made.send()
         if self._are_peers_due:
             await self._refresh_peers()
-        if is_refill and await self._scan_share():
-            self._queue.has_more = was_cut = True
-            self._queue.drop_behind_own()
-        else:
+        was_cut = is_refill and await self._scan_share()
+        if not was_cut:
             was_cut = await self._scan_all(is_refill=is_refill)
+            if was_cut and is_refill and self._queue.ready_count(monotonic(), own_only=True) * 2 < self._queue.capacity:
+                await self._scan_share()
         self._note_cut(was_cut=was_cut)
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
@@ -273,6 +273,9 @@ class Scans:
                 raise
         if has_seen_all or not is_enough:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
+        if is_enough:
+            self._queue.has_more = True
+            self._queue.drop_behind_own()
         return is_enough
 
     async def _scan_all(self, *, is_refill: bool) -> bool:
