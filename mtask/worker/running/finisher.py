@@ -41,8 +41,8 @@ from mtask.worker.state.timing import Backoff
 
 MAX_GROUP = 200
 MAX_IN_FLIGHT = 4
-#: The fewest outcomes that a new group must have while another group is being sent. Small groups cost the server and the
-#: worker more for each outcome.
+#: The fewest outcomes that a new group must have while another group is being sent. Small groups cost the server and
+#: the worker more for each outcome.
 _MIN_FURTHER = 180
 #: A smaller group is sent at this time, in seconds, after the sending of the group before it began. It is sent even if
 #: the group before it is still under way.
