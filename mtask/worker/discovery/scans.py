@@ -238,8 +238,7 @@ class Scans:
         await self._take_scan(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
         priority = self._queue.next_priority(monotonic())
         if priority is not None:
-            above = {"task_option.priority": {"$gt": priority}}
-            await self._take_scan(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
+            await self._take_scan(finding.scan_above(queues, names, worker_id, priority, _URGENT_CNT, also))
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
