@@ -23,6 +23,8 @@ Document = dict[str, Any]
 #: Runs something else while a backlog is drained.
 Beside = Callable[[], AbstractContextManager[None]]
 LABEL = "run"
+#: The tasks of one call of `publish_many`: the server gives them one time.
+_CALL = 1_000
 #: Longest time of a drain, in seconds.
 _PATIENCE = 900.0
 #: Tasks that even a slow machine inserts in a second.
@@ -73,7 +75,8 @@ def insert_backlog(
 
     def documents() -> Iterator[Document]:
         for number in range(count):
-            yield raw.document(name, f"{label}/{number:07}", scratch.now, params(number), delay)
+            now = scratch.now + timedelta(milliseconds=number // _CALL)
+            yield raw.document(name, f"{label}/{number:07}", now, params(number), delay)
 
     ids = raw.insert(scratch.tasks, documents())
     scratch.settle()

@@ -101,6 +101,20 @@ def scan(
     return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view))
 
 
+def behind(document: Mapping[str, Any]) -> filters.Filter | None:
+    """Return a guard for the tasks of this one's priority that come behind it in the order of `scan`, or with it.
+
+    Without the guard, the server first passes all keys that claims have removed, as it keeps these for minutes. None:
+    the document is malformed.
+    """
+    option, state = document.get("task_option"), document.get("task_state")
+    priority = option.get("priority") if isinstance(option, Mapping) else None
+    moment = state.get("next_preempt_time") if isinstance(state, Mapping) else None
+    if not isinstance(priority, int) or not isinstance(moment, datetime):
+        return None
+    return {"task_option.priority": priority, filters.NEXT: {"$gte": moment}}
+
+
 def scan_begun(
     queues: Sequence[str],
     names: Sequence[str],

@@ -93,6 +93,8 @@ class Scans:
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         self._next_share = 0.0
+        #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
+        self._position: Filter | None = None
         #: Set while the last scan left due tasks unread.
         self.was_cut = asyncio.Event()
         #: The timer of a refill that must wait, because the last scan was too recent.
@@ -253,20 +255,25 @@ class Scans:
         if not share or began > self._scanned_all_at + _ALL:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
-        scan = finding.scan(
-            self._controls.queues,
-            self._controls.names,
-            self._scope.worker_id,
-            0,
-            limit,
-            also=[*share, *self._not_left_alone()],
-            timeout=_SHARE_TIMEOUT,
-        )
         is_enough = has_seen_all = False
         try:
-            found = await self._take_scan(scan)
-            has_seen_all = found.is_complete
-            is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
+            while not (is_enough or has_seen_all):
+                behind = [self._position] if self._position is not None else []
+                scan = finding.scan(
+                    self._controls.queues,
+                    self._controls.names,
+                    self._scope.worker_id,
+                    0,
+                    limit,
+                    also=[*share, *self._not_left_alone(), *behind],
+                    timeout=_SHARE_TIMEOUT,
+                )
+                found = await self._take_scan(scan)
+                has_seen_all = found.is_complete and not behind
+                self._position = None if found.is_complete else finding.behind(found.documents[-1])
+                is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
+                if not behind:
+                    break
         except DatabaseUnavailable:
             if monotonic() - began < _SHARE_TIMEOUT.total_seconds():
                 raise
@@ -283,6 +290,7 @@ class Scans:
         Return whether due tasks were left unread.
         """
         self._scanned_all_at = monotonic()
+        self._position = None
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
         if found.is_complete and is_refill:
             found = await self._scan_within(HORIZON)
@@ -369,6 +377,7 @@ class Scans:
         if live:  # each document holds the server's time, so an idle worker learns this time, too
             self._scope.clock.observe(live[0]["now"], sent, monotonic())
         await self._ranks.take(live)
+        self._position = None  # the share has changed
 
 
 def _ms(duration: timedelta) -> int:
