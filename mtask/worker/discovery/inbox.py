@@ -47,13 +47,8 @@ class Inbox:
         self._questions = questions
         self._ranks = ranks
 
-    def push(
-        self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False, found_at: float | None = None
-    ) -> None:
-        """Queue a task from its document. If a needed field cannot be read, ask for a lookup of the task.
-
-        `found_at`: the time at which a scan found the task (monotonic seconds).
-        """
+    def push(self, task_id: Any, document: Mapping[str, Any], *, is_simple: bool = False) -> None:
+        """Queue a task from its document. If a needed field cannot be read, ask for a lookup of the task."""
         try:
             name, queue, tenant = document["name"], document.get("queue"), document.get("tenant")
             priority = int(document["task_option"]["priority"])
@@ -79,17 +74,7 @@ class Inbox:
         elif is_begun and due > monotonic():
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(
-                task_id,
-                name,
-                queue,
-                priority,
-                due,
-                is_begun=is_begun,
-                is_simple=is_simple,
-                tenant=tenant,
-                found_at=found_at,
-            )
+            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple, tenant=tenant)
 
     def push_found(self, document: Mapping[str, Any], sent: float) -> None:
         """Queue a task that a scan found, unless this worker has newer information about the task.
@@ -108,7 +93,7 @@ class Inbox:
                 return
             if task_id in self._ledger.claiming:
                 return  # the claim of this task is newer than the scan
-        self.push(task_id, document, found_at=sent)
+        self.push(task_id, document)
 
     def push_changed(
         self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False
@@ -200,7 +185,6 @@ class Inbox:
         is_begun: bool,
         is_simple: bool = False,
         tenant: str | None = None,
-        found_at: float | None = None,
     ) -> None:
         if task_id in self._ledger.claiming:
             self._questions.missed(task_id)  # the current claim of the task may be older than this hint
@@ -219,7 +203,6 @@ class Inbox:
                 is_simple=is_simple,
                 queue=queue,
                 tenant=tenant,
-                found_at=found_at,
             )
             self._scope.signals.task_queued.send()
 

@@ -135,7 +135,7 @@ class Scans:
         if not self._queue.has_more or self._refill is not None:
             return
         now = monotonic()
-        if self._known_cnt(now) * 4 > self._scanned:
+        if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
             return
         pause = self._scanned_at + _REFILL_PAUSE - now
         if pause > 0:
@@ -199,11 +199,7 @@ class Scans:
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
         self._counts_own = own >= self._enough or bool(self._share(now)[0])
-        self._scanned, self._scanned_at = self._known_cnt(now), now
-
-    def _known_cnt(self, now: float) -> int:
-        """Return the number of known tasks that this worker may claim before it needs another scan."""
-        return self._queue.ready_count(now, own_only=True) if self._counts_own else self._queue.due_count(now)
+        self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     def _not_left_alone(self) -> list[Filter]:
         """Return filters that exclude the tasks that this worker must not try now, or cannot decrypt.

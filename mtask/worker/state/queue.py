@@ -24,9 +24,6 @@ PREFERENCE = 2.0
 #: The same for a task for which this worker ranks third or lower, as a multiple. When the first worker is slow, those
 #: that help it thus begin with different tasks.
 _LESS_PREFERRED = 1.5
-#: When a scan finds a task for which another worker ranks first, this worker waits for this time, in seconds, and at most
-#: twice as long if it ranks third or lower. A worker that works off its share claims the task meanwhile.
-HELP_AFTER = 0.1
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
@@ -57,8 +54,6 @@ class Entry:
     queue: str | None = None  #: None: unknown
     tenant: str | None = None  #: None: of no tenant, or unknown
     lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
-    #: The time before which this worker does not try the task (monotonic seconds), if another worker ranks first.
-    not_before: float = 0.0
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
@@ -68,7 +63,7 @@ class Entry:
         # A begun task gets no delay here, because `Inbox` has already delayed the lookup of the task by its rank.
         if self.is_begun or self.rank == 0:
             return self.due
-        return max(self.due + (STAGGER if self.rank == 1 else MAX_STAGGER), self.not_before)
+        return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
 
     @property
     def order(self) -> tuple[int, bool, float]:
@@ -151,11 +146,6 @@ class PreemptionQueue:
         self._promote(now)
         return self._ready_cnt[0] if own_only else sum(self._ready_cnt)
 
-    def due_count(self, now: float) -> int:
-        """Return the number of due tasks, with those that are left to other workers for a moment."""
-        self._promote(now)
-        return sum(self._ready_cnt) + sum(not item[2].is_dropped and item[2].due <= now for item in self._waiting)
-
     def push(
         self,
         task_id: str,
@@ -168,12 +158,8 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
         tenant: str | None = None,
-        found_at: float | None = None,
     ) -> None:
-        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task.
-
-        `found_at`: the time at which a scan found the task (monotonic seconds); None: no scan has found it.
-        """
+        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task."""
         lane = (queue, tenant or "") if queue is not None and self._is_fair(queue) else None
         old = self._entries.get(task_id)
         if old is not None:
@@ -182,8 +168,7 @@ class PreemptionQueue:
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        not_before = 0.0 if found_at is None else found_at + HELP_AFTER * min(rank, 2)
-        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, not_before)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane)
         self._entries[task_id] = entry
         self._sequence += 1
         ready_at = entry.ready_at
