@@ -133,25 +133,6 @@ def scan_begun(
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 
-def scan_above(
-    queues: Sequence[str],
-    names: Sequence[str],
-    worker_id: str,
-    priority: int,
-    limit: int,
-    also: Sequence[filters.Filter] = (),
-) -> Operation[Scan]:
-    """Scan for due tasks of a higher priority than this. The lowest priority comes first.
-
-    The index is read backwards, from this priority up. Forwards, the server would first pass all keys of this priority
-    that claims have removed, as it keeps removed keys for minutes.
-    """
-    above = filters.with_guards(filters.claimable(queues, names, worker_id, 0), also)
-    above["task_option.priority"] = {"$gt": priority}
-    order = [("task_option.priority", 1), ("task_state.next_preempt_time", -1)]
-    return (yield from _scan(above, order, limit, DISCOVERY_INDEX, view=_TIMELESS_VIEW))
-
-
 def scan_tenants(
     queue: str,
     names: Sequence[str],

@@ -19,9 +19,10 @@ from mtask.worker.state.scope import Scope
 
 #: The interval between two looks, in seconds.
 INTERVAL = 0.25
-#: Schedules are looked at with each n-th look. Each m-th look asks for a full scan, which also reads the live workers
-#: and looks for flows and callbacks.
-_SCHEDULES_EVERY, _FULL_EVERY = 4, 20
+#: Urgent tasks and schedules are looked for with each n-th look only. A look for urgent tasks passes the keys of the
+#: index that claims have removed, and the server keeps these for minutes. Each m-th look asks for a full scan, which
+#: also reads the live workers and looks for flows and callbacks.
+_URGENT_EVERY, _SCHEDULES_EVERY, _FULL_EVERY = 2, 4, 20
 
 
 class Looks:
@@ -53,7 +54,8 @@ class Looks:
         if self._count % _FULL_EVERY == 0:
             self._scans.ask_full()
         await self._look_at_held()
-        await self._scans.look_for_urgent()
+        if self._count % _URGENT_EVERY == 0:
+            await self._scans.look_for_urgent()
 
     async def look_at_orders(self, traffic: Traffic) -> None:
         """Look for orders to this worker alone, and note the server's writes. Raises DatabaseError."""

@@ -35,6 +35,10 @@ class Ranks:
         # left.
         return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
 
+    def has_others(self, names: Iterable[str]) -> bool:
+        """Whether other live workers share the tasks of these names with this worker."""
+        return self._peers.has_others(names)
+
     def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
         """Return the filter for this worker's share, and the size of the share as a fraction of all tasks.
 

@@ -33,6 +33,8 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
+#: The same where a refill brings the tasks of all workers: most of these tasks are claimed by the others meanwhile.
+_HELP_PAUSE = 0.2
 #: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
 #: number.
 _APART = 4
@@ -137,7 +139,8 @@ class Scans:
         now = monotonic()
         if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
             return
-        pause = self._scanned_at + _REFILL_PAUSE - now
+        is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
+        pause = self._scanned_at + (_HELP_PAUSE if is_helping else _REFILL_PAUSE) - now
         if pause > 0:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
@@ -240,7 +243,8 @@ class Scans:
         await self._take_scan(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
         priority = self._queue.next_priority(monotonic())
         if priority is not None:
-            await self._take_scan(finding.scan_above(queues, names, worker_id, priority, _URGENT_CNT, also))
+            above = {"task_option.priority": {"$gt": priority}}
+            await self._take_scan(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""

@@ -96,6 +96,10 @@ class Peers:
         others = len(self._others.get(name, ()))
         return others and max(others, _BEHIND)
 
+    def has_others(self, names: Iterable[str]) -> bool:
+        """Whether another live worker serves one of these names."""
+        return any(self._others.get(name) for name in names)
+
     def shares(self, names: Iterable[str]) -> list[tuple[list[str], str]]:
         """Return the buckets for which this worker ranks first.
 
