@@ -25,6 +25,8 @@ _CLAIMS = "tests/integration/worker/claiming/test_claims.py"
 _DOCUMENTS = "tests/integration/worker/test_documents.py"
 _ENDINGS = "tests/integration/worker/running/test_endings.py"
 _LEAKS = "tests/integration/worker/test_leaks.py"
+_REST = "tests/integration/worker/discovery/test_rest.py"
+_LOOKS = "mtask/worker/discovery/looks.py"
 _GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
 
@@ -44,7 +46,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
-        (Edit(_SCANS, "if is_refill and await self._scan_share():", "if False and await self._scan_share():"),),
+        (Edit(_SCANS, "        if not share or began", "        if share or began"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
@@ -54,6 +56,43 @@ WORKER_MUTATIONS = (
         (Edit(_SCANS, "return is_enough", "return True"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
+    ),
+    Mutation(
+        "share-from-the-beginning",
+        "Each scan for a share begins with the first due task, and passes all keys that claims have removed.",
+        (Edit(_SCANS, "else finding.behind(found.documents[-1])", "else None"),),
+        ("tests/integration/worker/discovery/test_shares.py::"
+         "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
+    ),
+    Mutation(
+        "order-unheard-at-rest",
+        "A worker whose stream rests hears of orders with its next heartbeat.",
+        (Edit(_LOOKS, "        if orders != self._control:", "        if False:"),),
+        (f"{_REST}::test_pauses_and_orders_are_heard_while_the_stream_rests",),
+    ),
+    Mutation(
+        "cancel-unheard-at-rest",
+        "A worker whose stream rests does not look whether its runs may continue.",
+        (Edit(_LOOKS, "        await self._look_at_held()\n", ""),),
+        (f"{_REST}::test_run_is_ended_while_the_stream_rests",),
+    ),
+    Mutation(
+        "urgent-unseen-at-rest",
+        "A worker whose stream rests finds urgent tasks behind the backlog.",
+        (Edit(_LOOKS, "            await self._scans.look_for_urgent()", "            pass"),),
+        (f"{_REST}::test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests",),
+    ),
+    Mutation(
+        "rest-without-end",
+        "The stream rests on when the backlog is done.",
+        (Edit(_STREAM, "while self._may_rest:", "while not self._is_stopping:"),),
+        (f"{_REST}::test_stream_is_open_again_after_the_backlog_and_misses_nothing",),
+    ),
+    Mutation(
+        "stream-waits-on-in-a-backlog",
+        "A stream that waits for events is woken by each write of a backlog, until its wait is over.",
+        (Edit(_STREAM, "await stream.interrupt()", "pass"),),
+        (f"{_REST}::test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come",),
     ),
     Mutation(
         "share-looked-for-in-vain",

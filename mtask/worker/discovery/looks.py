@@ -62,7 +62,7 @@ class Looks:
         orders, written = await read_orders(self._store, self._scope.worker_id)
         if written is not None:
             traffic.note(written.time, written.inc, monotonic())
-        if self._count > 1 and orders != self._control:
+        if orders != self._control:  # also at the first look: nothing reported the orders just before it
             self._scope.signals.heartbeat_wanted.send()
         self._control = orders
 

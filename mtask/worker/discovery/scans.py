@@ -261,8 +261,7 @@ class Scans:
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
         try:
-            while not (is_enough or has_seen_all):
-                behind = [self._position] if self._position is not None else []
+            for behind in ([self._position], []) if self._position is not None else ([],):
                 scan = finding.scan(
                     self._controls.queues,
                     self._controls.names,
@@ -273,11 +272,11 @@ class Scans:
                     timeout=_SHARE_TIMEOUT,
                 )
                 found = await self._take_scan(scan)
-                has_seen_all = found.is_complete and not behind
                 self._position = None if found.is_complete else finding.behind(found.documents[-1])
-                is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
-                if not behind:
+                if not found.is_complete:
                     break
+            has_seen_all = found.is_complete
+            is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
         except DatabaseUnavailable:
             if monotonic() - began < _SHARE_TIMEOUT.total_seconds():
                 raise

@@ -59,6 +59,8 @@ class StreamLoop:
         self._scans = scans
         self._looks = looks
         self._traffic = Traffic(monotonic())
+        #: Whether a stream was open before this one.
+        self._was_open = False
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
         #: The time of the last event with which no other came (monotonic seconds).
@@ -110,6 +112,9 @@ class StreamLoop:
         # Changes that happened while no stream was open were not reported.
         self._scope.signals.schedules_changed.send()
         self._controls.wake()
+        if self._was_open:
+            self._scope.signals.heartbeat_wanted.send()  # its answer brings the orders to this worker
+        self._was_open = True
         watching = asyncio.create_task(self._watch_backlog(stream))
         try:
             await self._store.while_primary(self._read(stream))
@@ -125,13 +130,13 @@ class StreamLoop:
     async def _read(self, stream: Stream) -> None:
         while stream.is_open and not self._is_stopping:
             event = await stream.next()
-            if event is None:
-                if self._may_rest:
-                    return
-                continue
-            if not self._take(event):
+            if event is not None and not self._take(event):
                 return
-            if not stream.has_more:
+            if stream.has_more:
+                continue
+            if self._may_rest:
+                return
+            if event is not None:
                 await self._give_way(event)
 
     async def _watch_backlog(self, stream: Stream) -> None:
@@ -145,11 +150,12 @@ class StreamLoop:
                         await self._looks.look_at_orders(self._traffic)
                         if self._may_rest:
                             await stream.interrupt()
-                            return
                     await asyncio.sleep(pauses.next())
                 await asyncio.sleep(INTERVAL)
         except MtaskError as error:
-            logger.debug("the stream goes on in a backlog", extra=fields(reason=str(error)))
+            logger.warning("change stream goes on in a backlog", extra=fields(reason=str(error)))
+        except Exception:
+            logger.exception("change stream goes on in a backlog")
 
     @property
     def _may_rest(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -77,6 +77,8 @@ class Scans:
         self._failure = failure
         self.brought: list[list[str]] = []
         self.shares: list[list[str]] = []
+        #: The number of scans that went on behind the position of the scan before.
+        self.further_cnt = 0
         self.vain_cnt = 0
 
     def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
@@ -87,7 +89,9 @@ class Scans:
             raise self._failure
         found = yield from self._scan(*given, **others)
         (self.shares if is_share else self.brought).append([document["_id"] for document in found.documents])
-        self.vain_cnt += is_share and found.is_complete
+        is_further = any("task_option.priority" in guard for guard in others.get("also", ()))
+        self.further_cnt += is_further
+        self.vain_cnt += is_share and found.is_complete and not is_further
         return found
 
 
@@ -137,6 +141,16 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     found = {task_id for task_ids in scans.shares for task_id in task_ids}
     assert {peers.rank(task_id, "work") for task_id in found} == {0}
     assert len(found) > BACKLOG / 4
+    assert scans.further_cnt > 0
+
+
+def test_position_of_a_malformed_task_is_none() -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    sound = {"task_option": {"priority": 3}, "task_state": {"next_preempt_time": moment}}
+    wanted = {"task_option.priority": 3, "task_state.next_preempt_time": {"$gte": moment}}
+    assert finding.behind(sound) == wanted
+    for broken in ({}, {**sound, "task_option": 1}, {**sound, "task_state": {"next_preempt_time": "soon"}}):
+        assert finding.behind(broken) is None
 
 
 def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(

@@ -48,6 +48,43 @@ def test_priority_goes_before_any_preference() -> None:
     assert taken(queue, NOW + MAX_STAGGER) == ["urgent", "own"]
 
 
+def test_those_that_help_begin_with_the_tasks_for_which_they_rank_second() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("third", "work", 0, NOW - 0.5, 2)
+    queue.push("second", "work", 0, NOW, 1)
+    assert taken(queue, NOW + MAX_STAGGER) == ["second", "third"]
+
+
+def test_tasks_of_others_that_come_behind_its_own_are_dropped_and_no_others() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("own", "work", 1, NOW, 0)
+    queue.push("aged", "work", 1, NOW - PREFERENCE - 1, 1)
+    queue.push("urgent", "work", 2, NOW, 1)
+    queue.push("begun", "work", 0, NOW, 1, is_begun=True)
+    queue.push("young", "work", 1, NOW - MAX_STAGGER, 1)
+    queue.push("minor", "work", 0, NOW - 60.0, 3)
+    assert queue.ready_count(NOW + MAX_STAGGER) == 6
+    queue.drop_behind_own()
+    assert queue.ready_count(NOW + MAX_STAGGER) == 4
+    assert taken(queue, NOW + MAX_STAGGER) == ["urgent", "aged", "own", "begun"]
+
+
+def test_nothing_is_dropped_by_a_worker_that_has_no_task_of_its_own() -> None:
+    queue = PreemptionQueue(100)
+    queue.push("other", "work", 0, NOW, 1)
+    assert queue.ready_count(NOW + MAX_STAGGER) == 1
+    queue.drop_behind_own()
+    assert taken(queue, NOW + MAX_STAGGER) == ["other"]
+
+
+def test_priority_of_the_next_task_is_known() -> None:
+    queue = PreemptionQueue(100)
+    assert queue.next_priority(NOW) is None
+    queue.push("own", "work", 3, NOW, 0)
+    queue.push("later", "work", 9, NOW + 1, 0)
+    assert (queue.next_priority(NOW), queue.next_priority(NOW + 1)) == (3, 9)
+
+
 def test_what_is_ready_is_counted() -> None:
     queue = PreemptionQueue(100)
     for number in range(5):
