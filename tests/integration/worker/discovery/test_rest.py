@@ -61,7 +61,9 @@ async def resting(
 ) -> AsyncIterator[Bench]:
     """Run a worker whose handlers are held, with a backlog, and whose stream rests. Its full scans come no more."""
     async with working(uri, database, mongo, gate.app, concurrency=concurrency, **options) as bench:
-        await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+        # No ping tells of the end of a run.
+        rare: Any = {"worker_timeout_ms": 7_200_000, "ping_interval_ms": 3_600_000}
+        await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}", **rare) for number in range(BACKLOG)])
         loop = bench.worker.parts.stream
         bench.worker.parts.scans.ask_full()
         await until(lambda: not loop.is_open, message="the stream rests")
