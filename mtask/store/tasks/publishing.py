@@ -14,6 +14,7 @@ from pymongo import UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
 from mtask.model.documents import GatherKind
+from mtask.store.driver.encoding import as_sent
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
@@ -192,7 +193,13 @@ def publish_many(
     else:
         hello = yield command("hello")
         now: datetime = hello["localTime"]
-        documents = [requests.task_document(t.fixed(), t.start_at(now), now) for t in unique]
+        # The tasks that start at once have one state: it is encoded once.
+        at_once = requests.task_document({}, None, now)
+        at_once["task_state"] = as_sent(at_once["task_state"])
+        documents = [
+            {**t.fixed(), **at_once} if t.start is None else requests.task_document(t.fixed(), t.start_at(now), now)
+            for t in unique
+        ]
         existing = yield tasks("insert_new", documents)
         created = {task.task_id for index, task in enumerate(unique) if index not in existing}
     results: list[Published | Exception] = []
