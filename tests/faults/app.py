@@ -16,6 +16,7 @@ from typing import Any
 from mtask import App, Child, Context, Fail, Next, Retry
 from tests.faults.history import Event, History, Ledger, Note
 from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, TICK
+from tests.faults.resting import rest_often
 
 #: Names the history's folder in a worker's environment.
 HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
@@ -23,6 +24,8 @@ QUEUE = "load"
 _LOOK = 0.01
 
 app = App()
+if HISTORY_VARIABLE in os.environ:  # a worker of a run, and no process that only reads the names
+    rest_often()
 
 
 def isolated_names() -> list[str]:
