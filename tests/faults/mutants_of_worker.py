@@ -155,7 +155,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "gives-way-with-events-at-hand",
         "A worker lets others go first though further events have come with the last one.",
-        (Edit(_STREAM, "if not stream.has_more:", "if True:"),),
+        (Edit(_STREAM, "if stream.has_more:", "if False:"),),
         (f"{_GIVING_WAY}::test_events_that_came_together_are_all_taken_before_a_worker_gives_way",),
     ),
     Mutation(
